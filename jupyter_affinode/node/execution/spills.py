@@ -54,6 +54,7 @@ class Spills:
                 lasts_s=BEGINS_WITHIN_S,
             )
         if action.bytes:
+            self._state.host.disk.begin_writing(action.bytes, now)
             self._log.info("%s goes to disk (%s): %s", kernel.id, bytes_in_words(action.bytes), action.reason)
         self._end_if_done(kernel)
 
@@ -90,6 +91,7 @@ class Spills:
                 if key not in connected or stalled_s > GIVEN_UP_S:
                     del spill.pending[key]
                     spill.failure = spill.failure or "the disk, or the kernel, does not answer"
+                    spill.is_unanswered = True
             self._end_if_done(kernel)
 
     def _end(self, kernel: KernelRecord, spill: SpillRecord) -> None:
@@ -118,7 +120,8 @@ class Spills:
         elif spill.written_bytes:
             kernel.host.spill_backoff.succeed()
         if spill.asked_bytes:
-            self._state.host.disk.take_written(spill.written_bytes, took_s, now)
+            if not spill.is_unanswered:
+                self._state.host.disk.end_writing(spill.asked_bytes, spill.written_bytes, spill.began, now)
             ended = SpillEnded("ok" if spill.failure is None else "failed", spill.written_bytes, took_s)
             self._observer.spill_ended(kernel, ended)
             size = bytes_in_words(spill.written_bytes)

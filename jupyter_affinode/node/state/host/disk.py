@@ -60,11 +60,10 @@ class Disk:
             self._free_bytes = max(room.f_bavail * room.f_frsize - spare, 0)
 
     def writable_bytes(self, now: float, under_way_bytes: int) -> int:
-        """Return what may be written beside what is under way."""
+        """Return what may be written beside what is under way, which counts as written."""
         if not self.limit_bytes:
             return 0
-        left = min(self._daily_bytes - self.written_bytes(now), self._free_bytes)
-        return max(left - under_way_bytes, 0)
+        return max(min(self._daily_bytes - self.written_bytes(now), self._free_bytes - under_way_bytes), 0)
 
     # ---- what was written
 
@@ -74,12 +73,18 @@ class Disk:
         self._written = {hour: size for hour, size in self._written.items() if hour >= first}
         return sum(self._written.values())
 
-    def take_written(self, size: int, seconds: float, now: float) -> None:
-        """Count what a spill has written, and learn how fast that was."""
+    def begin_writing(self, size: int, now: float) -> None:
+        """Count what a spill may write: its process goes on though a controller, or the kernel, is killed."""
         hour = int(now // HOUR_S)
         self._written[hour] = self._written.get(hour, 0) + size
-        if size:
-            self._write_rate = _learnt(self._write_rate, size / max(seconds, LEAST_S))
+
+    def end_writing(self, asked_bytes: int, written_bytes: int, began: float, now: float) -> None:
+        """Count what a spill that has answered wrote, and learn how fast that was."""
+        hour = int(began // HOUR_S)
+        if hour in self._written:
+            self._written[hour] -= asked_bytes - written_bytes
+        if written_bytes:
+            self._write_rate = _learnt(self._write_rate, written_bytes / max(now - began, LEAST_S))
 
     @property
     def remembered(self) -> Written:

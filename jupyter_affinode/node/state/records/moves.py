@@ -93,6 +93,7 @@ class SpillRecord:
     written_bytes: int = 0  # by those that have answered
     failure: str | None = None  # what the disk said
     is_ended: bool = False  # they were told to end it
+    is_unanswered: bool = False  # a process did not say how much it wrote
     progress_bytes: int = 0  # the most that was seen to be on disk
     progress_at: float = 0.0
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from model_node import Machine
+from model_node import QUIET, Machine
 
+from jupyter_affinode.node.execution.spills import Spills
+from jupyter_affinode.node.model.actions import Spill
 from jupyter_affinode.node.model.snapshot import HostUse, Kernel, Residency
 from jupyter_affinode.node.protocol.page import Depth, State
 from jupyter_affinode.node.protocol.wire import CommandKind, HelloFlag, Reply, Status
 from jupyter_affinode.node.state.host import host_figures
+from jupyter_affinode.node.state.host.disk import Disk
 from jupyter_affinode.node.state.host.host_usage import (
     host_use,
     learn_from_park,
     soon_wanted_bytes,
     trim,
 )
+from jupyter_affinode.node.state.observer import Observers
 from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
 from jupyter_affinode.settings.policy import GIB, MIB, Settings
 
@@ -164,6 +168,31 @@ def test_a_process_that_stopped_within_its_budget_found_less_than_there_should_b
     record.host.shares[process.key] = share
     reply = Reply(1, 1, CommandKind.PARK, Status.NO_HOST_ROOM, takes, 0.1, "")
     assert learn_from_park(record, {process.key: reply}) is found_less
+
+
+@pytest.mark.parametrize("answer", ["written", "the process ends", "the controller is killed"])
+def test_what_a_spill_may_have_written_counts_until_its_process_says_what_it_wrote(clock, answer):
+    machine = machine_of(clock, "k")
+    record, disk = machine.state.kernels["k"], machine.state.host.disk
+    (process,) = record.processes.values()
+    process.hello = replace(process.hello, flags=process.hello.flags | HelloFlag.SPILLS)
+    process.data = replace(process.data, state=State.PARKED, copy_bytes=8 * GIB)
+    spills = Spills(machine.state, QUIET, lambda: None, Observers(QUIET))
+    spills.begin(record, Spill("k", 4 * GIB, "asked"))
+    assert disk.written_bytes(clock.now) == 4 * GIB
+    if answer == "written":
+        epoch = record.host.spill.pending[process.key]
+        spills.take_reply(process, Reply(1, epoch, CommandKind.SPILL, Status.REVOKED, GIB, 0.1, ""))
+        assert disk.written_bytes(clock.now) == GIB
+        return
+    if answer == "the process ends":
+        machine.end_process(machine.shims[0])
+        spills.look(clock.now)
+    else:
+        later = Disk()
+        later.recall({str(hour): size for hour, size in disk.remembered.items()}, clock.now)
+        disk = later
+    assert disk.written_bytes(clock.now) == 4 * GIB
 
 
 @pytest.mark.parametrize("residency", [State.PARKED, State.QUEUED])
