@@ -1,4 +1,4 @@
-"""What `policy.decide` can answer; carried out by the controller."""
+"""The actions that `policy.decide` can return; the controller carries them out."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class Park:
 
     kernel_id: str
     reason: str  # in words a user sees
-    budget_bytes: int = 0  # host memory that it may take anew at most
-    lot_bytes: int = 0  # handed to it from the controller's lots, beside that
+    budget_bytes: int = 0  # the most new host memory that it may take
+    lot_bytes: int = 0  # lent to it from the controller's lots, beside the budget
     to_context: bool = False  # the CUDA context too
-    preempts: bool = False  # it is busy: its next call waits until it has its turn again
+    preempts: bool = False  # it is computing: its next call waits until it is resumed
     cause: Cause = field(default=Cause.OTHER, compare=False)
     for_kernel: str | None = field(default=None, compare=False)  # the kernel that waits for its memory
-    exchanges: bool = False  # … and that comes in while this one goes out (policy/reclaim/exchange.py)
-    hands_over: bool = False  # … and gives this one its host memory meanwhile (policy/reclaim/hand_over.py)
+    exchanges: bool = False  # … and is resumed at the same time (policy/reclaim/exchange.py)
+    hands_over: bool = False  # … and hands its host memory over (policy/reclaim/hand_over.py)
 
 
 @dataclass(frozen=True)
 class RefusePark:
-    """A kernel that should be parked cannot be: it stays, and the reason is told."""
+    """Tell why a kernel that should be parked stays on the GPU."""
 
     kernel_id: str
     slug: Refusal
@@ -36,7 +36,7 @@ class RefusePark:
 
 @dataclass(frozen=True)
 class Trim:
-    """Have a kernel give back host memory that it keeps for its next park, down to `keep_bytes`."""
+    """Have a kernel release host memory that it retains for its next park, down to `keep_bytes`."""
 
     kernel_id: str
     keep_bytes: int
@@ -45,8 +45,8 @@ class Trim:
 
 @dataclass(frozen=True)
 class Spill:
-    """Have a parked kernel write so much of what it has in host memory to disk; a resident one (0 bytes) forget what is
-    only kept on disk for its next park.
+    """Have a parked kernel write `bytes` of its host copy to disk; have a resident one (0 bytes) drop its retained copy
+    on disk.
     """
 
     kernel_id: str
@@ -56,7 +56,7 @@ class Spill:
 
 @dataclass(frozen=True)
 class GiveLots:
-    """Hand lots to a kernel that is likely to be parked, so that it can have them ready for the GPU by then."""
+    """Lend lots to a kernel that is likely to be parked, so that it can register them with the GPU ahead of time."""
 
     kernel_id: str
     lot_bytes: int
@@ -64,7 +64,7 @@ class GiveLots:
 
 @dataclass(frozen=True)
 class MakeLots:
-    """Have lots of so many bytes ready for a kernel that is to be parked; it is parked in a later pass."""
+    """Touch lots of `bytes` for a kernel that is to be parked; a later pass parks it."""
 
     kernel_id: str
     bytes: int
@@ -72,7 +72,7 @@ class MakeLots:
 
 @dataclass(frozen=True)
 class DropCaches:
-    """Ask a kernel's frameworks to drop what they only cache on the GPU; it is parked in a later pass."""
+    """Ask a kernel's frameworks to empty their GPU caches; a later pass parks the kernel."""
 
     kernel_id: str
     reason: str
@@ -80,18 +80,18 @@ class DropCaches:
 
 @dataclass(frozen=True)
 class Resume:
-    """Bring a kernel back; `reserved_bytes` by GPU are its own until it is resident."""
+    """Resume a kernel; `reserved_bytes` are reserved for it by GPU until it is resident."""
 
     kernel_id: str
     reserved_bytes: Mapping[str, int] = field(hash=False)
     reason: str
     cause: Cause = field(default=Cause.OTHER, compare=False)
-    gpu: str | None = None  # on this GPU, not the one that it left; None: where it was
+    gpu: str | None = None  # migrate to this GPU; None: resume where it was
 
 
 @dataclass(frozen=True)
 class GrantRoom:
-    """There is room for an allocation: it is tried again."""
+    """Tell a waiting allocation that there is room, so that it is tried again."""
 
     kernel_id: str
     key: tuple[int, int]  # of the RoomRequest
@@ -101,7 +101,7 @@ class GrantRoom:
 
 @dataclass(frozen=True)
 class DenyRoom:
-    """There can be no room for an allocation: the program sees its out-of-memory."""
+    """Tell a waiting allocation that there can be no room: the program sees its out-of-memory error."""
 
     kernel_id: str
     key: tuple[int, int]

@@ -1,4 +1,4 @@
-"""For how long something that failed is left alone; pure."""
+"""Growing pauses between tries of something that fails; pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from hashlib import blake2s
 
 DOUBLINGS_MAX = 30  # far beyond the last; after a night of refusals there are more than a float can double
-JITTER = 0.25  # of a pause at most: tries of several kernels, and uses of a regular one, do not stay in step
+JITTER = 0.25  # the largest part added to a pause, so that tries of several kernels do not stay in step
 
 
 @dataclass
 class Backoff:
-    """How often something has failed in a row, and until when it is not tried again. Times are monotonic seconds.
+    """Failures in a row, and when the next try is due. Times are monotonic seconds.
 
     `name` makes each pause up to JITTER longer, by another part for each name and each failure.
     """
@@ -25,7 +25,7 @@ class Backoff:
     retry_at: float = 0.0
 
     def fail(self, now: float) -> float:
-        """Count a failure; return for how many seconds it is not tried again: twice as long each time."""
+        """Count a failure and return the seconds until the next try, twice as many each time."""
         self.since = self.since if self.failures else now
         self.failures += 1
         pause_s = min(self.first_s * 2 ** min(self.failures - 1, DOUBLINGS_MAX), self.last_s)
@@ -36,7 +36,7 @@ class Backoff:
         return pause_s
 
     def wait(self, now: float, pause_s: float) -> None:
-        """Try it not again for so long, without counting a failure."""
+        """Put the next try off by `pause_s` without counting a failure."""
         self.pause_s, self.retry_at = pause_s, now + pause_s
 
     def succeed(self) -> None:

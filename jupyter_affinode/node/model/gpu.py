@@ -29,5 +29,5 @@ class NvmlGpu:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether it is our simulated GPU."""
+        """Return whether it is our simulated GPU."""
         return "simulated" in self.name.lower()

@@ -1,4 +1,4 @@
-"""Every reason that the API, the metrics, the ledger and the Lab name by a short word, declared once.
+"""Every reason that the API, the metrics, the ledger and the Lab name by a short code, declared once.
 
 `docs/generate.py` puts them into `openapi.json` and the Lab's `reasons.ts`. Adding one takes a member here and its use.
 """
@@ -9,12 +9,12 @@ from enum import Enum
 
 
 class Reason(str, Enum):
-    """A short word for programs, with what it means."""
+    """A short code for programs, with its meaning."""
 
     meaning: str
 
     def __new__(cls, word: str, meaning: str) -> Reason:
-        """Make a member that is its word."""
+        """Make a member whose value is its code."""
         made = str.__new__(cls, word)
         made._value_ = word
         made.meaning = meaning
@@ -25,7 +25,7 @@ class Reason(str, Enum):
 
 
 class Refusal(Reason):
-    """Why a request is refused, or a move is not made."""
+    """Why a request is refused or a move is not made."""
 
     # Of the request itself
     BAD_REQUEST = "bad-request", "The request is not what the API describes."
@@ -67,7 +67,7 @@ class Refusal(Reason):
     WAITS_FOR_GPU = "waits-for-gpu", "A CUDA call of the kernel waits for the GPU."
 
 
-# Why a kernel stays that should have been parked: those worth an alert or a look; the rest is everyday.
+# Why a kernel stays that should have been parked: the reasons for an alert or a look; the rest is everyday.
 PARK_REFUSALS = (
     Refusal.NO_HOST_MEMORY,
     Refusal.NOT_PARKABLE,
@@ -96,7 +96,7 @@ class NoticeKind(Reason):
 
 
 class StuckReason(Reason):
-    """Why a process can make no progress any more."""
+    """Why a process cannot make progress any more."""
 
     LOST = "lost", "Its GPU state is lost."
     RESUME_FAILED = "resume-failed", "Its memory could not be brought back, again and again."

@@ -1,7 +1,7 @@
-"""What the policy sees: a frozen picture of the node at one moment.
+"""The policy's input: a frozen picture of the machine at one moment.
 
-Made by `state.NodeState.snapshot` on every pass, by the property tests and by the planner.
-Times are monotonic seconds, sizes bytes.
+`state.NodeState.snapshot` makes one for every pass; so do the property tests and the planner. Times are monotonic
+seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -32,53 +32,57 @@ class Gpu:
     free_bytes: int  # NVML's figure, or without NVML an estimate from what succeeded and failed
     total_bytes: int | None = None  # None without NVML
     sampled_at: float = 0.0  # when the look that gave `free_bytes` began
-    uncertain_bytes: int = 0  # how much our kernels' memory changed around then: `free_bytes` may miss that
-    is_reclaiming: bool = False  # fell under the low watermark and has not reached the high one since
-    is_outdated: bool = False  # a kernel came or left since: a newer figure comes in a moment
-    index: int | None = None  # NVML's number, for what users are told
+    uncertain_bytes: int = (
+        0  # how much our kernels' memory changed around then, which `free_bytes` may not show
+    )
+    is_reclaiming: bool = False  # fell below the low watermark and has not reached the high one since
+    is_outdated: bool = False  # a kernel was moved since: a newer figure comes in a moment
+    index: int | None = None  # NVML's number, for texts
 
     @property
     def is_measured(self) -> bool:
-        """Whether the figures are NVML's."""
+        """Return whether the figures are NVML's."""
         return self.total_bytes is not None
 
 
 @dataclass(frozen=True, slots=True)
 class RoomRequest:
-    """An allocation that met a full GPU and waits for room."""
+    """An allocation that found its GPU full and waits for room."""
 
     key: tuple[int, int]  # the process (as numbered by the state) and the request's number
     gpu: str
     bytes: int
     since: float
-    is_courtesy: bool = False  # before a kernel starts: idle kernels make room for it, those at work do not
+    is_courtesy: bool = False  # for a kernel that has not started yet: no kernel is preempted for it
 
 
 @dataclass(frozen=True, slots=True)
 class HostUse:
-    """A kernel's use of host memory: what it keeps from its last park, and what its next one takes."""
+    """A kernel's use of host memory: what it retains from its last park, and what its next one takes."""
 
-    is_frugal: bool = False  # its shims keep to a park's budget and can be asked to give back what they keep
-    kept_bytes: int = 0  # from its last park, for its next
-    trimmable_bytes: int = 0  # … of that, what it can be asked to give back
-    trimming_bytes: int = 0  # … of that, what it was asked to give back a moment ago
+    is_frugal: bool = False  # its shims obey a park's budget and can release what they retain
+    kept_bytes: int = 0  # retained from its last park for its next
+    trimmable_bytes: int = 0  # … of that, what it can be asked to release
+    trimming_bytes: int = 0  # … of that, what it was asked to release a moment ago
     kept_since: float = 0.0
-    lot_bytes: int = 0  # of the lots it has, whatever is in them
+    lot_bytes: int = 0  # of all lots that it has, empty or not
     lots_most_bytes: int | None = (
-        None  # no more lots: NVML bears out so much of its GPU memory; None: not known
+        None  # the most that lots may have: what NVML confirms of its GPU memory; None: not known
     )
-    park_takes_bytes: int | None = None  # probably, by its last park: zeros take nothing. None: unknown
-    park_short_bytes: int = 0  # a park of what it has now was tried, and takes at least this
-    budget_bytes: int | None = None  # what the park under way may take anew; None: no limit
+    park_takes_bytes: int | None = (
+        None  # what a park probably takes, by its last one (zeros take nothing); None: unknown
+    )
+    park_short_bytes: int = 0  # a park of its present memory was tried, and takes at least this
+    budget_bytes: int | None = None  # the most new memory for the park under way; None: no limit
     retry_at: float = (
-        0.0  # parks were refused for want of it: nothing is said, or tried that is unlikely, before
+        0.0  # after refusals for lack of host memory: before, that is not repeated, nor unlikely parks tried
     )
-    copy_bytes: int = 0  # of a parked kernel's contents: free when it has come back, if it keeps nothing
-    awaits_bytes: int = 0  # lots promised to its park under way, but for what its waiter gives back meanwhile
+    copy_bytes: int = 0  # the host copy of parked contents: free after a resume that retains nothing
+    awaits_bytes: int = 0  # lots reserved for its park under way, less what its waiter hands over
     spillable_bytes: int = 0  # parked contents in host memory that it can be told to write to disk
-    spilling_bytes: int = 0  # … was told to a moment ago, and has not yet
-    disk_bytes: int = 0  # on disk: parked contents, or what a resident kernel keeps there for its next park
-    disk_kept_bytes: int = 0  # … of that, what a resident kernel can be told to forget
+    spilling_bytes: int = 0  # … of that, what it was told to write a moment ago and has not yet
+    disk_bytes: int = 0  # on disk: parked contents, or a resident kernel's retained copy
+    disk_kept_bytes: int = 0  # … of that, a retained copy that a resident kernel can be told to drop
 
 
 NO_HOST_USE = HostUse()
@@ -86,7 +90,7 @@ NO_HOST_USE = HostUse()
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How long moves between a GPU and host memory take: a fixed part, and one by size.
+    """How long moves between a GPU and host memory take: a fixed time, and one in proportion to size.
 
     The defaults hold until this machine's own parks and resumes say better: a slow link, so that no kernel is
     moved lightly.
@@ -96,16 +100,14 @@ class Speed:
     park_bytes_per_s: float = 8e9
     resume_fixed_s: float = 0.05
     resume_bytes_per_s: float = 8e9
-    first_touch_s_per_byte: float = (
-        0.0  # beside that, where a park takes host memory that its process did not have
-    )
+    first_touch_s_per_byte: float = 0.0  # added where a park takes host memory that its process did not have
 
     def park_s(self, copied_bytes: float) -> float:
-        """How long a park takes that copies so much."""
+        """Return how long a park takes that copies `copied_bytes`."""
         return self.park_fixed_s + copied_bytes / self.park_bytes_per_s
 
     def resume_s(self, copied_bytes: float) -> float:
-        """How long a resume takes that copies so much."""
+        """Return how long a resume takes that copies `copied_bytes`."""
         return self.resume_fixed_s + copied_bytes / self.resume_bytes_per_s
 
 
@@ -117,17 +119,17 @@ class Kernel:
     residency: Residency
     resident_bytes: Mapping[str, int] = field(default_factory=dict)  # movable, by GPU
     parked_bytes: Mapping[str, int] = field(default_factory=dict)
-    context_bytes: Mapping[str, int] = field(default_factory=dict)  # room that coming back takes beside these
-    may_leave: bool = False  # its CUDA context may go too when it is parked
-    leaves_bytes: Mapping[str, int] = field(default_factory=dict)  # … of which that frees so much, by GPU
+    context_bytes: Mapping[str, int] = field(default_factory=dict)  # room that resuming it takes beside these
+    may_leave: bool = False  # its CUDA context may be parked too
+    leaves_bytes: Mapping[str, int] = field(default_factory=dict)  # … which frees so much, by GPU
     most_bytes: Mapping[str, int] = field(
         default_factory=dict
-    )  # no more can become free; where it claims more
-    elsewhere: tuple[str, ...] = ()  # other GPUs on which it may come back
-    fixed_bytes: Mapping[str, int] = field(default_factory=dict)
+    )  # the most that parking it can free, on GPUs where its pages claim more
+    elsewhere: tuple[str, ...] = ()  # other GPUs that it may migrate to
+    fixed_bytes: Mapping[str, int] = field(default_factory=dict)  # unmovable, by GPU
     left_bytes: Mapping[str, int] = field(
         default_factory=dict
-    )  # of these, what a park that failed half-way left there: movable again when the rest is back
+    )  # of these, what a park in part left there: movable again once the rest is resumed
     last_activity: float = 0.0
     calls_in_flight: int = 0
     captures: int = 0
@@ -135,54 +137,62 @@ class Kernel:
     held_until: float | None = None
     is_parkable: bool = True
     is_out_of_reach: bool = (
-        False  # a process with memory is stopped or has lost its link: it may be back any moment
+        False  # a process with memory is stopped or has lost its link: it may connect any moment
     )
-    is_slow: bool = False  # it took memory for a resume that lasts so long that nothing is reserved for it
+    is_slow: bool = False  # its resume has begun, and its reservation has expired
     is_dying: bool = False
-    is_split: bool = False  # a part of its processes is parked, and does not ask for the GPU
+    is_split: bool = False  # some of its processes are parked, and do not ask for the GPU
     is_moving: bool = False  # a command is under way, or a process is in transition
     moves_since: float | None = None  # when the park or resume that is under way began
-    wants_since: float | None = None  # a call waits at its closed gate, or the user asked for it back
-    rooms: tuple[RoomRequest, ...] = ()
+    wants_since: float | None = None  # a call waits at its closed gate, or the user asked for its resume
+    rooms: tuple[RoomRequest, ...] = ()  # its allocations that wait for room
     park_asked: str | None = None  # the user's own request, in words for the log
-    retry_at: float = 0.0  # no park before, after refusals (a park that was asked for is tried at once)
-    retry_pause_s: float = 0.0  # … and how long after the last refusal that is
-    behind_until: float = 0.0  # others' kernels are asked first until then: its user's parks came to nothing
+    retry_at: float = 0.0  # not parked before, after refusals (a park that was asked for is tried at once)
+    retry_pause_s: float = 0.0  # … which is so long after the last refusal
+    behind_until: float = (
+        0.0  # other users' kernels are parked first until then: its user's parks came to nothing
+    )
     resume_retry_at: float = 0.0
     served_after: float = (
-        0.0  # it is given no room before: its user's kernels did not take what was reserved for them
+        0.0  # gets no room before: its user's kernels did not take what was reserved for them
     )
     reclaim_after: float = (
-        0.0  # until then no kernel is parked for its allocations: they failed although there was room
+        0.0  # no kernel is parked for its allocations before: they failed although there was room
     )
     hopeless: bool = False  # allocations failed again and again although there was room
-    cgroups: tuple[
-        str, ...
-    ] = ()  # whose headroom parking it uses: its own and those above it that have a limit
-    can_drop_caches: bool = False  # its frameworks were not asked since it last used the GPU
+    cgroups: tuple[str, ...] = ()  # the cgroups with a limit that count its parked memory, the nearest first
+    can_drop_caches: bool = False  # its frameworks can be asked to: they were not since it last used the GPU
     user: str = ""  # its owner; "" if not known
-    payer: str = ""  # the user whose turns it takes; "" on a user's own controller, where there are no others
+    payer: str = ""  # the user that it counts for in the queue's order; "" on a user's own controller
     groups: tuple[str, ...] = ()  # of that user
-    limit_bytes: int | None = None  # GPU memory that its user's grant allows them in all; None: no such cap
-    priority: int = 0  # its class: higher ones go first, see policy/queue.py
-    is_opted_out: bool = False  # never parked but by its user's own request
-    may_be_preempted: bool = True  # one process on one GPU that shares no memory, with a shim that knows how
+    limit_bytes: int | None = None  # its user's cap of GPU memory by the grant; None: no such cap
+    priority: int = 0  # its class: higher ones come first, see policy/queue.py
+    is_opted_out: bool = False  # parked at its user's own request only
+    may_be_preempted: bool = (
+        True  # one process on one GPU that shares no memory, with a shim that supports it
+    )
     may_go_in_parts: bool = False  # its processes can be parked in an exchange …
     may_come_in_parts: bool = False  # … and resumed in one: one process, parked at memory depth
-    may_hand_over: bool = False  # … in which host memory goes from one to the other; or so parked in part
-    resident_since: float = 0.0  # since when it has had the GPU without a park in between
-    started_at: float = 0.0  # its oldest process; comparable with other kernels' alone; NaN: not known
+    may_hand_over: bool = (
+        False  # … in which host memory is handed over; also for its rest, if it was parked in part
+    )
+    resident_since: float = 0.0  # when it last came to the GPU
+    started_at: float = 0.0  # of its oldest process; comparable with other kernels' only; NaN: not known
     can_be_ended: bool = False  # there is a server that can shut it down and tell its user
-    is_ending: bool = False  # that was asked of the server
+    is_ending: bool = False  # its server was asked to
     host: HostUse = field(default_factory=lambda: NO_HOST_USE)
-    park_copies_bytes: int | None = None  # what a park has to copy, by its last one; None: unknown, all of it
-    resume_copies_bytes: int | None = None  # … and what the way back has
-    disk_return_s: float = 0.0  # what reading back what it has on disk adds to the way back
+    park_copies_bytes: int | None = (
+        None  # what a park has to copy, by its last one; None: unknown, so all of it
+    )
+    resume_copies_bytes: int | None = None  # … and what a resume has to
+    disk_return_s: float = 0.0  # what reading from disk adds to a resume
     expected_until: float = 0.0  # its next use of the GPU is expected by then; 0: it is not
 
     @property
     def rest(self) -> Kernel:
-        """Itself, parked in part, as if what it has on the GPU were all of it; what parking that takes is not known."""
+        """Return a partly parked kernel as if its remaining GPU memory were all it has; what parking that takes is
+        unknown.
+        """
         fixed = {uuid: size - self.left_bytes.get(uuid, 0) for uuid, size in self.fixed_bytes.items()}
         host = replace(self.host, kept_bytes=0, lot_bytes=0, park_takes_bytes=None, park_short_bytes=0)
         whole = replace(self, resident_bytes=self.left_bytes, parked_bytes={}, left_bytes={})
@@ -190,24 +200,24 @@ class Kernel:
 
     @property
     def footprint_bytes(self) -> int:
-        """All its memory, wherever it is."""
+        """Return all its memory, wherever it is."""
         return sum(sum(part.values()) for part in (self.resident_bytes, self.parked_bytes, self.fixed_bytes))
 
     @property
     def resume_bytes(self) -> Mapping[str, int]:
-        """Room that bringing it back takes."""
+        """Return the GPU memory that resuming it takes, by GPU."""
         if not self.context_bytes:
             return self.parked_bytes
         return {uuid: size + self.context_bytes.get(uuid, 0) for uuid, size in self.parked_bytes.items()}
 
     @property
     def movable_bytes(self) -> int:
-        """What parking it would take to host memory, of all GPUs."""
+        """Return the bytes that parking it would move to host memory, summed over GPUs."""
         return sum(self.resident_bytes.values())
 
     @property
     def believed_bytes(self) -> Mapping[str, int]:
-        """Its movable memory by GPU, as far as it can be true."""
+        """Return its movable memory by GPU, capped at what NVML confirms."""
         if not self.most_bytes:
             return self.resident_bytes
         return {
@@ -216,12 +226,14 @@ class Kernel:
 
     @property
     def image_bytes(self) -> int:
-        """Host memory that the driver takes for the CUDA context, if that goes too; no budget limits it."""
+        """Return the host memory that the driver takes for its CUDA context when that is parked too; no budget limits
+        it.
+        """
         return sum(self.leaves_bytes.values()) if self.leaves_bytes else 0
 
     @property
     def frees_bytes(self) -> Mapping[str, int]:
-        """What parking it would free by GPU."""
+        """Return the bytes that parking it would free, by GPU."""
         leaves = self.leaves_bytes
         if not leaves:
             return self.believed_bytes if self.most_bytes else self.resident_bytes
@@ -233,18 +245,16 @@ class Host:
     """The machine's memory, where parked bytes go."""
 
     available_bytes: int
-    headroom_bytes: Mapping[str, int] = field(default_factory=dict)  # by cgroup, where there is a limit
+    headroom_bytes: Mapping[str, int] = field(default_factory=dict)  # by cgroup with a limit
     total_bytes: int = 0  # may grow while the machine runs
     limit_bytes: Mapping[str, int] = field(default_factory=dict)  # by cgroup
-    lot_bytes: int = 0  # touched memory of the controller's that can be lent to a kernel that is parked
-    makes_lots: bool = False  # as quickly as a process takes memory, and as much as parks need
+    lot_bytes: int = 0  # touched memory of the controller's that can be lent
+    makes_lots: bool = False  # the controller makes lots as quickly as a process takes memory
     lot_cgroups: frozenset[str] = (
         frozenset()
-    )  # those with a limit that lots count in, as the controller's memory
+    )  # those with a limit in which lots count, as the controller's memory
     disk_limit_bytes: int = 0  # parked contents on disk, of all kernels together; 0: none may go there
-    disk_writable_bytes: int = (
-        0  # what may be written there now: by the disk's room, and by what was written today
-    )
+    disk_writable_bytes: int = 0  # what may be written now, by the disk's room and by what was written today
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +264,7 @@ class Reservation:
     kernel_id: str
     gpu: str
     bytes: int
-    is_taken: bool = False  # its shim's page shows the bytes already, only NVML's figure may not
+    is_taken: bool = False  # the page shows the bytes already, and only NVML's figure may not
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +275,8 @@ class Node:
     kernels: tuple[Kernel, ...]
     host: Host
     reservations: tuple[Reservation, ...] = ()
-    is_settled: bool = True  # long enough after the start that shims have said HELLO
-    is_complete: bool = True  # … even those that were just waiting before they would try again
+    is_settled: bool = True  # long enough after the start for shims to have connected
+    is_complete: bool = True  # … even those that were waiting before another try
     speeds: Mapping[str, Speed] = field(default_factory=dict)  # by GPU, as measured here
     turns: Mapping[Line, float] = field(
         default_factory=dict

@@ -1,9 +1,9 @@
-"""For how long a user's kernels come last, or wait, after moves of theirs kept others waiting for nothing.
+"""Back-off by user: after moves that kept others waiting in vain, the user's kernels come last, or wait.
 
-A page can claim GPU memory that its process never gives back, or a process asks for memory and never takes it, and one
-user may have hundreds of processes. Tried one after the other, each would keep others waiting anew. So a failure counts
-against all kernels of its user, and each further one for twice as long, until none has failed for ten times the last
-pause. A success in between takes nothing back, or one real kernel would pay for a crowd of others.
+A page can claim GPU memory that its process never frees. A process can ask for memory and never take it. One user may
+have hundreds of such processes, and each would keep others waiting once. So a failure counts against all kernels of its
+user, and each further failure doubles the pause. The failures are forgotten ten pauses after the last one. A success
+resets nothing: else one honest kernel would clear the record of many that fail.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ FORGOTTEN_AFTER = 10  # times the last pause
 
 
 class UserBackOff:
-    """By user; the state's. All times are monotonic seconds. The user None is the one of a controller of its own: there
-    are no others, and nothing is counted.
+    """Back-off by user. Times are monotonic seconds. On a user's own controller the user is None and nothing is
+    counted.
     """
 
     def __init__(self, first_s: float, last_s: float):
@@ -23,13 +23,14 @@ class UserBackOff:
         self._users: dict[str, Backoff] = {}
 
     def until(self, payer: str | None) -> float:
-        """Return the end of the user's pause; 0: there was none."""
+        """Return the end of the user's pause; 0 if there is none."""
         failed = None if payer is None else self._users.get(payer)
         return 0.0 if failed is None else failed.retry_at
 
     def failed(self, payer: str | None, began: float, now: float) -> bool:
-        """Count a failure of a move that began then; return whether it counts. One that began before the last failure
-        does not: several at a time may have failed for one cause.
+        """Count a failure of a move that began at `began`; return whether it counts.
+
+        A move that began before the last failure does not count: several at a time may fail for one cause.
         """
         if payer is None:
             return False

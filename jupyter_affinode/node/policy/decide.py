@@ -1,7 +1,7 @@
-"""The controller's heart: what to do now. Pure: no I/O, no clock, no randomness.
+"""The policy's entry point: what to do now. Pure: no I/O, no clock, no randomness.
 
-The same function runs in the controller, in the planner and, with a virtual clock, in the property tests.
-`queue.py` has the order, `admission` which kernels get room, `reclaim` which kernels make room, `victims` which may be
+The same function runs in the controller, in the planner and, with a virtual clock, in the property tests. `queue.py`
+has the order, `admission` which waiters get room, `reclaim` which kernels are parked for them, `victims` which may be
 parked and at what cost, `resources` what there is beside GPU memory, `scheduling_pass` what one pass has decided.
 """
 
@@ -21,10 +21,10 @@ from .victims.eligibility import eligible_at
 
 
 def decide(now: float, node: Node, settings: Settings) -> list[Action]:
-    """Return what to do now, most urgent first. Never two actions for one kernel.
+    """Return what to do now, the most urgent first; never two actions for one kernel.
 
-    `now` is monotonic seconds. Nothing is decided before the node has settled: kernels that have not been
-    heard of yet may hold the memory that a grant would give away.
+    `now` is monotonic seconds. Nothing is decided before the machine has settled: kernels whose shims have not
+    connected yet may have the memory that a grant would give away.
     """
     if not node.is_settled:
         return []
@@ -38,7 +38,7 @@ def decide(now: float, node: Node, settings: Settings) -> list[Action]:
     mend_splits(plan)
     prefetch(plan)
     give_lots(plan)
-    for action in plan.host.relieve():  # under the host's reserve, what is kept only for speed goes first
+    for action in plan.host.relieve():  # below the host's reserve, retained copies go first
         plan.act(action)
     plan.say_refusals()
     return plan.actions
@@ -57,10 +57,10 @@ def park_asked(plan: Plan) -> None:
 
 
 def mend_parts(plan: Plan) -> None:
-    """Bring back the memory of kernels that were parked in part, before any waiter is served.
+    """Resume kernels that were parked in part, before any waiter is served.
 
-    A copy failed in an exchange (exchange.py), or one that handed over ended early. There is room for the rest unless
-    others took it. If a kernel waits for that, what is left on the GPU is parked, too.
+    A copy failed in an exchange (exchange.py), or an exchange that hands over ended early. There is room for the rest
+    unless other kernels took it. If a kernel waits for that room, the rest is parked too.
     """
     for kernel in plan.node.kernels:
         if not kernel.left_bytes or kernel.is_dying or not plan.is_free(kernel):
@@ -74,7 +74,7 @@ def mend_parts(plan: Plan) -> None:
 
 
 def _park_rest(plan: Plan, kernel: Kernel) -> None:
-    """Park what is left of a kernel on the GPU for a waiter that comes before it, if host memory will do."""
+    """Park the rest of a partly parked kernel for a waiter ahead of it, if host memory allows."""
     waiting = (each for each in plan.queue if any(each.needs.get(uuid) for uuid in kernel.left_bytes))
     head = next(waiting, None)
     is_in_the_way = (
@@ -88,11 +88,11 @@ def _park_rest(plan: Plan, kernel: Kernel) -> None:
 
 
 def mend_splits(plan: Plan) -> None:
-    """Bring back the parked part of a kernel whose other processes are on the GPU, where there is room for it.
+    """Resume the parked processes of a kernel whose other processes are on the GPU, where there is room for them.
 
-    Kernels are moved whole, so this is what a controller that was killed in between left, or a process that
-    began in a parked kernel. No kernel is parked and none waits for it: a process that needs the
-    parked part calls, and queues.
+    Kernels are moved whole, so a split comes from a killed controller, or from a process that began in a parked kernel.
+    No kernel is parked for it and none waits for it: a process that needs the parked part makes a CUDA call and joins
+    the queue.
     """
     if plan.queue:
         return
@@ -105,9 +105,9 @@ def mend_splits(plan: Plan) -> None:
 
 
 def give_lots(plan: Plan) -> None:
-    """Hand lots ahead of time to kernels that may be parked at some time and have none, the likeliest first.
+    """Lend lots ahead of time to kernels that may be parked and have none, the likeliest victims first.
 
-    To register 32 GiB with a GPU takes a second or more, and a user may ask for a park at any time.
+    Registering 32 GiB with a GPU takes a second or more, and a user may ask for a park at any time.
     """
     if not plan.node.host.lot_bytes:
         return

@@ -1,12 +1,12 @@
-"""Which GPU a new kernel gets: the one with the most room once those that may be parked have been; pure.
+"""Placement: a new kernel gets the GPU with the most room once eligible kernels have been parked; pure.
 
-What a program may see is put in an order, since the first is what nearly all programs use. Only GPUs of one kind
-are put together: a program that spreads over them must find them alike. A part of a GPU (MIG) stands alone, as CUDA
-shows a program no more than one.
+The GPUs that a program may see are put in order, since nearly all programs use the first. Only GPUs of one kind are put
+together: a program that spreads over them must find them alike. A part of a GPU (MIG) stands alone, as CUDA shows a
+program no more than one.
 
-Any user can claim to start kernels, and what their processes have. So of one user no more counts for others
-than NVML bears out, of what is parked no more than a GPU has, and of kernels that have not used their GPU yet only
-a few, for a short while.
+Any user can claim to start kernels, and to have memory. So what counts against other users is limited: of resident
+memory what NVML confirms, of parked memory a GPU's size for each user, of kernels that have not used their GPU yet a
+few, for a short while.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ..model.gpu import NvmlGpu
 from ..model.snapshot import Kernel, Node, Residency
 from .victims.eligibility import eligible_at
 
-MAY_GO = 0.5  # what may be parked, or is, comes back and takes turns: it counts as half
-PLACED_LASTS_S = 600.0  # a kernel that was placed and has not used the GPU by then probably never will
-UNSEEN_LASTS_S = 120.0  # … and another user's of which no process is known, for other users' kernels
+MAY_GO = 0.5  # parked memory and memory that may be parked shares the GPU in time: it counts as half
+PLACED_LASTS_S = 600.0  # a placed kernel that has not used the GPU by then probably never will
+UNSEEN_LASTS_S = 120.0  # … of another user, with no process known
 OTHERS_NEWCOMERS_MAX = 4  # of each other user
 UNKNOWN_PART = 16  # of a GPU: what a kernel is taken to need where no other tells
 
 
 class Newcomer(NamedTuple):
-    """A kernel that was told to use a GPU and has not used it yet; `payer` is whose it is."""
+    """A kernel that was placed on a GPU and has not used it yet."""
 
     gpu: str
     since: float
@@ -36,7 +36,9 @@ class Newcomer(NamedTuple):
 
 
 def newcomers_by_gpu(newcomers: Iterable[Newcomer], payer: str | None, now: float) -> dict[str, int]:
-    """How many count on each GPU for a kernel of `payer`: all of their own, and a few of each other user."""
+    """Return how many new kernels count on each GPU for a kernel of `payer`: all of that user's, and a few of each
+    other user's.
+    """
     found: dict[str, int] = {}
     of_others: dict[str | None, int] = {}
     for each in sorted(newcomers, key=lambda newcomer: -newcomer.since):
@@ -57,7 +59,7 @@ def place(
     newcomers: Mapping[str, int],
     settings: Settings,
 ) -> list[NvmlGpu]:
-    """The GPUs for a new kernel to see, the one that it should use first; none if there is no GPU.
+    """Return the GPUs for a new kernel to see, the best first; [] if there is no GPU.
 
     `newcomers`: how many kernels were placed on each GPU and have not used it yet.
     """
@@ -71,14 +73,14 @@ def place(
 
 
 def are_alike(one: NvmlGpu, other: NvmlGpu) -> bool:
-    """Whether they are whole GPUs of one chip and size."""
+    """Return whether they are whole GPUs of one model and size."""
     return (
         not one.is_mig and not other.is_mig and (one.name, one.total_bytes) == (other.name, other.total_bytes)
     )
 
 
 def _room(now: float, node: Node, gpu: NvmlGpu, newcomers: int, settings: Settings) -> float:
-    """What is left of a GPU for one more, in bytes; less than nothing where many take turns already."""
+    """Return the bytes that a GPU has for one more kernel; negative where many share it already."""
     stays = goes = managed = 0
     parked: dict[str, int] = {}  # by user
     for kernel in node.kernels:
@@ -93,7 +95,7 @@ def _room(now: float, node: Node, gpu: NvmlGpu, newcomers: int, settings: Settin
         parked[kernel.user] = parked.get(kernel.user, 0) + kernel.parked_bytes.get(gpu.uuid, 0)
     seen = node.gpus.get(gpu.uuid)
     believed = gpu.used_bytes + (0 if seen is None else seen.uncertain_bytes)  # NVML's figure may be older
-    if managed > believed:  # some page lies
+    if managed > believed:  # some page claims too much
         stays, goes = (size * believed // managed for size in (stays, goes))
     goes += (
         sum(parked.values())
@@ -106,7 +108,7 @@ def _room(now: float, node: Node, gpu: NvmlGpu, newcomers: int, settings: Settin
 
 
 def _may_go(now: float, kernel: Kernel, settings: Settings) -> bool:
-    """Whether a waiter would get the kernel's memory now, or soon: it is being parked."""
+    """Return whether a waiter would get the kernel's memory now or soon."""
     if kernel.residency is Residency.PARKING:
         return True
     moment = eligible_at(kernel, settings, waits_since=now)
@@ -114,6 +116,6 @@ def _may_go(now: float, kernel: Kernel, settings: Settings) -> bool:
 
 
 def _typical(kernels: Iterable[Kernel], gpu: NvmlGpu) -> int:
-    """What one more will take: as much as the others here do on average."""
+    """Return the bytes that one more kernel will probably take: the average of the others here."""
     sizes = [min(kernel.footprint_bytes, gpu.total_bytes) for kernel in kernels if kernel.footprint_bytes]
     return sum(sizes) // len(sizes) if sizes else gpu.total_bytes // UNKNOWN_PART

@@ -1,23 +1,23 @@
-"""Which kernels wait for the GPU, and in which order; pure.
+"""The queue: which kernels wait for the GPU, and in which order; pure.
 
-**Order.** Users take turns within a priority class, on each GPU: a waiter counts as waiting since it began to wait,
-or since its user was last served there (`Turns`) if that is later. So each other user that waits is served before a
-user's next kernel, however many kernels it has. Among one user's own waiters, and on a user's own controller, it is
-first come, first served. Waiting ages: each `ageing_s` lifts a waiter by one class. With the same ageing for all, the
-order needs no clock: it is that of `since - priority * ageing_s`. It changes only when a user is served.
+**Order.** On each GPU, the users of a priority class are served round-robin. A waiter counts as waiting since it began
+to wait, or since its user was last served there (`Turns`) if that is later. So each other waiting user is served before
+a user's next kernel, however many kernels it has. Among one user's own waiters, and on a user's own controller, the
+order is first come, first served. Waiting ages: each `ageing_s` lifts a waiter by one class. Ageing is the same for
+all, so the order needs no clock: it is that of `since - priority * ageing_s`. It changes only when a user is served.
 
 **Bound.** The oldest waiter of a user and class on a GPU keeps its place until it is served. Classes reach from
-PRIORITY_MIN to PRIORITY_MAX (rules.py), so whatever the classes, no waiter goes before it that came, or whose user was
-served, more than `overtaking_s(settings)` after it came, or after its user was served if that is later. Of its own
-class each other user goes before it once at most, counted for each set of GPUs that its kernels wait for: being
-served on one GPU is no turn for a kernel that needs two. So a waiter with k older ones of its own user and class
-before it sees each other user of the class served k + 1 times at most for each such set, and those of higher classes
-as long as they may overtake.
-Kernels that cannot be served as things are, or failed a moment ago, are passed by and may lose their user's turn.
+PRIORITY_MIN to PRIORITY_MAX (rules.py). So whatever the classes, only waiters that came, or whose user was served, less
+than `overtaking_s(settings)` after a waiter came, or after its user was served if that is later, go before it. Of its
+own class each other user goes before it once at most, counted for each set of GPUs that its kernels wait for: being
+served on one GPU does not count for a kernel that needs two. So a waiter with k older ones of its own user and class
+before it sees each other user of the class served k + 1 times at most for each such set, and those of higher classes as
+long as they may overtake. Kernels that cannot be served as things are, or failed a moment ago, are passed by and may
+lose their user's place.
 
-How long a turn takes is for the GPU's users to say: with `when_full="wait"` until they are idle for their time-out, or
-their hold has ended; with "time_slice" no more than a time slice and two moves each, where they can be preempted and
-are not held.
+How long a served user keeps the GPU depends on `when_full`: with "wait" until its kernels have been idle for their
+time-out, or a hold has ended; with "time_slice" at most a time slice and two moves, where the kernel can be preempted
+and is not held.
 """
 
 from __future__ import annotations
@@ -34,48 +34,50 @@ from ..model.snapshot import Kernel, Line, Node, Residency, Waiter
 
 
 class HasSince(Protocol):
-    """Waiters, or what is told to them."""
+    """A waiter, or what its user is told."""
 
     @property
     def since(self) -> float:
-        """From when on, on the monotonic clock."""
+        """Return when the wait began, on the monotonic clock."""
 
 
 AWAY = (Residency.QUEUED, Residency.PARKED, Residency.RESUMING)
 
 
 class Turns:
-    """When each user was last served, by class and GPU. Kept by the controller's state; lost with it, the order is
-    that of arrival again.
+    """When each user was last served, by class and GPU. The controller's state keeps it; a new controller starts with
+    the order of arrival.
     """
 
     def __init__(self) -> None:
         self._served: dict[Line, float] = {}
 
     def take(self, payer: str, priority: int, gpus: Iterable[str], now: float) -> None:
-        """A waiter of the user was given room; "" is no user's turn."""
+        """Note that a waiter of the user was given room on the GPUs; a user of "" is not counted."""
         for uuid in gpus if payer else ():
             self._served[payer, priority, uuid] = now
 
     def seen(self) -> Mapping[Line, float]:
-        """For the snapshot."""
+        """Return a copy for the snapshot."""
         return self._served.copy() if self._served else {}
 
     def forget(self) -> None:
-        """No kernel waits: what comes later is later than all turns."""
+        """Forget all users, when no kernel waits: later waiters come after every earlier service."""
         self._served.clear()
 
 
 def lines_of(kernel: Kernel, gpus: Iterable[str]) -> list[Line]:
-    """Where serving the kernel counts as its user's turn."""
+    """Return the entries of `Turns` in which serving the kernel counts."""
     return [(kernel.payer, kernel.priority, uuid) for uuid in gpus] if kernel.payer else []
 
 
 def waiters(node: Node, settings: Settings) -> list[Waiter]:
-    """Every kernel and allocation that waits for the GPU, the next first; a kernel on its way keeps its place."""
+    """Return every kernel and allocation that waits for the GPU, the next first; a kernel on the move keeps its
+    place.
+    """
     places: list[
         tuple[float, float, float, str, int, Waiter]
-    ] = []  # the last two: a kernel's rooms keep their order
+    ] = []  # the last two: a kernel's allocations keep their order
     turns, head_starts = node.turns, _HeadStarts(settings)
     for kernel in node.kernels:
         since, rooms = kernel.wants_since, kernel.rooms
@@ -105,7 +107,7 @@ def waiters(node: Node, settings: Settings) -> list[Waiter]:
 def in_turn(
     queue: Sequence[Waiter], had: Counter[Line], now: float, settings: Settings
 ) -> Iterator[tuple[int, Waiter]]:
-    """The queue with each waiter's place in it, while users are served (`had`: how often, by the caller): a user's next
+    """Yield the queue with each waiter's place, while the caller serves users (`had`: how often); a served user's next
     waiter goes behind those of its class that came before now.
     """
     head_starts = _HeadStarts(settings)
@@ -113,7 +115,7 @@ def in_turn(
     for place, waiter in enumerate(queue):
         while later and later[0][0] < waiter.order:
             yield from _next(later, had)
-        if had and (turns := _had(waiter, had)):  # mostly there is no room for any
+        if had and (turns := _had(waiter, had)):  # mostly no waiter has been served
             order = now - head_starts[waiter.kernel.priority]
             heapq.heappush(later, (order, turns, place, waiter))
         else:
@@ -128,7 +130,7 @@ def waits_since(queue: Iterable[HasSince]) -> float | None:
 
 
 def overtaking_s(settings: Settings) -> float:
-    """A kernel that comes that much later, and whose user is served that much later, never goes before a waiter."""
+    """Return how much later a waiter may come, or its user be served, and still go before another."""
     return (PRIORITY_MAX - PRIORITY_MIN) * settings.ageing_s
 
 
@@ -145,7 +147,7 @@ class _HeadStarts(dict[int, float]):
 
 
 def _turn(turns: Mapping[Line, float], kernel: Kernel, needs: Mapping[str, int]) -> float:
-    """When a kernel's user was last served on all the GPUs that it waits for; 0: never."""
+    """Return when a kernel's user was last served on all the GPUs that it waits for; 0 if never."""
     payer, priority = kernel.payer, kernel.priority
     if not payer:
         return 0.0
@@ -156,7 +158,7 @@ def _turn(turns: Mapping[Line, float], kernel: Kernel, needs: Mapping[str, int])
 
 
 def _had(waiter: Waiter, had: Counter[Line]) -> int:
-    """How often the waiter's user was served meanwhile on all the GPUs that it waits for."""
+    """Return how often the waiter's user was served in this pass on all the GPUs that it waits for."""
     payer, priority = waiter.kernel.payer, waiter.kernel.priority
     if not payer:
         return 0
@@ -167,7 +169,7 @@ def _had(waiter: Waiter, had: Counter[Line]) -> int:
 
 
 def _next(later: list[tuple[float, int, int, Waiter]], had: Counter[Line]) -> Iterator[tuple[int, Waiter]]:
-    """The first of those put off, unless its user was served again since."""
+    """Yield the first waiter that was put off, unless its user was served again since."""
     order, turns, place, waiter = heapq.heappop(later)
     turns_now = _had(waiter, had)
     if turns_now > turns:
@@ -177,8 +179,8 @@ def _next(later: list[tuple[float, int, int, Waiter]], had: Counter[Line]) -> It
 
 
 def _with_rooms(kernel: Kernel, parked: Mapping[str, int]) -> tuple[float, Mapping[str, int]]:
-    """Since when a parked kernel with open allocations waits, and for what: it waits once, for all it had and for the
-    largest allocation that it was parked in.
+    """Return since when a parked kernel with open allocations waits, and for what: it waits once, for all that it had
+    and for its largest open allocation.
     """
     needs = dict(parked)
     for gpu in dict.fromkeys(room.gpu for room in kernel.rooms):

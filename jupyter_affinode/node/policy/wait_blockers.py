@@ -1,7 +1,7 @@
-"""Which kernels stand in a waiter's way on the GPUs that it waits for; pure.
+"""Blockers: which kernels keep a waiter from the GPUs that it waits for; pure.
 
-A kernel is named only while it has memory there that the waiter needs. Programs that are not managed are one blocker
-without an id.
+A kernel is named only while it has memory there that the waiter needs. Unmanaged programs are one blocker without an
+id.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .scheduling_pass.plan import ON_THE_MOVE, Plan
 from .victims.eviction_cost import park_s
 
 BLOCKERS_MAX = 5
-CONTEXT_BYTES = GIB  # the most that a kernel's CUDA context is taken to have, which no page tells
-# A waiter's user can do something about the first at once; the last are about to yield anyway.
+CONTEXT_BYTES = GIB  # an upper bound of a CUDA context's size, which no page shows
+# A waiter's user can do something about the first at once; the last are about to be parked anyway.
 IMPORTANCE = (
     BlockerReason.HELD,
     BlockerReason.COMPUTING,
@@ -34,7 +34,7 @@ IMPORTANCE = (
 
 @dataclass(frozen=True)
 class Blocker:
-    """One kernel, or all programs that are not managed."""
+    """One kernel, or all unmanaged programs."""
 
     kernel_id: str | None  # None: programs that are not managed
     why: BlockerReason
@@ -45,21 +45,23 @@ class Blockers:
     """What has memory on each GPU, and why it stays; each kernel is looked at once."""
 
     def __init__(self, plan: Plan, yields: Mapping[str, float]):
-        """`yields`: by kernel, when it may be parked at the earliest if nothing changes."""
+        """Prepare for a plan; `yields`: when each kernel may be parked at the earliest if nothing changes."""
         self._plan = plan
         self._yields = yields
         self._found: dict[str, Blocker] = {}
         self._on: dict[str, list[Blocker]] = {}
 
     def of(self, kernel: Kernel) -> Blocker:
-        """What keeps a kernel on its GPU."""
+        """Return the kernel as a blocker: why it stays on its GPU."""
         found = self._found.get(kernel.id)
         if found is None:
             found = self._found[kernel.id] = _blocker(self._plan, kernel, self._yields.get(kernel.id))
         return found
 
     def on(self, uuid: str, waiter: Waiter) -> list[Blocker]:
-        """What has memory on a GPU that a waiter lacks there, the most important first; no more than are shown."""
+        """Return what has memory on a GPU that a waiter lacks there, the most important first; no more than are
+        shown.
+        """
         found = self._on.get(uuid)
         if found is None:
             kernels = [self.of(kernel) for kernel in self._plan.candidates.resident_on([uuid])]
@@ -68,7 +70,7 @@ class Blockers:
         return [each for each in found if each.kernel_id != waiter.kernel.id]
 
     def outside_bytes(self, uuid: str) -> int:
-        """What programs that are not managed surely have of a GPU: all that is in use and no kernel's."""
+        """Return the bytes of a GPU that unmanaged programs surely have: all that is in use and no kernel's."""
         gpu = self._plan.node.gpus.get(uuid)
         if gpu is None or gpu.total_bytes is None:
             return 0
@@ -77,7 +79,7 @@ class Blockers:
 
     @cached_property
     def _managed(self) -> Mapping[str, int]:
-        """The most that kernels may have of each GPU, with the contexts that stay."""
+        """Return the most that kernels may have of each GPU, with the contexts that stay."""
         found: dict[str, int] = defaultdict(int)
         for kernel in self._plan.node.kernels:
             parts = [kernel.resident_bytes, kernel.fixed_bytes]
@@ -94,7 +96,7 @@ class Blockers:
 
 
 def in_order(blockers: Iterable[Blocker]) -> list[Blocker]:
-    """Each blocker once, the most important first; of the same kind, the one that yields last."""
+    """Return each blocker once, the most important first; of the same kind, the one that stays longest."""
     known = dict.fromkeys(blockers)
     return sorted(
         known,
@@ -103,7 +105,7 @@ def in_order(blockers: Iterable[Blocker]) -> list[Blocker]:
 
 
 def _blocker(plan: Plan, kernel: Kernel, yields_at: float | None) -> Blocker:
-    """What keeps a kernel on its GPU, and until when if that can be said."""
+    """Return why a kernel stays on its GPU, and until when if that can be said."""
     free_at = None
     if yields_at is not None:
         free_at = max(yields_at, plan.now) + park_s(kernel, plan.node.speeds)
@@ -123,5 +125,5 @@ def _blocker(plan: Plan, kernel: Kernel, yields_at: float | None) -> Blocker:
 
 
 def is_held(plan: Plan, kernel: Kernel) -> bool:
-    """Whether its user keeps it on the GPU."""
+    """Return whether a user's hold keeps the kernel on the GPU."""
     return kernel.held_until is not None and kernel.held_until > plan.now

@@ -1,11 +1,11 @@
-"""What a waiter can be told: its place, why it waits, and when it will probably have the GPU; pure.
+"""Wait status: a waiter's place, why it waits, and when it will probably have the GPU; pure.
 
-**Estimates** are upper bounds while nothing changes. They rest on what is known: what is under way, which kernels
-become eligible when if they stay idle, when holds end, and with time slices when turns are over. For a waiter at place
-n on a GPU, the room must do for all before it too, and kernels are parked for it when those have been served. Where
-that never adds up there is no estimate: nothing says for how long a kernel at work goes on. Nor is there one for those
-that backfill lets others pass: only the first on a GPU is kept from waiting longer for that (backfill.py). Nor for
-those that may not come back while others compute (compute_slots.py), nor for those behind them.
+**Estimates** are upper bounds while nothing changes. They rest on what is known: which moves are under way, when
+kernels become eligible if they stay idle, when holds end, and when time slices are over. For the waiter at place n on a
+GPU there must be room for all before it too, and kernels are parked for it when those have been served. Where that
+never adds up there is no estimate: nothing tells for how long a kernel goes on computing. Three kinds of waiters get
+none: those that backfill lets others pass, since only the first on a GPU is kept from waiting longer (backfill.py);
+those without a compute slot (compute_slots.py); and those behind them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ Yield = tuple[float, int, Kernel]  # when, how much, which
 Yields = Mapping[str, Sequence[Yield]]  # by GPU
 Parks = Mapping[str, Sequence[tuple[float, float]]]  # by GPU: when one may begin, how long it takes
 
-PASSES_S = (
-    1.0  # what each step takes beside its moves: NVML's next figure, and the passes that see and decide
-)
+PASSES_S = 1.0  # time of each step beside its moves: NVML's next figure, and the passes until a decision
 ITS_TURN = "it is its turn"
 FULL = "the GPU is full until others have been idle for long enough"
 FULL_IN_TURNS = "the GPU is full until others have had their turn, or have been idle for long enough"
@@ -50,7 +48,7 @@ FULL_IN_TURNS = "the GPU is full until others have had their turn, or have been 
 
 @dataclass(frozen=True)
 class Outlook:
-    """For the user whose kernel waits."""
+    """What the user of a waiting kernel is told."""
 
     place: int  # from 1, by kernels
     since: float
@@ -71,11 +69,11 @@ class Look(NamedTuple):
 
 
 def outlooks(now: float, node: Node, settings: Settings) -> dict[str, Outlook]:
-    """Every waiting kernel's outlook, by kernel, first in the queue first."""
+    """Return every waiting kernel's status, by kernel, in queue order."""
     view = _View(now, node, settings)
     found: dict[str, Outlook] = {}
     ahead: dict[str, int] = {}  # by GPU: what those before need
-    had = view.plan.turns  # all are taken to be served in turn
+    had = view.plan.turns  # all count as served in order
     for _, waiter in in_turn(view.plan.queue, had, now, settings):
         if waiter.kernel.id not in found:
             look = view.look(waiter, ahead)
@@ -116,7 +114,7 @@ class _View:
                 self.note(waiter)
 
     def look(self, waiter: Waiter, ahead: Mapping[str, int]) -> Look:
-        """Why it waits and until when, if that can be said."""
+        """Return why a waiter waits, and until when if that can be said."""
         plan, kernel = self.plan, waiter.kernel
         if not plan.node.is_settled:
             return Look(WaitReason.STARTING, "the GPU's controller has just started")
@@ -151,22 +149,22 @@ class _View:
         code, reason = (WaitReason.TURN, ITS_TURN) if obstacle is None else (obstacle.code, obstacle.reason)
         if is_behind:
             code = WaitReason.OTHERS_FIRST
-            if (
-                latest is not None and kernel.movable_bytes
-            ):  # it may be parked for them, and come back for this
+            if latest is not None and kernel.movable_bytes:  # it may be parked for them, and resumed for this
                 latest += park_s(kernel, plan.node.speeds) + resume_s(kernel, plan.node.speeds) + PASSES_S
             reason = f"others wait before it, and {reason}" if obstacle else "others wait before it"
         return Look(code, reason, latest, [blocker for each in looks for blocker in each.blockers])
 
     def note(self, waiter: Waiter) -> None:
-        """Reckon with a waiter computing before those that are looked at next."""
+        """Count a waiter as computing before those that are looked at next."""
         if self.plan.slots.most is not None:
             for uuid in (*waiter.needs, *waiter.kernel.elsewhere):
                 self._comers.setdefault(uuid, set()).add(waiter.kernel.id)
 
     def _full_of_computing(self, waiter: Waiter, is_behind: bool) -> Look | None:
-        """The look of a waiter that may not compute beside others, or not beside those that come before it; nothing
-        says when they stop. An allocation needs no slot, unless its kernel may be parked for those before it.
+        """Return the reason of a waiter that lacks a compute slot, or comes after one that does; None for others.
+
+        Nothing tells when the others stop computing. An allocation needs no slot, unless its kernel may be parked for
+        waiters before it.
         """
         slots, kernel = self.plan.slots, waiter.kernel
         if slots.most is None:
@@ -192,7 +190,9 @@ class _View:
         return Look(WaitReason.COMPUTE, words, None, [blockers.of(each) for each in there_now])
 
     def _grant(self, waiter: Waiter, looks: Sequence[Look]) -> float | None:
-        """When it will be given room on all its GPUs, if that can be said; those behind it are served afterwards."""
+        """Return when the waiter will be given room on all its GPUs, if that can be said; those behind it are served
+        afterwards.
+        """
         known = [each.until for each in looks if each.until is not None]
         if len(known) < len(looks):
             return None
@@ -203,7 +203,7 @@ class _View:
         return granted
 
     def _may_be_passed(self, waiter: Waiter, ahead: Mapping[str, int]) -> bool:
-        """Whether others may be served before it, or before one ahead of it that is not the first."""
+        """Return whether others may be served before the waiter, or before one ahead of it that is not the first."""
         if not self.plan.settings.backfill:
             return False
         gpus = {uuid for uuid, need in waiter.needs.items() if need}
@@ -214,7 +214,7 @@ class _View:
         return True
 
     def arguments(self, waiter: Waiter, code: WaitReason) -> Mapping[str, int | str]:
-        """What a sentence about the wait needs: its size, and whose limit is used up."""
+        """Return what a sentence about the wait needs: its size, and which quota is used up."""
         found: dict[str, int | str] = {"bytes": sum(waiter.needs.values())}
         limit = None
         if code is WaitReason.LIMIT:
@@ -231,13 +231,13 @@ class _View:
         return found
 
     def _limit(self, waiter: Waiter) -> str | None:
-        """The limit of its user or group in which there is no room for it, by its name."""
+        """Return the name of the waiter's user or group quota that has no room for it."""
         limits = self.plan.limits
         short = self.plan.shortage(limits.needs(waiter)) if limits else {}
         return next((key for key in short if key in limits.caps), None)
 
     def _gpu(self, uuid: str, need: int, waiter: Waiter) -> Look:
-        """When a GPU will have room for so much, and what it waits for there."""
+        """Return when a GPU will have `need` bytes free, and what the waiter waits for there."""
         plan = self.plan
         slices = plan.settings.when_full == "time_slice" and not (waiter.room and waiter.room.is_courtesy)
         yields, parks, blockers = self._yields(slices, waiter)
@@ -283,11 +283,13 @@ class _View:
         return Look(_code_of(found), words, None, found)
 
     def _with_margin(self, left: int, at: float, parks: Sequence[tuple[float, float]]) -> float:
-        """Until when it waits that will have room, and `left` bytes beside it: idle kernels are parked for a margin."""
+        """Return until when a waiter waits that will have room at `at` and `left` bytes beside it: idle kernels are
+        parked for a margin.
+        """
         return at if left >= self.plan.settings.margin_bytes else at + _slowest_s(at, parks)
 
     def _or_held(self, uuid: str, waiter: Waiter) -> str:
-        """What a reason adds about holds of kernels on a GPU."""
+        """Return what a reason adds about held kernels on a GPU."""
         held = [kernel for kernel in self.plan.candidates.resident_on([uuid]) if is_held(self.plan, kernel)]
         if not held:
             return ""
@@ -324,11 +326,11 @@ class _View:
         return [each for each in self.plan.candidates.resident_on(waiter.needs) if each is not waiter.kernel]
 
     def _yields(self, slices: bool, waiter: Waiter) -> tuple[Yields, Parks, Blockers]:
-        """By GPU: when each kernel may be parked at the earliest if nothing changes, and what that frees; `slices`:
-        kernels at work may, too. Which parks may be begun at all. And what that makes of each kernel as a blocker.
+        """Return by GPU when each kernel may be parked at the earliest if nothing changes and what that frees, which
+        parks may begin at all, and the kernels as blockers. `slices`: kernels at work may be parked too.
 
-        A kernel is parked the sooner the longer a waiter has waited. Those that came first may be served meanwhile:
-        for all others it is reckoned as if the last to come were alone.
+        A kernel is parked the sooner the longer a waiter has waited. The waiters that came first may be served
+        meanwhile, so for all but the first the figures are those of the last to come.
         """
         is_first = waiter.since <= min(self._sinces)
         key = slices, is_first
@@ -340,7 +342,10 @@ class _View:
         return self._found[key]
 
     def _find_yields(self, slices: bool, since: float) -> tuple[Yields, Parks]:
-        """A kernel that used the GPU just now is not counted on, but if it stays idle it may be chosen."""
+        """Return the same for waiters since `since`.
+
+        A kernel that used the GPU just now is not counted on, but may be parked if it stays idle.
+        """
         plan, settings = self.plan, self.plan.settings
         yields: dict[str, list[Yield]] = {}
         parks: dict[str, list[tuple[float, float]]] = {}
@@ -363,12 +368,12 @@ class _View:
 
 
 def _slowest_s(by: float, parks: Sequence[tuple[float, float]]) -> float:
-    """How long the longest park takes that may be begun by then."""
+    """Return the duration of the longest park that may have begun by then."""
     return max((lasts_s for begins, lasts_s in parks if begins <= by), default=0.0)
 
 
 def _last_end(begins: float, at: float, parks: Sequence[tuple[float, float]]) -> float:
-    """When the last park ends that may be begun from `begins` until `at`, or until another such one ends."""
+    """Return when the last park ends that may begin from `begins` until `at`, or until another such park ends."""
     for may_begin, lasts_s in sorted(parks):
         if may_begin <= at:
             at = max(at, max(may_begin, begins) + lasts_s)
@@ -376,7 +381,7 @@ def _last_end(begins: float, at: float, parks: Sequence[tuple[float, float]]) ->
 
 
 def _code_of(blockers: Sequence[Blocker]) -> WaitReason:
-    """The reason for a wait of which nothing says when it ends."""
+    """Return the reason code of a wait whose end is unknown."""
     found = {blocker.why for blocker in blockers}
     if BlockerReason.COMPUTING in found or BlockerReason.IDLE in found or not found:
         return WaitReason.COMPUTING
@@ -388,5 +393,5 @@ def _code_of(blockers: Sequence[Blocker]) -> WaitReason:
 
 
 def _is_own(kernel: Kernel, waiter: Waiter) -> bool:
-    """Whether a kernel is the waiter's own user's."""
+    """Return whether a kernel is the waiter's own user's."""
     return kernel.payer == waiter.kernel.payer

@@ -15,18 +15,18 @@ from ..scheduling_pass.plan import Plan
 from .backfill import delays_none
 from .migration import migrate
 
-DENY_AFTER_S = 0.5  # the least that an allocation waits before "it can never fit" is believed
+DENY_AFTER_S = 0.5  # the shortest wait of an allocation before it is denied because it can never fit
 LAST_RESERVES = 0  # the margin when no kernel is left that could be parked
 
 
 def serve_queue(plan: Plan) -> None:
     """Give room to waiters in the queue's order (queue.py).
 
-    No waiter overtakes another of the same GPU, unless that delays none (backfill.py). A waiter does not block others
-    if it could never be served as things are, has just failed, or if no kernel can be parked for it for want of host
-    memory (reclaim.py). A waiter for its own user's or group's quota does not either: what it needs of the quota is
-    put aside, and the GPU goes on. One that would compute beside too many others blocks only those that would, too
-    (compute_slots.py). Some may be served on another GPU than their own (migration.py).
+    No waiter overtakes another of the same GPU unless that delays none (backfill.py). A waiter does not block others if
+    it could never be served as things are, if it has just failed, or if no kernel can be parked for it for lack of host
+    memory (reclaim.py). A waiter for its own user's or group's quota does not block the GPU either; its share of the
+    quota is reserved. A waiter for a compute slot blocks only those that need one too (compute_slots.py). Some may
+    migrate (migration.py).
     """
     heads: dict[str, Waiter] = {}  # by GPU: the first that waits for it in vain
     slotless: dict[str, Waiter] = {}  # … and the first that may not compute beside others there
@@ -70,7 +70,7 @@ def _first_ahead(waiter: Waiter, heads: Mapping[str, Waiter]) -> Waiter | None:
 
 
 def is_hopeless(plan: Plan, waiter: Waiter) -> bool:
-    """Whether it would not fit even if every kernel that can be moved yielded."""
+    """Return whether the waiter would not fit even if every kernel that can be parked were parked."""
     is_resume = waiter.room is None
     if not is_resume and (waiter.kernel.hopeless or plan.limits.exceeded(waiter) is not None):
         return True
@@ -85,14 +85,14 @@ def is_hopeless(plan: Plan, waiter: Waiter) -> bool:
 
 
 def _most(plan: Plan, kernel: Kernel, uuid: str) -> int:
-    """What a kernel could have of a GPU if every other one yielded that can."""
+    """Return the bytes that a kernel could have of a GPU if every other kernel were parked that can be."""
     own = kernel.frees_bytes.get(uuid, 0) if kernel.is_parkable and not kernel.is_opted_out else 0
     own += plan.reserved.get((kernel.id, uuid), 0)
     return plan.unused[uuid] + plan.candidates.yieldable(uuid) - own
 
 
 def _lacks_limit_alone(plan: Plan, needs: Mapping[str, int]) -> bool:
-    """Whether nothing but its own user's or group's limit is in a waiter's way."""
+    """Return whether a waiter lacks nothing but room in its own user's or group's quota."""
     if not plan.limits:
         return False
     short = plan.shortage(needs)
@@ -100,7 +100,7 @@ def _lacks_limit_alone(plan: Plan, needs: Mapping[str, int]) -> bool:
 
 
 def _stand(plan: Plan, heads: dict[str, Waiter] | None, waiter: Waiter, *, puts_aside: bool = True) -> None:
-    """A waiter that is not served holds up those behind it on its GPUs (in `heads`) and in its limits."""
+    """Have a waiter that is not served block those behind it on its GPUs (in `heads`) and in its quotas."""
     if heads is not None:
         for uuid, need in waiter.needs.items():
             if need and uuid not in heads:
@@ -110,7 +110,7 @@ def _stand(plan: Plan, heads: dict[str, Waiter] | None, waiter: Waiter, *, puts_
 
 
 def _may_go_first(plan: Plan, waiter: Waiter, heads: Mapping[str, Waiter]) -> bool:
-    """Whether a waiter can be served now although others wait ahead of it."""
+    """Return whether a waiter can be served now although others wait ahead of it."""
     is_room = plan.fits(waiter.needs, plan.settings.margin_bytes)  # mostly there is none
     if not is_room or not plan.fits(plan.limits.counts(waiter), 0) or _is_too_fresh(plan, waiter):
         return False
@@ -123,7 +123,7 @@ def _may_go_first(plan: Plan, waiter: Waiter, heads: Mapping[str, Waiter]) -> bo
 
 
 def _serve(plan: Plan, waiter: Waiter, needs: Mapping[str, int], place: int, taken: Collection[str]) -> bool:
-    """Serve a waiter if there is room; else make others yield for it. False: it waits on. `taken`: GPUs for which
+    """Serve a waiter if there is room, else park others for it; return whether it was served. `taken`: GPUs for which
     others wait ahead of it.
     """
     if _is_too_fresh(plan, waiter):
@@ -133,7 +133,7 @@ def _serve(plan: Plan, waiter: Waiter, needs: Mapping[str, int], place: int, tak
             return True
         short = plan.shortage(needs)
         if short and waiter.kernel.reclaim_after <= plan.now:
-            own = plan.limits.among(short)  # others need not yield before these have room
+            own = plan.limits.among(short)  # no other user's kernels need be parked before these have room
             reclaim(plan, own or short, waiter, place)
         if any(plan.incoming.get(resource) for resource in needs):
             return False
@@ -156,26 +156,28 @@ def _give(plan: Plan, waiter: Waiter, needs: Mapping[str, int]) -> None:
 
 
 def _is_too_fresh(plan: Plan, waiter: Waiter) -> bool:
-    """Whether an allocation has just failed: only a figure that is newer can say that there is room."""
+    """Return whether an allocation has just failed: only a newer figure can show that there is room."""
     return waiter.room is not None and not _is_known_since(plan, waiter.room.gpu, waiter.since)
 
 
 def _is_known_since(plan: Plan, uuid: str, moment: float) -> bool:
-    """Whether there is a figure of the GPU from `moment` or later; none of one that is not named any more."""
+    """Return whether there is a figure of the GPU from `moment` or later; False for an unknown GPU."""
     gpu = plan.node.gpus.get(uuid)
     return gpu is not None and gpu.sampled_at >= moment
 
 
 def _may_try_blindly(plan: Plan, waiter: Waiter, needs: Mapping[str, int]) -> bool:
-    """Without NVML room that others gave back is not known; a resume that fails costs only its pause."""
+    """Return whether a resume is worth a try without NVML: the room that others freed is unknown, and a failure costs
+    only its pause.
+    """
     if waiter.room is not None or any(gpu.is_measured for gpu in map(plan.node.gpus.get, needs) if gpu):
         return False
     return all(plan.room[key] >= needs[key] for key in plan.limits.of(waiter.kernel.id))
 
 
 def _may_come_back(plan: Plan, kernel: Kernel, room: RoomRequest) -> bool:
-    """Whether kernels that are not heard of at the moment, or are long in coming back, hold what is missing: they may
-    yield later.
+    """Return whether kernels that are out of reach, or long in resuming, have the missing memory and may be parked
+    later.
     """
     if not plan.node.is_complete:
         return True
@@ -186,7 +188,7 @@ def _may_come_back(plan: Plan, kernel: Kernel, room: RoomRequest) -> bool:
 
 
 def _deny_when_sure(plan: Plan, waiter: Waiter, room: RoomRequest) -> None:
-    """Let the program see its out-of-memory, once the figures that say so are newer than its request."""
+    """Let the program see its out-of-memory error once figures newer than its request say so."""
     is_fresh = _is_known_since(plan, room.gpu, waiter.since)
     if not waiter.kernel.hopeless and not (is_fresh and plan.now - waiter.since >= DENY_AFTER_S):
         return

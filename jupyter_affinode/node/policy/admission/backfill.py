@@ -1,10 +1,10 @@
 """Backfill: when a waiter may be served before those ahead of it; pure.
 
-A batch scheduler backfills by the run times that jobs declare (EASY: Lifka, "The ANL/IBM SP scheduling system",
-JSSPP 1995). Notebooks declare none. So it is not assumed when a kernel is parked: a waiter goes first only if every
-set of the GPU's kernels whose parking would make room for those ahead still does so beside it. That is a
-question of sizes alone. It holds as long as kernels are parked as a whole; one that frees a part of its memory may yet
-be a little too small a help.
+A batch scheduler backfills by the run times that jobs declare (EASY: Lifka, "The ANL/IBM SP scheduling system", JSSPP
+1995). Notebooks declare none, so nothing is assumed about when kernels are parked. A waiter goes first only if every
+set of the GPU's kernels whose parking would make room for those ahead still does so beside it. That depends on sizes
+alone. It holds as long as kernels are parked as a whole; a kernel that frees only a part of its memory may leave a
+small gap.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GRAIN_BYTES = 2 * MIB  # kernels' memory comes in such pieces (shim/src/memory/b
 
 
 def delays_none(plan: Plan, needs: Mapping[str, int], ahead: Mapping[str, Waiter]) -> bool:
-    """Whether no waiter in `ahead` (by GPU, the first that waits for it) waits longer if `needs` are given."""
+    """Return whether no waiter in `ahead` (by GPU, the first that waits for it) waits longer if `needs` are granted."""
     for uuid, head in ahead.items():
         lacks = head.needs[uuid] - plan.room[uuid]  # it is served without the margin in the end
         takes = needs[uuid] + plan.settings.margin_bytes
@@ -30,10 +30,10 @@ def delays_none(plan: Plan, needs: Mapping[str, int], ahead: Mapping[str, Waiter
 
 
 def delays(lacks: int, size: int, yields: Iterable[int]) -> bool:
-    """Whether taking `size` away makes some set of `yields` too small that sufficed for `lacks`.
+    """Return whether taking `size` away makes some subset of `yields` too small that sufficed for `lacks`.
 
-    Such a set has a sum from `lacks` to just under `lacks + size`. Sums are kept as bits of one number, in grains
-    rounded down; what is lost by that is less than a grain for each of the kernels.
+    Such a subset has a sum from `lacks` to just under `lacks + size`. Sums are kept as bits of one number, in grains
+    rounded down; the rounding loses less than a grain for each kernel.
     """
     if size <= 0:
         return False
@@ -43,7 +43,7 @@ def delays(lacks: int, size: int, yields: Iterable[int]) -> bool:
     if highest < lowest:
         return False
     if highest > MOST_GRAINS:
-        return True  # no GPU is so large; no waiter goes before one that asks for that
+        return True  # no GPU is so large: never go before such a request
     sums, asked = 1, (1 << (highest + 1)) - 1
     for grain in grains:
         if grain <= highest:  # sums beyond it do not matter, and what a kernel says it has may be anything
@@ -52,7 +52,7 @@ def delays(lacks: int, size: int, yields: Iterable[int]) -> bool:
 
 
 def _yields(plan: Plan, uuid: str, head: Waiter) -> list[int]:
-    """What each kernel may give back on a GPU, those under way included; the head's own does not help it."""
+    """Return the bytes that each kernel may free on a GPU, moves under way included; the head's own do not help it."""
     return [
         kernel.frees_bytes[uuid]
         for kernel in plan.candidates.resident_on([uuid])

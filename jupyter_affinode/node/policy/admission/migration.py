@@ -1,8 +1,8 @@
 """Migration: a waiter whose own GPU is full is resumed on another one of its kind that has room now; pure.
 
-Room means its memory and its context, above the low watermark, and that one more kernel may compute there. No kernel
-yields for it there, and it comes after every waiter of that GPU that is ahead of it in the queue. Meanwhile it keeps
-its place at home. So the bound of queue.py holds on both GPUs.
+Room means its memory and its context, above the low watermark, and a free compute slot. No kernel is parked for it
+there, and it comes after every waiter of that GPU that is ahead of it in the queue. Meanwhile it keeps its place at
+home. So the bound of queue.py holds on both GPUs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..scheduling_pass.plan import Plan
 
 
 def may_migrate(waiter: Waiter) -> bool:
-    """Return whether a waiter may come back on another GPU than its own."""
+    """Return whether a waiter may be resumed on another GPU than its own."""
     return bool(waiter.kernel.elsewhere) and waiter.room is None and not waiter.kernel.rooms
 
 

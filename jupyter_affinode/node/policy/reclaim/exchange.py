@@ -1,13 +1,13 @@
 """Exchanges: kernels leave the GPU while a waiter comes in, so that the link is used both ways at once; pure.
 
-An exchange is decided as parks with `Park.exchanges`, and that of the waiter's resume is in them. The victims first
-prepare, which can be undone. When all have, and `room_to_begin` still says so, they are told to go and the waiter is
-told to come in the same moment; its room is its own from then on (execution/exchanges.py). Else all stay, and what to
-do is decided anew.
+An exchange is decided as parks with `Park.exchanges`; they stand for the waiter's resume too. The victims first
+prepare, which can be undone. When all have, and `room_to_begin` still confirms the room, the victims are parked and the
+waiter is resumed at the same moment; its room is reserved from then on (execution/exchanges.py). Else all stay, and the
+policy decides anew.
 
 All other cases are a park, and a resume in a later pass: an allocation, a kernel of several processes, a waiter or a
-victim at context depth, a preempted victim, caches that are dropped first, host memory that others must give back
-first, or room that the victims alone do not make. (Where others have none to give back, the waiter gives its own:
+victim at context depth, a preempted victim, caches that are dropped first, host memory that others must release first,
+or room that the victims alone do not make. (Where others have none to release, the waiter hands over its own:
 hand_over.py.)
 """
 
@@ -23,7 +23,7 @@ from .hand_over import may_come
 
 
 def is_exchange(plan: Plan, head: Waiter, first: int) -> bool:
-    """Whether the actions from the `first` on, decided for a waiter, are parks that make all the room that it lacks."""
+    """Return whether the actions from number `first` on are parks that make all the room that the waiter lacks."""
     if head.room is not None or not _may_come(plan, head.kernel) or len(plan.actions) == first:
         return False
     by_id = {kernel.id: kernel for kernel in plan.node.kernels}
@@ -37,7 +37,8 @@ def is_exchange(plan: Plan, head: Waiter, first: int) -> bool:
 
 
 def is_for_later(plan: Plan, head: Waiter, short: Mapping[str, int]) -> bool:
-    """Whether a waiter had better not change places yet: others leave one of its GPUs at the moment, or come to it.
+    """Return whether an exchange for the waiter should begin later: other kernels are moving to or from one of its
+    GPUs.
 
     Two exchanges at once share the link, and both end when the second would have ended after the first.
     """
@@ -65,7 +66,7 @@ def room_to_begin(
 
 
 def _may_come(plan: Plan, kernel: Kernel) -> bool:
-    """Whether a waiter can be resumed in an exchange now."""
+    """Return whether a waiter can be resumed in an exchange now."""
     is_due = kernel.resume_retry_at <= plan.now and kernel.served_after <= plan.now
     is_parked = kernel.residency is Residency.QUEUED and not kernel.left_bytes
     return is_parked and is_due and kernel.may_come_in_parts and plan.is_free(kernel)

@@ -1,14 +1,14 @@
-"""Exchanges with host memory for one copy: the waiter gives its own to those that leave, window after window; pure.
+"""Exchanges that hand over: the waiter's host memory goes to its victims, window after window; pure.
 
-Where there is not enough host memory to park kernels for a waiter, its own copy is as good as free: it comes in while
-they go out, and gives back what it does not need any more. So they can go if what is left and what it gives back is
-enough, and a little is there to begin with. They get the rest as lots (state/host/lots.py).
+Where host memory is too short to park kernels for a waiter, the waiter's own copy makes the room. It is resumed while
+they are parked, and releases what it no longer needs. So they can be parked if the free host memory and the waiter's
+copy are enough, and a little is free to begin with. They get the rest as lots (state/host/lots.py).
 
-It is not done where there is enough, since then the waiter keeps its copy for its next park. It is done before
-anything goes to disk, or waits for other moves.
+A hand-over is not decided where host memory is enough, since then the waiter retains its copy for its next park. It
+comes before anything is spilled to disk, or waits for other moves.
 
-A kernel that was parked in part (an exchange ended early) can leave in one, too: its calls wait anyway. So two kernels
-which each have the half that the other needs can go on.
+A kernel that was parked in part (an exchange ended early) can be a victim too: its calls wait anyway. So two kernels
+that each have half of what the other needs can go on.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def hand_over(
     candidates: Callable[[], Iterable[Kernel]],
     park: Park,
 ) -> bool:
-    """Have the head change places with the best of those that can be parked for it, if there is host memory in no
-    other way. `park`: what they are told.
+    """Exchange the head with the best kernels that can be parked for it, if host memory allows no other way; return
+    whether it is decided. `park`: the template of their parks.
     """
     if head.room is not None or not may_come(plan, head.kernel) or plan.host.is_awaited:
         return False
@@ -42,7 +42,7 @@ def hand_over(
         yield from filter(_may_go, candidates())
         yield from (kernel for kernel in rests if kernel.behind_until > plan.now)
 
-    for wanted in ({**lacks, **missing}, lacks):  # the margin is a courtesy
+    for wanted in ({**lacks, **missing}, lacks):  # the margin is not worth a failure
         chosen = enough(plan, able(), wanted)
         if not chosen or what_is_left(plan, chosen, wanted):
             continue
@@ -54,20 +54,20 @@ def hand_over(
 
 
 def may_come(plan: Plan, kernel: Kernel) -> bool:
-    """Whether a waiter can come in so now."""
+    """Return whether a waiter can hand over now."""
     is_due = kernel.resume_retry_at <= plan.now and kernel.served_after <= plan.now
     return kernel.residency is Residency.QUEUED and kernel.may_hand_over and is_due and plan.is_free(kernel)
 
 
 def _may_go(kernel: Kernel) -> bool:
-    """Whether a kernel that may be parked can be so."""
+    """Return whether an eligible kernel can be parked in an exchange that hands over."""
     return kernel.may_hand_over and kernel.may_go_in_parts and kernel.host.is_frugal and not kernel.may_leave
 
 
 def _parked_in_part(plan: Plan, but: Kernel) -> Iterator[Kernel]:
-    """Yield the kernels that were parked in part, as if what they have on the GPU were all."""
+    """Yield the partly parked kernels as if what they have on the GPU were all."""
     for kernel in plan.candidates.parked_in_part:
-        # What its rest takes is not known from a park that came to nothing, so time must do.
+        # A park that came to nothing does not show what the rest takes, so only time can tell.
         retry_at = max(kernel.retry_at, kernel.host.retry_at)
         can = kernel.may_hand_over and kernel.residency in AWAY and retry_at <= plan.now
         if can and kernel is not but and plan.is_free(kernel):
@@ -75,14 +75,14 @@ def _parked_in_part(plan: Plan, but: Kernel) -> Iterator[Kernel]:
 
 
 def _lacks(plan: Plan, head: Waiter) -> dict[str, int]:
-    """What the head lacks, with no margin."""
+    """Return what the head lacks, without a margin."""
     needs = plan.limits.needs(head)
     room, incoming = plan.room, plan.incoming
     return {key: size - room.get(key, 0) - incoming.get(key, 0) for key, size in needs.items() if size}
 
 
 def _others_will_do(plan: Plan, lacks: Mapping[str, int], candidates: Callable[[], Iterable[Kernel]]) -> bool:
-    """Whether kernels can be parked for which there is host memory, off the disk."""
+    """Return whether other kernels can be parked for which there is host memory without the disk."""
     refused = plan.host.refusals()
     chosen, _ = select_victims(plan, candidates(), lacks)
     plan.host.forget_refusals(but=refused)

@@ -1,11 +1,11 @@
-"""The GPU is full and no kernel on it is idle: what the setting `when_full` says; pure.
+"""Preemption: what the setting `when_full` decides where no kernel on a full GPU is idle; pure.
 
-`wait` does nothing. `time_slice` preempts those that have had the GPU longest, each after `time_slice_s` at the
-least, and only for a waiter: their next call of CUDA waits until they have their turn again.
-`terminate_newest` has the youngest kernel's own server shut it down, for an older one: by the kernel's id, which that
-server knows, never by a process. Kernels without a server that follows the controller's events, and those of which
-it is not known when they began (in another pid namespace, since before the controller's start), are left alone. Neither
-touches kernels that are held or opted out.
+`wait` does nothing. `time_slice` preempts the kernels that have had the GPU longest, each after `time_slice_s` at the
+least, and only for a waiter: their next CUDA call waits until they are resumed. `terminate_newest` has the youngest
+kernel's own server shut it down, for an older one: by the kernel's id, which that server knows, never by a process. Two
+sorts of kernels are left alone: those whose server does not follow the controller's events, and those whose start time
+is unknown (in another pid namespace, since before the controller's start). Neither setting touches kernels that are
+held or opted out.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ..scheduling_pass.plan import Plan
 
 
 def make_room_when_full(plan: Plan, missing: Mapping[str, int], head: Waiter) -> HostMemory | None:
-    """Preempt busy kernels for the head of a line, or none if that would not suffice.
+    """Preempt busy kernels for the head of the queue, or none if that would not suffice.
 
-    Return what of host memory is in the way, if anything is.
+    Return what is wrong with host memory, if anything is.
     """
     if plan.settings.when_full == "wait" or plan.limits.among(missing):
         return None
-    margin = plan.settings.margin_bytes  # a courtesy: no kernel is interrupted for that alone
+    margin = plan.settings.margin_bytes  # no kernel is preempted for that alone
     lacks = {resource: size - margin for resource, size in missing.items() if size > margin}
     if not lacks:
         return None
@@ -44,7 +44,7 @@ def make_room_when_full(plan: Plan, missing: Mapping[str, int], head: Waiter) ->
 def preemptible_at(kernel: Kernel, time_slice_s: float) -> float | None:
     """Return the moment from which the kernel may be preempted; None if time alone will not do.
 
-    Never a kernel of several processes or GPUs: a part of it that ran on alone could wait for the rest.
+    Never a kernel of several processes or GPUs: a process that runs on alone could wait for the rest.
     """
     if kernel.residency is not Residency.RESIDENT or not kernel.is_parkable or not kernel.movable_bytes:
         return None
@@ -57,13 +57,14 @@ def preemptible_at(kernel: Kernel, time_slice_s: float) -> float | None:
     ):
         return None
     if kernel.rooms:
-        return None  # it waits itself: before the head, or behind it and yields anyway
+        return None  # it waits itself: before the head, or behind it and is parked anyway
     return max(kernel.resident_since + time_slice_s, kernel.retry_at, kernel.held_until or 0.0)
 
 
 def preempt_for_slots(plan: Plan, gpus: Collection[str], head: Waiter) -> None:
-    """With time slices, preempt kernels so that the head of a line may compute on `gpus`, where too many do, or none if
-    that would not suffice. Those that are about to leave are reckoned with.
+    """Preempt enough kernels, with time slices, that the head of the queue may compute on `gpus`, or none.
+
+    Kernels that are about to leave count as gone.
     """
     if plan.settings.when_full != "time_slice" or plan.slots.most is None:
         return
@@ -82,7 +83,7 @@ def preempt_for_slots(plan: Plan, gpus: Collection[str], head: Waiter) -> None:
 
 
 def _with_slice_over(plan: Plan, gpus: Collection[str], head: Waiter) -> list[Kernel]:
-    """Return the kernels that may be preempted now, those first that have had the GPU longest."""
+    """Return the kernels that may be preempted now, the longest on the GPU first."""
     time_slice_s = plan.settings.time_slice_s
     began_by, over = plan.now - time_slice_s, []
     for kernel in plan.candidates.resident_on(gpus):
@@ -95,7 +96,9 @@ def _with_slice_over(plan: Plan, gpus: Collection[str], head: Waiter) -> list[Ke
 
 
 def _preempt(plan: Plan, chosen: Sequence[Kernel], head: Waiter) -> HostMemory | None:
-    """Preempt kernels for the head of a line, all or none. Return what of host memory is in the way, if anything is."""
+    """Preempt all the kernels for the head of the queue, or none; return what is wrong with host memory, if anything
+    is.
+    """
     found = plan.host.memory_for(chosen)
     if found is not HostMemory.ENOUGH:
         return found
@@ -110,7 +113,7 @@ def _end_newest(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> None:
         return
     here = plan.candidates.resident_on(lacks)
     if any(kernel.is_ending for kernel in here):
-        return  # one after the other: meanwhile a kernel may have become idle
+        return  # one at a time: meanwhile a kernel may become idle
     younger = [
         kernel
         for kernel in here
@@ -139,7 +142,9 @@ def _frees_when_ended(kernel: Kernel) -> Mapping[str, int]:
 def _sufficient(
     kernels: Iterable[Kernel], lacks: Mapping[str, int], gives: Callable[[Kernel], Mapping[str, int]]
 ) -> list[Kernel]:
-    """The first of the kernels that suffice together, each for what it gives; none if all of them do not."""
+    """Return the first of the kernels that suffice together, each for what `gives` returns; [] if all together do
+    not.
+    """
     left = dict(lacks)
     chosen = []
     for kernel in kernels:

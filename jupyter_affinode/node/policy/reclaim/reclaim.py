@@ -16,21 +16,20 @@ from .hand_over import hand_over
 from .preemption import make_room_when_full
 from .victim_selection import is_nothing, select_victims, subtract
 
-# A head that has waited for longer does not wait for a GPU on which kernels always move: moves are processes' own,
-# and may never end.
+# After that, the head no longer waits for moves on its GPU to end: a process may move for ever.
 SETTLES_WITHIN_S = 10.0
 
 
 def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> None:
-    """Park enough for the head of a line, which is at `place` in the queue.
+    """Park enough kernels for the head of the queue on its resources; `place` is its place.
 
-    First idle kernels, then waiters behind it with memory of their own, then those that the setting `when_full`
-    names. Parks idle and blocked kernels even if that frees too little: they requeue behind the head, so it is served
-    in the end. Parking blocked kernels loses nothing, and two that each hold half can go on.
+    First idle kernels, then waiters behind it with memory of their own, then those that the setting `when_full` names.
+    Parks idle and blocked kernels even if that frees too little: they requeue behind the head, so it is served in the
+    end. Parking blocked kernels loses nothing, and two that each hold half can go on.
 
-    But never when host memory would not do for all of it: then the head could not be served, and would hold up
-    those that were parked for it. Where it will do once moves under way have ended, no other kernel is parked until
-    then. Where it will not do even so, the head blocks no other: a kernel that resumes gives back host memory.
+    No kernel is parked if host memory is too short for all of them: then the head could not be served, and would block
+    those that were parked for it. Where it will be enough once moves under way have ended, no other kernel is parked
+    until then. Where it will not, the head blocks no other: a kernel that resumes releases host memory.
     """
     missing = dict(short)
 
@@ -61,9 +60,9 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
 
 
 def reclaim_watermark(plan: Plan) -> None:
-    """Park eligible kernels while a GPU that fell under its low watermark has not reached the high one.
+    """Park eligible kernels while a GPU that fell below its low watermark has not reached the high one.
 
-    Not while kernels leave it or come to it: in the midst of an exchange every GPU is nearly full.
+    Not while kernels move to or from it: in the midst of an exchange every GPU is nearly full.
     """
 
     def park(kernel: Kernel) -> bool:
@@ -76,7 +75,7 @@ def reclaim_watermark(plan: Plan) -> None:
 
 
 def keep_limits(plan: Plan) -> None:
-    """Park eligible kernels of a user or group that has grown beyond its limit."""
+    """Park eligible kernels of a user or group that has grown beyond its quota."""
     for limit in plan.limits.caps:
 
         def park(kernel: Kernel, limit: str = limit) -> bool:
@@ -86,16 +85,16 @@ def keep_limits(plan: Plan) -> None:
 
 
 def park_idle(plan: Plan) -> None:
-    """With park_when="idle", park all eligible kernels."""
+    """Park all eligible kernels with park_when="idle"."""
     if plan.settings.park_when == "idle":
         for kernel in plan.candidates.eligible():
-            if plan.is_free(kernel):  # it may have been asked to give back host memory meanwhile
+            if plan.is_free(kernel):  # it may have been asked to release host memory meanwhile
                 idle = duration_in_words(plan.now - kernel.last_activity)
                 plan.park(kernel, f"idle {idle}", Cause.IDLE)
 
 
 def _behind_last(plan: Plan, kernels: Iterable[Kernel]) -> Iterator[Kernel]:
-    """Yield the same, but last those that are behind for parks that failed (failed_parks.py)."""
+    """Yield the kernels, last those that are deprioritized after failed parks (failed_parks.py)."""
     behind = []
     for kernel in kernels:
         if kernel.behind_until > plan.now:
@@ -106,7 +105,7 @@ def _behind_last(plan: Plan, kernels: Iterable[Kernel]) -> Iterator[Kernel]:
 
 
 def _park_for(plan: Plan, head: Waiter) -> Callable[[Kernel], bool]:
-    """Return how a kernel is parked for the head of a line."""
+    """Return a function that parks a kernel for the head of the queue."""
 
     def park(kernel: Kernel) -> bool:
         told = _told(head)
@@ -116,13 +115,13 @@ def _park_for(plan: Plan, head: Waiter) -> Callable[[Kernel], bool]:
 
 
 def _told(head: Waiter) -> Park:
-    """Return what kernels are told that are parked for a waiter."""
+    """Return the template of the parks for a waiter: reason, cause and kernel."""
     reason = f"room for {bytes_in_words(sum(head.needs.values()))}"
     return Park("", reason, cause=Cause.ROOM, for_kernel=head.kernel.id)
 
 
 def _reclaim_all(plan: Plan, resource: str, size: int, park: Callable[[Kernel], bool]) -> None:
-    """Park eligible kernels until `size` bytes of a resource will be free, or as far as host memory will do."""
+    """Park eligible kernels until `size` bytes of a resource will be free, or as far as host memory allows."""
     if size > 0:
         missing = {resource: size}
         _park_until(plan, missing, lambda: plan.candidates.eligible_on(missing), park, in_part=True)
@@ -136,9 +135,10 @@ def _park_until(
     *,
     in_part: bool = False,
 ) -> HostMemory:
-    """Park candidates until nothing is missing any more; `park` says whether one will be. What keeps others from it.
+    """Park candidates until nothing is missing any more; return what is wrong with host memory. `park` returns whether
+    the kernel will be parked.
 
-    Each park leaves less of host memory, so that the others may have to be chosen anew.
+    Each park leaves less host memory, so the next victims may have to be selected anew.
     """
     while True:
         chosen, found = select_victims(plan, candidates(), missing, in_part=in_part)
@@ -150,14 +150,14 @@ def _park_until(
 
 
 def _make_host_memory_ready(plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int]) -> None:
-    """Have others give back while they can what the next parks will lack: that takes as long as to prepare a park."""
+    """Have others release now what the next parks will lack: that takes as long as preparing a park."""
     chosen, _ = select_victims(plan, candidates, missing)
     for kernel in chosen:
         plan.make_host_memory_ready(kernel, to_disk=False)
 
 
 def _barred_on(plan: Plan, resources: Mapping[str, int], head: Waiter) -> Iterator[Kernel]:
-    """Yield waiters with memory of their own before the head that cannot be served."""
+    """Yield waiters ahead of the head that have memory and cannot be served."""
     for kernel in plan.candidates.resident_on(resources) if plan.barred else ():
         if kernel.id in plan.barred and kernel is not head.kernel and may_yield(kernel, plan.now):
             yield kernel

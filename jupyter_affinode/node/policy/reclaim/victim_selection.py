@@ -1,4 +1,4 @@
-"""Victim selection: enough of those that could be parked, and no more than host memory allows; pure."""
+"""Victim selection: enough of the candidates, and no more than host memory allows; pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ CHOICES_OF = 7  # 127 choices
 def select_victims(
     plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int], *, in_part: bool = False
 ) -> tuple[list[Kernel], HostMemory]:
-    """Of candidates in order of worth, which to park for what is missing, and what keeps others from it.
+    """Return which candidates (in victim order) to park for what is missing, and what is wrong with host memory for the
+    rest.
 
-    Those whose host memory is doubtful go only where the others are not enough, and before them: what they take is
-    known afterwards. Where all are not enough yet, what there is goes if host memory will do for the rest too, or in
-    any case with `in_part`.
+    Kernels whose need of host memory is doubtful are parked only where the others are not enough, and before them:
+    their need is known afterwards. If all together do not free enough, they are parked if host memory allows for the
+    rest too, or in any case with `in_part`.
     """
     candidates = iter(candidates)
     first = next(candidates, None)
@@ -74,7 +75,7 @@ def _choose(
 
 
 def enough(plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int]) -> list[Kernel]:
-    """Of candidates in order of worth, those that suffice, without any that the others make needless."""
+    """Return the first of the candidates (in victim order) that suffice, without any that the others make needless."""
     left = {resource: size for resource, size in missing.items() if size > 0}
     chosen: list[Kernel] = []
     for kernel in candidates:
@@ -97,7 +98,7 @@ def enough(plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int])
 
 
 def what_is_left(plan: Plan, chosen: Iterable[Kernel], missing: Mapping[str, int]) -> dict[str, int]:
-    """What is still missing when they have been parked; {}: nothing."""
+    """Return what is still missing once the chosen kernels have been parked; {} if nothing."""
     left = dict(missing)
     for kernel in chosen:
         subtract(left, plan.limits.frees(kernel))
@@ -105,26 +106,27 @@ def what_is_left(plan: Plan, chosen: Iterable[Kernel], missing: Mapping[str, int
 
 
 def helps(plan: Plan, kernel: Kernel, missing: Mapping[str, int]) -> bool:
-    """Whether parking a kernel frees any of what is missing."""
+    """Return whether parking a kernel frees any of what is missing."""
     frees = plan.limits.frees(kernel)
     return any(size > 0 and frees.get(resource) for resource, size in missing.items())
 
 
 def is_nothing(missing: Mapping[str, int]) -> bool:
-    """Whether nothing is missing."""
+    """Return whether nothing is missing."""
     return max(missing.values(), default=0) <= 0
 
 
 def subtract(missing: dict[str, int], frees: Mapping[str, int]) -> None:
-    """Reckon with what will be free."""
+    """Subtract what will be free from what is missing."""
     for resource in missing:
         missing[resource] -= frees.get(resource, 0)
 
 
 def _others_together(plan: Plan, sure: list[Kernel], missing: Mapping[str, int]) -> list[Kernel]:
-    """Several that host memory will do for together, which it does not for the best of them; [] if there are none.
+    """Return several kernels that suffice and that host memory allows together, where it does not allow the best; [] if
+    there are none.
 
-    Those that take least of it first, and then every choice, of so many of them that this is soon done.
+    The kernels that take least host memory are tried first, then every combination of the first CHOICES_OF.
     """
     thrifty = sorted({kernel.id: kernel for kernel in sure}.values(), key=plan.host.takes)
     few = thrifty[:CHOICES_OF]

@@ -1,1 +1,1 @@
-"""What there is beside GPU memory: quotas, host memory, disk."""
+"""Resources beside GPU memory: quotas, host memory, disk."""

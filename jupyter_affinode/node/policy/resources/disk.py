@@ -1,14 +1,14 @@
-"""The disk in one pass of the policy: which parked kernels' contents go there when host memory is short; pure.
+"""The disk in one pass of the policy: which parked kernels are spilled when host memory is short; pure.
 
-Victims are parked kernels that no call, cell or user wants back, the least recently used first. Where they are not
-enough, kernels that wait for the GPU are next, the last in the queue first: else a host full of waiters' memory would
-keep each of them from the GPU, since no kernel there could be parked for them.
+Victims are parked kernels that no call, cell or user request wants resumed, the least recently used first. Next come
+kernels that wait for the GPU, the last in the queue first: else waiters' copies could fill the host, and no kernel on
+the GPU could be parked for them.
 
-All kernels together have a limit, and each user an equal part of it: a user's kernels cannot fill it so that no
-other's could make room. What may be written in a day is bounded, since flash wears out.
+All kernels together have a limit, and each user an equal part of it, so that no user's kernels fill the disk for the
+others. What may be written in a day is bounded, since flash wears out.
 
-What a resident kernel keeps on disk from its last way back spares the next spill what has not changed. It counts, and
-goes first when the disk is nearly as full as it may be.
+A resident kernel's retained copy on disk spares the next spill what has not changed. It counts, and is dropped first
+when the disk is nearly full.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ...model.actions import Spill
 from ...model.snapshot import Host, Kernel, Residency
 
-LEAST_BYTES = 32 << 20  # less, unless it is all, is not worth a command: host memory is given back by slabs
-FULL_PART = 0.75  # of a limit: from there on what resident kernels keep is forgotten
+LEAST_BYTES = 32 << 20  # a smaller part is not worth a command: host memory is released by slabs
+FULL_PART = 0.75  # of a limit: from there on retained copies are dropped
 
 
 class DiskRoom:
-    """What may still be written."""
+    """The room on disk that this pass leaves."""
 
     def __init__(self, kernels: Sequence[Kernel], host: Host):
         self._limit_bytes = host.disk_limit_bytes
@@ -34,7 +34,7 @@ class DiskRoom:
         for kernel in kernels:
             size = kernel.host.disk_bytes + kernel.host.spilling_bytes
             self._used[kernel.payer] = self._used.get(kernel.payer, 0) + size
-        # A page may say what it likes: it counts no more against others than what its user may have.
+        # A page may claim anything: what counts against other users is limited to the user's part.
         self._in_all = sum(min(size, self.part_bytes) for size in self._used.values())
         self._left_bytes = max(min(host.disk_limit_bytes - self._in_all, host.disk_writable_bytes), 0)
 
@@ -45,8 +45,8 @@ class DiskRoom:
         is_free: Callable[[Kernel], bool],
         waiters: Iterable[Kernel] = (),
     ) -> Mapping[str, int]:
-        """Return how much of each kernel could go to disk now, by kernel: the least recently used first, last of them
-        those that are expected to be used soon, and then the `waiters` in that order.
+        """Return how many bytes of each kernel could be spilled now, in this order: the least recently used first,
+        kernels with an expected use last, then the `waiters`.
         """
         if not self._left_bytes:
             return {}
@@ -70,7 +70,7 @@ class DiskRoom:
         return found
 
     def rest(self, kernel: Kernel) -> int:
-        """Return what more of a kernel could go to disk when what is under way has."""
+        """Return how many more bytes of a kernel could be spilled when the spill under way is done."""
         part_left = self.part_bytes - self._used.get(kernel.payer, 0)
         rest = kernel.host.spillable_bytes - kernel.host.spilling_bytes
         return max(min(rest, self._left_bytes, part_left), 0)
@@ -86,7 +86,7 @@ class DiskRoom:
         return True
 
     def forget_kept(self, is_free: Callable[[Kernel], bool]) -> Spill | None:
-        """Have the resident kernel that keeps most forget it, where the disk is nearly as full as it may be."""
+        """Return a `Spill` that drops the largest retained copy on disk, where the disk is nearly full; else None."""
         is_full = self._in_all > FULL_PART * self._limit_bytes
         for kernel in sorted(self._kept, key=lambda each: (-each.host.disk_kept_bytes, each.id)):
             full_for_user = self._used[kernel.payer] > FULL_PART * self.part_bytes
@@ -96,5 +96,5 @@ class DiskRoom:
 
 
 def _is_unwanted(kernel: Kernel) -> bool:
-    """Whether it is parked and is not about to be resumed, as far as anything says so."""
+    """Return whether the kernel is parked and nothing asks for its resume."""
     return kernel.residency is Residency.PARKED and kernel.wants_since is None and not kernel.is_dying

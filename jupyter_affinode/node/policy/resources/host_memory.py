@@ -1,21 +1,22 @@
-"""Host memory in one pass of the policy: what a park may take, and whether it can be had; pure.
+"""Host memory in one pass of the policy: what a park may take, and whether that is available; pure.
 
-**Places.** The machine is one place that memory is taken from, and every cgroup with a limit above a kernel is
-another: what a park takes must be in all of its kernel's places.
+**Places.** The machine is one place that memory is taken from, and every cgroup with a limit above a kernel is another:
+a park needs its memory in all of its kernel's places.
 
-What a park takes is not known before it is tried: chunks of zeros take nothing, and what a kernel keeps from
-its last park is there already. So a frugal shim gets a budget, stops at it, and says what it would have
-taken; only a shim that knows no budget must fit with all it has.
+What a park takes is not known before it is tried: chunks of zeros take nothing, and what a kernel retains from its last
+park is there already. So a shim that obeys a budget gets one, stops there, and reports what it would have taken; a shim
+that knows no budget must fit with all its memory.
 
-**Progress.** What resident kernels keep for their next parks is given back before a park is refused
-(retained_copies.py). So a park is possible as long as what it takes is in what is free and what others keep. It waits
-for what was asked back, and meanwhile no other has it: a later park of the pass cannot take it away.
+**Progress.** Retained copies of resident kernels are released before a park is refused (retained_copies.py). So a park
+is possible as long as its need is within free and retained memory. It waits for what others were asked to release, and
+that is reserved for it: a later park of the pass cannot take it.
 
-Where parked memory may go to disk (disk.py), that counts as what others give back, after all that is only kept.
+Where parked memory may be spilled (disk.py), that counts as what others release, after all retained copies.
 
-**The margin.** A park takes seconds, and its budget was reckoned before it: what other programs take meanwhile
-would come out of the reserve if budgets went up to it. So they end a thirty-second part of it earlier. (Ten
-kernels of 20 GiB on a machine of 126 GiB were 20 MiB below a reserve of 12.6 GiB in one of 1,660 looks without it.)
+**The margin.** A park takes seconds, and its budget was computed before it: what other programs take meanwhile would
+come out of the reserve if budgets went up to it. So budgets end above the reserve by a thirty-second part of it.
+(Without that, ten kernels of 20 GiB on a machine of 126 GiB were 20 MiB below a reserve of 12.6 GiB in one of 1,660
+looks.)
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from ...model.actions import RefusePark
 from ...model.reasons import Refusal
 from ...model.snapshot import Host, Kernel
 
-LEAST_BYTES = 256 * MIB  # with less than this a park of unknown need is not tried, and less is not trimmed
-SLAB_BYTES = 32 * MIB  # what shims take host memory by (shim/src/host/slabs.h)
+LEAST_BYTES = (
+    256 * MIB
+)  # the least for a park of unknown need, and the least that a kernel is asked to release
+SLAB_BYTES = 32 * MIB  # the unit in which shims take host memory (shim/src/host/slabs.h)
 SLACK_BYTES = 2 * SLAB_BYTES  # shims take memory by slabs, so a park may take somewhat more than it moves
-CGROUP_RESERVE = 10  # a cgroup keeps that part of its limit free, or the reserve if that is less
-CUSHION = 32  # that part of a reserve parks leave alone beside it, and have asked back beside what they lack
+CGROUP_RESERVE = 10  # a 10th part of a cgroup's limit stays free, or the reserve if that is less
+CUSHION = 32  # parks leave a 32nd part of a reserve free beside it, and have that much more released
 MACHINE = ""  # the place that is no cgroup
 # A move that hands over begins with 256 MiB (shim/src/protocol.h). It needs somewhat more: a lot of that size comes
 # back only when nothing is left in it, and the waiter may get no further without the room that the victim has yet.
@@ -43,12 +46,12 @@ Shortage = dict[str, int]  # by place, what is missing there; {}: nothing is
 
 
 def with_margin(reserve_bytes: int) -> int:
-    """Return what parks and preparations for them leave free of a place with that reserve."""
+    """Return the bytes that parks leave free of a place with that reserve."""
     return reserve_bytes + reserve_bytes // CUSHION
 
 
 def _in_slabs(size: int) -> int:
-    """Return what shims take for so much."""
+    """Return the bytes of whole slabs that shims take for `size`."""
     return -(-size // SLAB_BYTES) * SLAB_BYTES
 
 
@@ -58,7 +61,7 @@ def begins_with(size: int) -> int:
 
 
 class Needs(NamedTuple):
-    """What a park takes of host memory beside what its kernel keeps there already."""
+    """What a park takes of host memory beside what its kernel retains there already."""
 
     lot_bytes: int  # of the lots; the rest anew
     least_bytes: int  # with less it cannot end well, or is not worth a try
@@ -68,7 +71,7 @@ class Needs(NamedTuple):
 
 
 class HostRoom:
-    """What the decisions of this pass leave of host memory."""
+    """The host memory that the decisions of this pass leave."""
 
     def __init__(self, host: Host, settings: Settings):
         self._host = host
@@ -86,15 +89,15 @@ class HostRoom:
         self._passing: dict[str, tuple[Kernel, int]] = {}  # what others may have of kernels in a while
 
     def has_lots(self, place: str) -> bool:
-        """Whether lots take memory of that place: they are the controller's."""
+        """Return whether lots take memory of that place: they are the controller's."""
         return place == MACHINE or place in self._host.lot_cgroups
 
     def leaves(self, kernel: Kernel, size: int) -> bool:
-        """Whether there is so much for the kernel beyond what has been decided."""
+        """Return whether there are `size` bytes for the kernel beyond what has been decided."""
         return self._left_for(kernel) >= size
 
     def places(self, kernel: Kernel) -> Sequence[str]:
-        """Where a park of the kernel takes memory, the machine last."""
+        """Return the places where a park of the kernel takes memory, the machine last."""
         places = self._places.get(kernel.cgroups)
         if places is None:
             places = [*(cgroup for cgroup in kernel.cgroups if cgroup in self._left), MACHINE]
@@ -102,7 +105,7 @@ class HostRoom:
         return places
 
     def expect(self, kernel: Kernel, budget_bytes: int | None, lot_bytes: int = 0) -> int:
-        """The kernel is being parked, or will be, with that budget: it may take it all. How much that is."""
+        """Count on a park of the kernel that uses up its budget; return the bytes that it takes."""
         self.take_lots(kernel, lot_bytes)
         for place in self._lot_places if kernel.host.awaits_bytes else ():
             self._left[place] -= kernel.host.awaits_bytes
@@ -113,31 +116,31 @@ class HostRoom:
         return takes + kernel.image_bytes
 
     def is_passing(self, kernel: Kernel, size: int) -> None:
-        """The kernel is on the move with so much, which makes room for a waiter, or can be given back afterwards."""
+        """Count `size` bytes of a kernel as in transit: they make room for a waiter, or can be released afterwards."""
         _, before = self._passing.get(kernel.id, (kernel, 0))
         self._passing[kernel.id] = kernel, max(size, before)
 
     def take(self, kernel: Kernel, size: int) -> None:
-        """It is the kernel's from now on, be it there or still to be given back by others."""
+        """Reserve `size` bytes for the kernel, free already or still to be released by others."""
         for place in self.places(kernel):
             self._left[place] -= size
 
     def budget(self, kernel: Kernel) -> int:
-        """What a park of the kernel may take anew beside the lots that it may have and what the driver takes."""
+        """Return the new host memory that a park of the kernel may take, beside lots and the driver's own copy."""
         return max(self._left_for(kernel, self._lots) - kernel.image_bytes, 0)
 
     def take_lots(self, kernel: Kernel, size: int) -> None:
-        """They are lent to the kernel."""
+        """Count `size` bytes of lots as lent to the kernel."""
         for place in self._lot_places:
             self._left[place] -= size
         self._lots -= size
 
     def hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> Sequence[tuple[int, int]] | None:
-        """Take what those need that leave in an exchange, but for what the waiter gives them as it comes in: what
-        they get at once (budget, lots). The rest they get as lots. None: it is not enough.
+        """Reserve what the victims of an exchange need beyond what the waiter hands over; return each one's (budget,
+        lots) at once, or None if it is not enough. The rest they get as lots.
 
-        Where lots are made as quickly as a process has memory, no more than what they begin with is their own: it would
-        be touched before the exchange begins, unmapped when they come back, and touched anew for the next ones.
+        Where lots are made as quickly as a process takes memory, a victim takes by itself only what it begins with:
+        more would be touched before the exchange begins, unmapped at its resume, and touched anew for the next victims.
         """
         takes = {each.id: _takes(self.needs(each)) for each in kernels}
         at_once, charges = self.begins_with(kernels), self.charges_of_hand_over(waiter, kernels)
@@ -166,27 +169,31 @@ class HostRoom:
         return shares
 
     def charges_of_hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> Mapping[str, int]:
-        """What `kernels` take in an exchange beside what the waiter gives, by place: at least what they begin with."""
+        """Return what `kernels` take in an exchange beyond what the waiter hands over, by place: at least what they
+        begin with.
+        """
         at_once, total = self.begins_with(kernels), sum(_takes(self.needs(each)) for each in kernels)
         return {place: max(total - self._gives(waiter, place), at_once) for place in self._lot_places}
 
     def begins_with(self, kernels: Iterable[Kernel]) -> int:
-        """What all of them must find at once in an exchange that hands over."""
+        """Return the host memory that all of them need at once in an exchange that hands over."""
         return sum(begins_with(_takes(self.needs(each))) for each in kernels)
 
     def charge(self, charges: Mapping[str, int]) -> None:
-        """They are taken, of each place so much."""
+        """Reserve the bytes of each place."""
         for place, size in charges.items():
             self._left[place] -= size
 
     def _gives(self, waiter: Kernel, place: str) -> int:
-        """What the waiter has of a place and gives back."""
+        """Return the bytes of a place that the waiter hands over."""
         is_inside = place in self.places(waiter)
         return waiter.host.copy_bytes if is_inside else min(waiter.host.copy_bytes, waiter.host.lot_bytes)
 
     def suffices(self, kernels: Iterable[Kernel], beside_bytes: int = 0) -> bool:
-        """Whether there is room for all that they have, whatever parks take of it, and `beside_bytes` more: mostly
-        there is, and nothing else need be reckoned.
+        """Return whether there is room for all memory of the kernels, whatever parks take of it, and `beside_bytes`
+        more.
+
+        Mostly there is, and nothing else need be computed.
         """
         left = self._left[MACHINE] - beside_bytes
         for kernel in kernels:
@@ -195,11 +202,11 @@ class HostRoom:
         return left >= 0
 
     def lots_for(self, kernel: Kernel) -> int:
-        """What of the lots a park of the kernel can use."""
+        """Return the bytes of lots that a park of the kernel can use."""
         return self.needs(kernel).lot_bytes
 
     def needs(self, kernel: Kernel) -> Needs:
-        """What a park of the kernel takes anew, and of the lots."""
+        """Return what a park of the kernel takes of new host memory and of lots."""
         if self._has_lots:  # fewer with each kernel that gets some
             return self._reckon(kernel)
         needs = self._needs.get(kernel.id)
@@ -213,15 +220,13 @@ class HostRoom:
         if use.is_frugal and use.park_takes_bytes is not None:
             probable = min(movable, use.park_takes_bytes)
         if use.park_short_bytes:
-            short = min(
-                use.park_short_bytes, movable + SLACK_BYTES
-            )  # less by now if it has freed memory since
+            short = min(use.park_short_bytes, movable + SLACK_BYTES)  # it may have freed memory since
             probable = max(probable, short)
         least = max(short, min(probable, LEAST_BYTES)) if use.is_frugal else movable
         has = max(use.kept_bytes - use.trimming_bytes, 0)
         lots = makes = 0
         if (self._lots or self._host.makes_lots) and use.is_frugal:
-            has_soon = max(has, use.lot_bytes)  # what came a moment ago is not kept yet
+            has_soon = max(has, use.lot_bytes)  # a lot that was just lent does not count as retained yet
             wants = probable if use.lots_most_bytes is None else min(probable, use.lots_most_bytes)
             makes = max(wants - has_soon, 0)
             if self._host.makes_lots and makes < LEAST_BYTES:
@@ -235,7 +240,7 @@ class HostRoom:
         return Needs(lots, least + image, probable + image, image, makes)
 
     def lots_to_make(self, kernel: Kernel) -> int:
-        """How large the stock of lots should be for a park of the kernel that is better made with more; 0: it is not.
+        """Return how large the stock of lots should be before a park of the kernel; 0 if more lots do not help.
 
         Memory of lots is taken once, and then goes from one kernel to the next.
         """
@@ -246,11 +251,11 @@ class HostRoom:
         return self._lots + needs.makes_bytes if self._left_for(kernel, beside) >= 0 else 0
 
     def may_be_tried(self, kernel: Kernel, needs: Needs) -> bool:
-        """Whether there is as much as could do for a park of the kernel."""
+        """Return whether the least host memory that could do for a park of the kernel is there."""
         return needs.least_bytes <= max(self._left_for(kernel, needs.lot_bytes), 0)
 
     def _left_for(self, kernel: Kernel, lot_bytes: int = 0) -> int:
-        """What is left beside those lots where that is least."""
+        """Return what is left beside `lot_bytes` of lots in the kernel's tightest place."""
         return min(
             [
                 self._left[place] - (lot_bytes if lot_bytes and self.has_lots(place) else 0)
@@ -259,7 +264,7 @@ class HostRoom:
         )
 
     def refusal(self, kernel: Kernel, needs: Needs) -> RefusePark:
-        """Why a park of the kernel cannot be, in words and figures."""
+        """Return why the kernel cannot be parked, in words and figures."""
         sure = kernel.host.park_takes_bytes is not None or not kernel.host.is_frugal
         anew = needs.probable_bytes if sure else needs.least_bytes
         place = min(self.places(kernel), key=lambda each: self._left[each])
@@ -274,7 +279,7 @@ class HostRoom:
         return RefusePark(kernel.id, Refusal.NO_HOST_MEMORY, words, figures)
 
     def shortage(self, wanted: Mapping[str, int], coming: Mapping[str, int]) -> Shortage:
-        """What is missing of what is wanted (by place) even when what is `coming` is there; {}: nothing."""
+        """Return what is missing by place even when what is `coming` is there; {} if nothing."""
         short = {}
         for place, size in wanted.items():
             lacks = size - self._left[place]
@@ -285,7 +290,7 @@ class HostRoom:
         return short
 
     def without_passing(self, short: Shortage) -> Shortage:
-        """What of it is still short when those that are on the move have arrived and gave back what they can."""
+        """Return what is still short when kernels in transit have arrived and released what they can."""
         left = dict(short)
         for kernel, size in self._passing.values():
             for place in self.places(kernel):
@@ -294,14 +299,14 @@ class HostRoom:
         return {place: size for place, size in left.items() if size > 0}
 
     def with_cushion(self, short: Shortage) -> Shortage:
-        """What is asked back for a park that lacks so much."""
+        """Return what others are asked to release for a park that lacks `short`: a little more."""
         reserves = {
             place: self._cgroup_reserve(place) if place != MACHINE else self.reserve_bytes for place in short
         }
         return {place: size + reserves[place] // CUSHION for place, size in short.items()}
 
     def pressure(self, coming: Mapping[str, int]) -> Shortage:
-        """What the machine and each cgroup lack for their reserves, whatever is decided."""
+        """Return what the machine and each cgroup lack for their reserves, whatever is decided."""
         lacks = {MACHINE: self.reserve_bytes - self._host.available_bytes}
         for cgroup, headroom in self._host.headroom_bytes.items():
             lacks[cgroup] = self._cgroup_reserve(cgroup) - headroom

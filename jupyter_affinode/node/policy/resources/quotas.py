@@ -1,8 +1,8 @@
-"""Limits per user and group on GPU memory, as resources beside the GPUs; pure.
+"""Quotas of GPU memory per user and group, as resources beside the GPUs; pure.
 
-A limit is a resource of its own: a waiter needs room in it as on a GPU, what is parked gives it back, and one that
-waits for it alone blocks only those that share it. A kernel that has grown beyond a limit by
-itself (allocations that meet no full GPU are not asked about) may still come back when it is the only one.
+A quota is a resource of its own: a waiter needs room in it as on a GPU, a park frees it, and a waiter that lacks only
+quota blocks only those that share it. Allocations that find room on the GPU are not checked, so a kernel may grow
+beyond a quota by itself; it may still be resumed when it is the only one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Whose = tuple[str, tuple[str, ...], int | None]  # user, groups, what the user's
 
 @dataclass(slots=True)
 class _Account:
-    """Kernels of the same user, groups and grant: they count in the same limits."""
+    """Kernels of the same user, groups and grant: they count in the same quotas."""
 
     keys: tuple[str, ...]
     narrowest_bytes: int = 0  # the smallest of these limits
@@ -31,7 +31,7 @@ class _Account:
 
 
 class Limits:
-    """The limits that hold for a node's kernels; falsy where there are none."""
+    """The quotas that hold for a node's kernels; falsy where there are none."""
 
     def __init__(self, node: Node, settings: Settings):
         self.caps: dict[str, int] = {}
@@ -47,37 +47,37 @@ class Limits:
         return bool(self.caps)
 
     def of(self, kernel_id: str) -> tuple[str, ...]:
-        """The limits that a kernel counts in."""
+        """Return the quotas that a kernel counts in."""
         account = self._accounts.get(kernel_id)
         return () if account is None else account.keys
 
     def among(self, resources: Mapping[str, int]) -> dict[str, int]:
-        """Those of the resources that are limits."""
+        """Return those of the resources that are quotas."""
         return {key: size for key, size in resources.items() if key in self.caps} if self.caps else {}
 
     def needs(self, waiter: Waiter) -> Mapping[str, int]:
-        """What serving a waiter takes, of the GPUs and of its limits."""
+        """Return what serving a waiter takes, of the GPUs and of its quotas."""
         return {**waiter.needs, **self.counts(waiter)} if self.caps else waiter.needs
 
     def counts(self, waiter: Waiter) -> Mapping[str, int]:
-        """What serving a waiter takes of its limits."""
+        """Return what serving a waiter takes of its quotas."""
         account = self._accounts.get(waiter.kernel.id)
         if account is None:
             return NOTHING
         size = sum(waiter.needs.values())
         if waiter.room is None:
             used = self._used[waiter.kernel.id]
-            if used + size > account.narrowest_bytes:  # it comes back when it is the only one
+            if used + size > account.narrowest_bytes:  # it is resumed when it is the only one
                 return {key: min(size, max(self.caps[key] - used, 0)) for key in account.keys}
         return dict.fromkeys(account.keys, size)
 
     def put_aside(self, waiter: Waiter, room: dict[str, int]) -> None:
-        """Leave for a waiter what it takes of the `room` in its limits."""
+        """Reserve what a waiter takes of the `room` in its quotas."""
         for key, size in self.counts(waiter).items():
             room[key] -= size
 
     def frees(self, kernel: Kernel) -> Mapping[str, int]:
-        """What parking a kernel gives back, of the GPUs and of its limits."""
+        """Return what parking a kernel frees, of the GPUs and of its quotas."""
         account = self._accounts.get(kernel.id)
         if account is None:
             return kernel.frees_bytes
@@ -89,7 +89,7 @@ class Limits:
         return frees
 
     def exceeded(self, waiter: Waiter) -> tuple[str, int] | None:
-        """The limit (its name and size) that an allocation can never have room in, whatever is parked."""
+        """Return the quota (name and size) in which an allocation can never have room, whatever is parked."""
         if waiter.room is not None:
             for key in self.of(waiter.kernel.id):
                 if self._used[waiter.kernel.id] + waiter.room.bytes > self.caps[key]:
@@ -120,7 +120,7 @@ class Limits:
                 self.room[key] -= account.used_bytes
 
     def _account_of(self, whose: Whose, rules: Mapping[str, int]) -> _Account:
-        """The limits that a user's kernels count in, noted with their sizes."""
+        """Return the account of a user's kernels, and note the sizes of its quotas."""
         user, their_groups, granted = whose
         named = [(USER + user, rule_for(rules, user)), (USER + user, granted)]
         named += [(GROUP + group, rule_for(rules, f"@{group}")) for group in their_groups]

@@ -1,4 +1,4 @@
-"""What kernels keep in host memory and can give back for a park in one pass of the policy; pure."""
+"""Retained copies: host memory that kernels can release for a park in one pass of the policy; pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .host_memory import LEAST_BYTES, HostRoom, Shortage
 
 
 class RetainedCopies:
-    """What kernels can give back: the retained copies of those that keep most for longest first, then what parked
-    kernels can put on disk. Sorted once for a pass, since a thousand kernels may look in one, and only when a kernel is
-    to give: mostly there is enough.
+    """The host memory that kernels can release: retained copies first, the largest and oldest first, then what can be
+    spilled. Sorted once a pass, and only when a kernel is to release: a thousand kernels may look, and mostly there is
+    enough.
     """
 
     def __init__(
@@ -23,7 +23,9 @@ class RetainedCopies:
         is_free: Callable[[Kernel], bool],
         to_disk: Mapping[str, int] | None = None,
     ):
-        """`is_free` says which kernels may be asked; `to_disk`: what of parked ones may go there, in order."""
+        """Prepare for one pass; `is_free` returns whether a kernel may be asked; `to_disk`: the bytes that parked
+        kernels can spill, in order.
+        """
         self._room = room
         self.coming: dict[str, int] = {}  # by place, what was asked back and is not there yet
         self._gives: dict[str, int] = {}  # … and what could be asked back
@@ -42,12 +44,14 @@ class RetainedCopies:
                 room.is_passing(each, use.trimmable_bytes)
 
     def _most(self, kernel: Kernel) -> int:
-        """What it can give now. A parked kernel gives what it used to move when nothing of it goes to disk any more."""
+        """Return the bytes that a kernel can release now. A parked kernel releases what it used to move once it spills
+        nothing.
+        """
         return self._to_disk.get(kernel.id) or kernel.host.trimmable_bytes
 
     def drop(self, kernel_id: str, asked_bytes: int = 0) -> None:
-        """Nothing more can be had of that kernel in this pass: something was decided for it. `asked_bytes`: of what it
-        can give.
+        """Note that something was decided for the kernel: it releases nothing more in this pass. `asked_bytes`: what it
+        was asked to release.
         """
         kernel = self._ready.pop(kernel_id, None)
         if kernel is not None:
@@ -55,7 +59,7 @@ class RetainedCopies:
             self._room.is_passing(kernel, self._most(kernel) - asked_bytes)
 
     def left(self, short: Shortage, kernels: Collection[Kernel], *, to_disk: bool = True) -> Shortage:
-        """What is still short when all others but `kernels` have given back what they keep."""
+        """Return what is still short when all others but `kernels` have released what they can."""
         left = {place: size - self._gives.get(place, 0) for place, size in short.items()}
         others = () if to_disk else [self._ready[each] for each in self._to_disk if each in self._ready]
         for kernel in (*kernels, *others):
@@ -66,9 +70,9 @@ class RetainedCopies:
         return {place: size for place, size in left.items() if size > 0}
 
     def trims(self, short: Shortage, reason: str) -> list[Trim | Spill]:
-        """Return which kernels give back how much, for what is short, as far as it can be had.
+        """Return which kernels release how much for what is short, as far as that can be had.
 
-        A kernel that gives is out of it for the rest of the pass, and what comes of it is in `coming`.
+        A kernel that was asked is left out for the rest of the pass, and what it releases is in `coming`.
         """
         if short and not self._is_sorted:
             self._sort()

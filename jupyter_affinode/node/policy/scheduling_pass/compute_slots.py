@@ -1,12 +1,12 @@
-"""How many kernels compute on each GPU, and whether one more may come back to it (`max_computing_per_gpu`); pure.
+"""Compute slots: how many kernels compute on each GPU, and whether one more may be resumed there
+(`max_computing_per_gpu`); pure.
 
-The setting bounds which waiters are brought back. A kernel that is on the GPU already begins its cells unasked, and
-what it allocates beside what it has needs no slot: while one of its processes waits for that, another may keep a slot.
-What is on the GPU in part is made whole in any case (decide.py). So more kernels may compute than the setting says; as
-long as they do, no other is brought back.
+The setting bounds which waiters are resumed. A resident kernel begins its cells unasked, and its further allocations
+need no slot: while one of its processes waits for that, another may keep a slot. A partly parked kernel is resumed in
+any case (decide.py). So more kernels may compute than the setting allows; as long as they do, no other is resumed.
 
-A waiter without a slot keeps only those behind it waiting that need one as well. With time slices a kernel that
-computes is preempted for it (preemption.py).
+A waiter without a slot blocks only those behind it that need one as well. With time slices a computing kernel is
+preempted for it (preemption.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..victims.eviction_cost import is_late
 
 
 class ComputeSlots:
-    """The kernels that compute on each GPU or come back to it, with those that a pass has decided to resume."""
+    """The kernels that compute on each GPU or are being resumed to it, with those that a pass has decided to resume."""
 
     def __init__(self, now: float, node: Node, settings: Settings):
         self.most = settings.max_computing_per_gpu
@@ -32,7 +32,9 @@ class ComputeSlots:
     def lacking(
         self, kernel: Kernel, needs: Mapping[str, int], beside: Mapping[str, int] | None = None
     ) -> list[str]:
-        """Return on which of the GPUs that it needs a kernel may not compute now; `beside`: how many more do soon."""
+        """Return the GPUs on which a kernel may not compute now, of those it needs; `beside`: how many more kernels
+        soon compute there.
+        """
         if self.most is None:
             return []
         more = beside or {}
@@ -43,11 +45,11 @@ class ComputeSlots:
         ]
 
     def on(self, uuid: str, but: Kernel) -> list[Kernel]:
-        """Return the other kernels that compute on a GPU or come back to it."""
+        """Return the other kernels that compute on a GPU or are resumed to it."""
         return [each for each in self._by_gpu.get(uuid, {}).values() if each.id != but.id]
 
     def take(self, kernel: Kernel, gpus: Iterable[str]) -> None:
-        """Note that a kernel comes back."""
+        """Note that a kernel is resumed."""
         if self.most is not None:
             for uuid in gpus:
                 self._by_gpu.setdefault(uuid, {})[kernel.id] = kernel
@@ -65,7 +67,7 @@ class ComputeSlots:
         return found
 
     def _gpus_of(self, kernel: Kernel, reserved: Iterable[str]) -> Iterable[str]:
-        """Return the GPUs on which it computes or is about to."""
+        """Return the GPUs on which the kernel computes or is about to."""
         if kernel.residency in (Residency.RESIDENT, Residency.PARKING):
             return _gpus_with_memory(kernel) if is_computing(self._now, kernel, self._settings) else ()
         if kernel.residency is Residency.RESUMING and not is_late(self._now, kernel, self._node.speeds):
@@ -74,8 +76,8 @@ class ComputeSlots:
 
 
 def is_at_work(now: float, kernel: Kernel, settings: Settings) -> bool:
-    """Whether a kernel used the GPU so lately that nothing says when it will stop: an open cell may only be
-    loading what it computes next.
+    """Return whether a kernel used the GPU so lately that it counts as computing; an open cell may only be loading
+    data.
     """
     if kernel.calls_in_flight or kernel.captures:
         return True
@@ -84,7 +86,7 @@ def is_at_work(now: float, kernel: Kernel, settings: Settings) -> bool:
 
 
 def is_computing(now: float, kernel: Kernel, settings: Settings) -> bool:
-    """Whether a kernel on a GPU is at work, or has come back a moment ago to be; not while it waits for memory."""
+    """Return whether a resident kernel computes or was just resumed to do so; False while it waits for memory."""
     if kernel.rooms and not kernel.calls_in_flight:
         return False
     return is_at_work(now, kernel, settings) or now - kernel.resident_since < LEAST_PAUSE_S

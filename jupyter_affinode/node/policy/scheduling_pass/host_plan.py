@@ -1,4 +1,4 @@
-"""Whether there is host memory for the parks of one pass, and what others are asked to give back for them; pure."""
+"""Whether there is host memory for the parks of one pass, and what others are asked to release for them; pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..resources.retained_copies import RetainedCopies
 class HostMemory(Enum):
     """Whether there is host memory to park a kernel, or several together."""
 
-    ENOUGH = "enough"  # or others give back what is missing first, or a park is worth a try
-    LATER = "later"  # when the kernels that are on the move have arrived
+    ENOUGH = "enough"  # or others release what is missing first, or a park is worth a try
+    LATER = "later"  # when the kernels in transit have arrived
     SHORT = "short"
 
 
 class HostPlan:
-    """What this pass leaves of host memory, and which kernels it refused to park for want of it."""
+    """The host memory that this pass leaves, and the kernels that it refused to park for lack of it."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class HostPlan:
         is_free: Callable[[Kernel], bool],
         blocked_waiters: Callable[[], Iterable[Kernel]],
     ):
-        """`is_free` says whether nothing is decided for a kernel; `blocked_waiters`: the parked ones that wait and have
-        no room on the GPU now, the last of the queue first.
+        """Prepare for one pass. `is_free` returns whether nothing is decided for a kernel; `blocked_waiters` returns
+        the parked waiters that have no room on the GPU now, the last of the queue first.
         """
         self._now = now
         self._node = node
@@ -45,7 +45,7 @@ class HostPlan:
         self._refused: dict[str, RefusePark] = {}
 
     def memory_for(self, kernels: Sequence[Kernel], beside_bytes: int = 0) -> HostMemory:
-        """Whether they could be parked, all of them, and `beside_bytes` more taken on the machine."""
+        """Return whether the kernels could be parked together, and `beside_bytes` more taken on the machine."""
         if self.is_awaited and not all(kernel.park_asked for kernel in kernels):
             return HostMemory.LATER
         for to_disk in (False, True):  # moves under way take less time than the disk
@@ -67,8 +67,10 @@ class HostPlan:
         given_back: bool = True,
         to_disk: bool = True,
     ) -> Shortage:
-        """Return what parking them all probably lacks of host memory, by place, when what was asked back is there; with
-        `given_back`, when all others have given back what they keep, too, and `to_disk` what can go there. {}: nothing.
+        """Return the host memory that parking all the kernels probably lacks, by place; {} if none.
+
+        Memory that kernels were told to release counts as there. With `given_back`, so does all that others retain, and
+        with `to_disk` what can be spilled.
         """
         if self.room.suffices(kernels, beside_bytes):
             return {}
@@ -84,18 +86,20 @@ class HostPlan:
         return short
 
     def _can_follow(self, kernels: Sequence[Kernel]) -> bool:
-        """Whether they can be parked one after the other, each when the one before has gone to disk."""
+        """Return whether they can be parked one after the other, each after the one before has gone to disk."""
         if not self._node.host.disk_limit_bytes:
             return False
         by_size = sorted(kernels, key=self.takes)
         return self.disk.has_room_for(by_size[:-1], self.takes)
 
     def takes(self, kernel: Kernel) -> int:
-        """What parking a kernel probably takes anew, in bytes."""
+        """Return the new host memory that parking a kernel probably takes."""
         return self.room.needs(kernel).probable_bytes
 
     def lacks_room_for(self, kernels: Sequence[Kernel]) -> bool:
-        """Whether they cannot be parked for want of host memory, whatever retained copies are given back."""
+        """Return whether the kernels cannot be parked for lack of host memory, whatever retained copies are
+        released.
+        """
         return bool(self.shortfall(kernels)) and not any(
             not _is_known(kernel)
             and self.shortfall([kernel])
@@ -104,25 +108,25 @@ class HostPlan:
         )
 
     def refusals(self) -> dict[str, RefusePark]:
-        """Return which kernels cannot be parked for want of host memory, and why, as far as they were looked at."""
+        """Return the refusals of this pass, by kernel."""
         return dict(self._refused)
 
     def forget_refusals(self, but: Mapping[str, RefusePark]) -> None:
-        """They did not matter: others yielded instead, or will in a moment."""
+        """Restore the refusals to `but`: other kernels are parked instead, now or in a moment."""
         self._refused = dict(but)
 
     def refuse(self, kernel: Kernel) -> None:
-        """Note that a kernel cannot be parked for want of host memory, and why."""
+        """Note that a kernel cannot be parked for lack of host memory, and why."""
         if kernel.id not in self._refused:
             self._refused[kernel.id] = self.room.refusal(kernel, self.room.needs(kernel))
 
     def must_wait(self, kernel: Kernel, *, to_disk: bool = True) -> bool:
-        """Whether others have what a park lacks, or can put it on disk, and have not given it back yet."""
+        """Return whether others retain what a park lacks, or can put it on disk, and have not released it yet."""
         lacks = bool(self.room.shortage(self._wanted([kernel]), {}))
         return lacks and not self.shortfall([kernel], to_disk=to_disk)
 
     def _wanted(self, kernels: Iterable[Kernel]) -> dict[str, int]:
-        """What parking them probably takes anew, by place."""
+        """Return the new host memory that parking the kernels probably takes, by place."""
         wanted: dict[str, int] = {}
         for kernel in kernels:
             needs = self.room.needs(kernel)
@@ -132,25 +136,25 @@ class HostPlan:
         return wanted
 
     def _may_try(self, kernel: Kernel) -> bool:
-        """Whether a park is worth a try that may find too little host memory: what it takes is not known."""
+        """Return whether a park of unknown need is worth a try although it may find too little host memory."""
         is_known, is_late = kernel.host.park_takes_bytes is not None, kernel.host.retry_at <= self._now
         if kernel.park_asked is None and (is_known or not is_late):
             return False
         return kernel.host.is_frugal and self.room.may_be_tried(kernel, self.room.needs(kernel))
 
     def reserve(self, kernel: Kernel) -> None:
-        """It is parked in a later pass: what that takes is its own."""
+        """Reserve the host memory that a kernel's park in a later pass takes."""
         needs = self.room.needs(kernel)
         self.room.take_lots(kernel, needs.lot_bytes)
         self.room.take(kernel, needs.probable_bytes)
         self.room.is_passing(kernel, needs.probable_bytes + needs.lot_bytes + kernel.host.kept_bytes)
 
     def make_room(self, short: Shortage) -> Sequence[Action]:
-        """Ask others for what is short for a park, and a little more: return what they are told."""
+        """Return actions that have others release what a park lacks, and a little more."""
         return self.retained.trims(self.room.with_cushion(short), "room to park another kernel")
 
     def relieve(self) -> Iterator[Action]:
-        """Have retained copies given back, and parked memory put on disk, where the machine or a cgroup is under its
+        """Yield actions that release retained copies and spill parked memory where the machine or a cgroup is below its
         reserve.
         """
         if self._node.host.disk_limit_bytes:
@@ -161,25 +165,25 @@ class HostPlan:
             yield from self.retained.trims(self.room.pressure(self.retained.coming), "host memory is short")
 
     def drop(self, kernel_id: str) -> None:
-        """Something was decided for the kernel: it gives nothing back in this pass."""
+        """Note that something was decided for the kernel: it releases nothing more in this pass."""
         if "retained" in self.__dict__:
             self.retained.drop(kernel_id)
 
     @cached_property
     def retained(self) -> RetainedCopies:
-        """What kernels can give back; reckoned only where host memory is short."""
+        """Return what kernels can release; computed only where host memory is short."""
         waiters = self._blocked_waiters() if self._node.host.disk_limit_bytes else ()
         to_disk = self.disk.takes(self._node.kernels, self._now, self._is_free, waiters)
         return RetainedCopies(self._node.kernels, self._now, self.room, self._is_free, to_disk)
 
     @cached_property
     def disk(self) -> DiskRoom:
-        """What may still be written to disk."""
+        """Return what may still be written to disk."""
         return DiskRoom(self._node.kernels, self._node.host)
 
 
 def _is_known(kernel: Kernel) -> bool:
-    """Whether what a park of the kernel takes is known from an earlier one, or it takes all there is."""
+    """Return whether an earlier park shows what parking the kernel takes, or it takes all that it has."""
     return (
         not kernel.host.is_frugal
         or kernel.host.park_takes_bytes is not None

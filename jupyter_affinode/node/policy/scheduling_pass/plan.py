@@ -1,7 +1,7 @@
-"""One pass of the policy: what it has decided so far, and what room that leaves; pure.
+"""One pass of the policy: its decisions so far, and the room that they leave; pure.
 
-Resources are GPUs, by UUID, and the limits of users and groups (resources/quotas.py). Everything that looks at all
-kernels does so once a pass: a machine may have a thousand of them, and hundreds in its queue.
+Resources are GPUs, by UUID, and the quotas of users and groups (resources/quotas.py). Whatever looks at all kernels
+does so once a pass: a machine may have a thousand of them, and hundreds in its queue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ON_THE_MOVE = (Residency.PARKING, Residency.RESUMING)
 
 
 class Plan:
-    """What this pass has decided so far, and what room that leaves."""
+    """The decisions of this pass so far, and the room that they leave."""
 
     def __init__(self, now: float, node: Node, settings: Settings):
         self.now = now
@@ -40,13 +40,13 @@ class Plan:
         for reservation in node.reservations:
             self.room[reservation.gpu] = self.room.get(reservation.gpu, 0) - reservation.bytes
         self.room.update(self.limits.room)
-        self.incoming = dict.fromkeys(self.room, 0)  # will be free when what is under way is done
+        self.incoming = dict.fromkeys(self.room, 0)  # free when everything under way is done
         self._on_the_move: set[str] = set()  # resources whose memory is on its way to or from the host
         self.slots = ComputeSlots(now, node, settings)
         self.candidates = Candidates(now, node, settings, self.queue, self.limits, self.is_free)
         self.host = HostPlan(now, node, settings, self.is_free, self._blocked_waiters)
         self._taken: set[str] = set()
-        self.barred: set[str] = set()  # kernels that wait for the GPU, and for host memory that none can give
+        self.barred: set[str] = set()  # waiters that lack host memory which no kernel can release
         under_way = [
             kernel
             for kernel in node.kernels
@@ -63,7 +63,7 @@ class Plan:
                 self.host.room.is_passing(kernel, self.host.disk.rest(kernel))
 
     def _is_parking(self, kernel: Kernel) -> bool:
-        """Whether what it has on the GPU is on its way to the host, or about to be."""
+        """Return whether the kernel's GPU memory is on its way to the host, or about to be."""
         if kernel.left_bytes:
             return kernel.moves_since is not None and kernel.id not in self._has_reserved
         if (
@@ -79,22 +79,22 @@ class Plan:
         return frozenset(reserved.kernel_id for reserved in self.node.reservations)
 
     def is_settled(self, resources: Iterable[str]) -> bool:
-        """Whether no kernel leaves any of those GPUs or comes back to one, nor has just done so: then their figures
-        say how much room there is. What is on its way is counted twice, as used and as reserved.
+        """Return whether no kernel is moving to or from those GPUs, nor has just done so.
+
+        Only then do their figures tell how much room there is: memory in transit is counted twice, as used and as
+        reserved.
         """
         return self._on_the_move.isdisjoint(resources) and not self.is_outdated(resources)
 
     def is_outdated(self, resources: Iterable[str]) -> bool:
-        """Whether a newer figure of one of those GPUs comes in a moment."""
+        """Return whether a newer figure of one of those GPUs comes in a moment."""
         gpus = self.node.gpus
         return any(gpus[each].is_outdated for each in resources if each in gpus)
 
     def _look_at_park(self, kernel: Kernel) -> None:
-        """One that is under way."""
+        """Count the room that a park under way makes on the GPU and takes in the host."""
         if is_late(self.now, kernel, self.node.speeds):
-            if (
-                kernel.behind_until <= self.now
-            ):  # else what it may take is a promise that keeps others on the GPU
+            if kernel.behind_until <= self.now:  # else the budget reserved for it keeps others on the GPU
                 self.host.room.expect(kernel, kernel.host.budget_bytes)
         else:
             size = self._expect(kernel, kernel.host.budget_bytes)
@@ -103,24 +103,27 @@ class Plan:
             self.host.room.is_passing(kernel, max(size, kernel.movable_bytes))
 
     def is_free(self, kernel: Kernel) -> bool:
-        """Whether nothing is under way or decided for the kernel."""
+        """Return whether nothing is under way or decided for the kernel."""
         return not (kernel.is_moving or kernel.is_ending or kernel.id in self._taken)
 
     def act(self, action: Action) -> None:
-        """Decide on an action."""
+        """Add an action to the decisions."""
         self._taken.add(action.kernel_id)
         self.actions.append(action)
         self.host.drop(action.kernel_id)
 
     def exchange(self, waiter: Kernel, first: int) -> None:
-        """Have a waiter come in while those go out whose parks are the actions from the `first` on."""
+        """Turn the parks from action number `first` on into an exchange with the waiter."""
         parks = [action for action in self.actions[first:] if isinstance(action, Park)]
         self.actions[first:] = [replace(park, exchanges=True) for park in parks]
         self._comes_in(waiter)
 
     def hand_over(self, waiter: Kernel, kernels: Sequence[Kernel], park: Park) -> bool:
-        """Have a waiter come in while these go out, with its host memory; `park`: what they are told. Or have others
-        give what is missing for that first. False: that is not enough.
+        """Decide an exchange in which the waiter hands its host memory over to `kernels`; `park` is the template of
+        their parks.
+
+        If a little host memory is missing to begin with, others are asked to release it first. Return False if that is
+        not enough either.
         """
         first = [kernel for kernel in kernels if self._drops_caches(kernel, park.reason)]
         if first:
@@ -137,7 +140,9 @@ class Plan:
         return True
 
     def _make_room_to_hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> bool:
-        """Ask others for what is missing to begin with, if the waiter's own does for the rest: little goes to disk."""
+        """Have others release what is missing to begin with, if the waiter's own memory does for the rest; return
+        whether they do.
+        """
         host, retained = self.host.room, self.host.retained
         charges = host.charges_of_hand_over(waiter, kernels)
         lacks, short = host.shortage(charges, {}), host.shortage(charges, retained.coming)
@@ -154,7 +159,7 @@ class Plan:
         return True
 
     def _comes_in(self, waiter: Kernel) -> None:
-        """What is decided for the waiter is in the parks of others."""
+        """Note that the decision for the waiter is part of others' parks."""
         self._taken.add(waiter.id)
         self.host.drop(waiter.id)
 
@@ -167,8 +172,8 @@ class Plan:
         *,
         elsewhere: Mapping[str, int] | None = None,
     ) -> None:
-        """Decide to bring a kernel back, which takes `needs`. `elsewhere`: what that is of one other GPU, if it is
-        to go there.
+        """Decide to resume a kernel, which takes `needs`. `elsewhere`: the bytes on the one other GPU that it migrates
+        to.
         """
         gpu = next(iter(elsewhere)) if elsewhere else None
         self.act(Resume(kernel.id, elsewhere or kernel.resume_bytes, reason, cause, gpu))
@@ -180,7 +185,7 @@ class Plan:
     # ---- room
 
     def fits(self, needs: Mapping[str, int], margin: int) -> bool:
-        """Whether there is room for `needs` now, and on the GPUs `margin` beside it."""
+        """Return whether there is room for `needs` now, with `margin` beside it on GPUs."""
         room, limits = self.room, self.limits.caps
         for resource, need in needs.items():
             if need and room.get(resource, 0) < (need if resource in limits else need + margin):
@@ -188,12 +193,12 @@ class Plan:
         return True
 
     def will_fit(self, needs: Mapping[str, int]) -> bool:
-        """Whether there is room for `needs` when everything under way is done, with no margin beside it."""
+        """Return whether there is room for `needs` when everything under way is done, without a margin."""
         room, incoming = self.room, self.incoming
         return all(size <= room.get(key, 0) + incoming.get(key, 0) for key, size in needs.items() if size)
 
     def shortage(self, needs: Mapping[str, int]) -> dict[str, int]:
-        """What is missing for `needs` by resource even when everything under way is done."""
+        """Return what is missing for `needs` by resource even when everything under way is done."""
         short = {}
         for resource, need in needs.items():
             margin = 0 if resource in self.limits.caps else self.settings.margin_bytes
@@ -209,7 +214,7 @@ class Plan:
             room[resource] = room.get(resource, 0) - need
 
     def expect_end(self, kernel: Kernel) -> None:
-        """All that a kernel has on GPUs will be free."""
+        """Count on all that an ending kernel has on GPUs."""
         for part in (self.limits.frees(kernel), kernel.fixed_bytes):
             for resource, size in part.items():
                 self.incoming[resource] = self.incoming.get(resource, 0) + size
@@ -218,13 +223,15 @@ class Plan:
 
     @cached_property
     def unused(self) -> Mapping[str, int]:
-        """Return what of each GPU no kernel has, or perhaps not any more."""
+        """Return the bytes of each GPU that no kernel has, or perhaps no longer has."""
         return {uuid: gpu.free_bytes + gpu.uncertain_bytes for uuid, gpu in self.node.gpus.items()}
 
     @cached_property
     def out_of_reach(self) -> dict[str, int]:
-        """What kernels have on each GPU that cannot be told to yield at the moment: stopped, without a link, or in a
-        resume that lasts long, whose pages say only afterwards what it has taken.
+        """Return the bytes on each GPU of kernels that cannot be told to park at the moment.
+
+        Their processes are stopped or without a link, or a long resume is under way, and pages show only afterwards
+        what that took.
         """
         total: dict[str, int] = {}
         for kernel in self.node.kernels:
@@ -237,7 +244,7 @@ class Plan:
 
     @cached_property
     def reserved(self) -> dict[tuple[str, str], int]:
-        """What is reserved by kernel and GPU."""
+        """Return the reserved bytes by kernel and GPU."""
         total: dict[tuple[str, str], int] = {}
         for reserved in self.node.reservations:
             place = reserved.kernel_id, reserved.gpu
@@ -255,8 +262,9 @@ class Plan:
         for_kernel: str | None = None,
         preempts: bool = False,
     ) -> bool:
-        """Decide to park a kernel if host memory allows, by way of what its frameworks drop. False if not. True too if
-        others were asked to give back for it what they keep: it is parked in a later pass, when they have.
+        """Decide to park a kernel if host memory allows it; return whether it will be parked.
+
+        Its frameworks may be told to drop caches first, or others to release host memory. Then a later pass parks it.
         """
         if self._drops_caches(kernel, reason):
             return True
@@ -279,14 +287,14 @@ class Plan:
         return True
 
     def make_host_memory_ready(self, kernel: Kernel, *, to_disk: bool = True) -> bool:
-        """Ask others to give back what a park lacks of host memory, if they keep so much, or can put it on disk."""
+        """Have others release or spill the host memory that a park lacks, if they can; return whether they do."""
         if not self.host.must_wait(kernel, to_disk=to_disk):
             return False
         self._await(kernel)
         return True
 
     def _drops_caches(self, kernel: Kernel, reason: str) -> bool:
-        """Have its frameworks drop their caches, if that is to be before it is parked; in a later pass it is."""
+        """Have its frameworks drop their caches if that comes before a park; return whether they were told to."""
         is_between_cells = not kernel.cell_open or kernel.park_asked is not None  # %gpu_park is a cell itself
         if self.settings.drop_caches_before_park and kernel.can_drop_caches and is_between_cells:
             self.act(DropCaches(kernel.id, reason))
@@ -294,7 +302,7 @@ class Plan:
         return False
 
     def say_refusals(self) -> None:
-        """Tell those that should have been parked why they are not."""
+        """Tell the kernels that should have been parked why they are not."""
         refused = self.host.refusals()
         for kernel in self.node.kernels if refused else ():
             refusal = refused.get(kernel.id)
@@ -303,9 +311,7 @@ class Plan:
                 self.act(refusal)
 
     def _await(self, kernel: Kernel) -> None:
-        """Ask others for what a park lacks. What there is and what comes of it is the kernel's: it is looked at again
-        in a later pass, and until then no other is parked with it.
-        """
+        """Ask others for the host memory that a park lacks, and reserve it for the kernel until a later pass."""
         short = self.host.shortfall([kernel], given_back=False)
         self.host.retained.drop(kernel.id)
         for action in self.host.make_room(short):
@@ -314,7 +320,7 @@ class Plan:
         self._taken.add(kernel.id)
 
     def give_lots(self, kernel: Kernel) -> None:
-        """Decide to lend a kernel lots for all that its park takes ahead of it, if another could have as much."""
+        """Decide to lend a kernel lots for its whole park ahead of time, if another kernel could have as much."""
         needs = self.host.room.needs(kernel)
         size = needs.lot_bytes
         if size and not needs.probable_bytes and self.host.room.leaves(kernel, 2 * size):
@@ -322,7 +328,7 @@ class Plan:
             self.act(GiveLots(kernel.id, size))
 
     def _blocked_waiters(self) -> list[Kernel]:
-        """Return the parked kernels that wait and have no room now, the last of the queue first."""
+        """Return the parked waiters that have no room now, the last of the queue first."""
         return [
             waiter.kernel
             for waiter in reversed(self.queue)
@@ -330,21 +336,22 @@ class Plan:
         ]
 
     def _expect(self, kernel: Kernel, budget: int | None, lots: int = 0) -> int:
-        """A kernel's memory is on its way from the GPU to the host; how much of the host's that takes."""
+        """Count on a kernel's memory moving to the host; return the host memory that it takes."""
         self._expect_room(kernel)
         return self.host.room.expect(kernel, budget, lots)
 
     def _expect_room(self, kernel: Kernel) -> None:
-        """What a kernel has on GPUs will be free."""
+        """Count on what a kernel has on GPUs."""
         for resource, size in self.limits.frees(kernel).items():
             self.incoming[resource] = self.incoming.get(resource, 0) + size
             if size:
                 self._on_the_move.add(resource)
 
     def _comes_back(self, kernel: Kernel) -> None:
-        """A kernel's memory is on its way back to its GPUs; what it leaves in the host can be given back then.
+        """Note that a kernel is being resumed; the copy that it leaves in the host can be released then.
 
-        All of it may be there already, and only the shim's answer is not: no figure of the GPU shows all of it yet.
+        All of its memory may be on the GPU already and only the shim's answer is missing: no figure shows all of it
+        yet.
         """
         for part in (kernel.resume_bytes, kernel.resident_bytes):
             self._on_the_move.update(uuid for uuid, size in part.items() if size)

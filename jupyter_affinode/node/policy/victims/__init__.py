@@ -1,1 +1,1 @@
-"""Which kernels may be parked, and what that costs and brings."""
+"""Which kernels may be parked, what that costs and what it frees."""

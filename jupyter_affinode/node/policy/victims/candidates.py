@@ -1,8 +1,8 @@
-"""Kernels that could be parked, by what they have memory in; pure.
+"""Kernels that could be parked, indexed by GPU and quota; pure.
 
-A machine may have a thousand kernels and hundreds that wait, so all are looked at once a pass at the most: each list
-is made and sorted when it is first asked for. A kernel chosen from it is dropped from its front, so that the next
-look does not begin with those that are taken already.
+A machine may have a thousand kernels and hundreds of waiters, so each kernel is looked at once a pass at most. Each
+list is made and sorted when it is first needed. Kernels that the pass has decided about are dropped from the front of a
+list, so that they are not looked at again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..resources.quotas import Limits
 from . import eviction_cost as victims
 from .eligibility import eligible_at, least_idle_s
 
-Blocked = tuple[int, int, Kernel]  # the last and the first of its places in the queue
+Blocked = tuple[int, int, Kernel]  # its last and its first place in the queue
 
 
 class Candidates:
-    """The node's kernels by resource: GPUs, by UUID, and limits (resources/quotas.py)."""
+    """The machine's kernels by resource: GPUs, by UUID, and quotas (resources/quotas.py)."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Candidates:
         limits: Limits,
         is_free: Callable[[Kernel], bool],
     ):
-        """`is_free` says whether nothing is decided for a kernel; what was decided stays so."""
+        """Prepare for one pass; `is_free` returns whether nothing is decided for a kernel yet."""
         self._now = now
         self._node = node
         self._settings = settings
@@ -48,12 +48,12 @@ class Candidates:
         self._yieldable: dict[str, int] = {}  # by GPU
 
     def eligible(self) -> list[Kernel]:
-        """Return the kernels that may be parked now, the best first (victims/eviction_cost.py)."""
+        """Return the kernels that may be parked now, in victim order (victims/eviction_cost.py)."""
         kernels = filter(self._is_free, self._eligible_of(self._node.kernels))
         return victims.in_order(self._now, kernels, self._node)
 
     def eligible_on(self, resources: Collection[str]) -> Iterator[Kernel]:
-        """The same, of those whose memory counts in one of the resources."""
+        """Return the same for the kernels whose memory counts in one of the resources."""
         where = frozenset(resources)
         ordered = self._eligible_on.get(where)
         if ordered is None:
@@ -63,9 +63,10 @@ class Candidates:
         return filter(self._is_free, reversed(ordered))
 
     def blocked_behind(self, place: int, resources: Collection[str]) -> Iterator[Kernel]:
-        """Yield the waiters behind that place in the queue that have memory in one of the resources, the latest first.
+        """Yield the waiters behind that place in the queue that have memory in one of the resources, the last in the
+        queue first.
 
-        Only those that could be parked: neither held nor computing.
+        Waiters that are held, computing or opted out are left out.
         """
         ordered = self._blocked_on(resources)
         while ordered and not self._is_free(ordered[-1][2]):
@@ -77,11 +78,13 @@ class Candidates:
                 yield kernel
 
     def resident_on(self, gpus: Collection[str]) -> Sequence[Kernel]:
-        """Kernels that are on one of the GPUs, whatever is decided for them."""
+        """Return the kernels with movable memory on one of the GPUs, whatever is decided for them."""
         return self._holding(gpus)
 
     def yieldable(self, uuid: str) -> int:
-        """Return what would become free on a GPU if all were parked that can be, with all that is reserved there."""
+        """Return the bytes that would become free on a GPU if all kernels were parked that can be, reservations
+        included.
+        """
         size = self._yieldable.get(uuid)
         if size is None:
             size = self._reserved.get(uuid, 0)
@@ -94,7 +97,7 @@ class Candidates:
         return size
 
     def _find_eligible(self, where: frozenset[str]) -> list[Kernel]:
-        """Those in the resources, the best last."""
+        """Return the eligible kernels in the resources, the best victim last."""
         found = self._eligible_of(self._holding(where))
         if len(found) > 1:
             gpus = where if where.isdisjoint(self._limits.caps) else None
@@ -102,7 +105,7 @@ class Candidates:
         return found
 
     def _eligible_of(self, kernels: Iterable[Kernel]) -> list[Kernel]:
-        """Those that may be parked; most are left out without reckoning."""
+        """Return those of the kernels that may be parked; cheap tests leave out most of them first."""
         used_by = self._used_by
         return [
             kernel
@@ -114,7 +117,7 @@ class Candidates:
         ]
 
     def _is_eligible(self, kernel: Kernel) -> bool:
-        """Whether it may be parked now for all that it does itself."""
+        """Return whether the kernel itself allows that it is parked now."""
         is_eligible = self._eligible.get(kernel.id)
         if is_eligible is None:
             moment = eligible_at(
@@ -124,7 +127,7 @@ class Candidates:
         return is_eligible
 
     def _blocked_on(self, resources: Collection[str]) -> list[Blocked]:
-        """Those in the resources, the latest last."""
+        """Return the blocked waiters in the resources, the last in the queue last."""
         if len(resources) == 1:
             (resource,) = resources
             return self._blocked[resource]
@@ -132,7 +135,7 @@ class Candidates:
         return sorted(found.values(), key=itemgetter(0))
 
     def _holding(self, resources: Collection[str]) -> Sequence[Kernel]:
-        """Kernels with movable memory in one of the resources, each once."""
+        """Return the kernels with movable memory in one of the resources, each once."""
         if len(resources) == 1:
             (resource,) = resources
             return self._holding_one(resource)
@@ -145,7 +148,7 @@ class Candidates:
 
     @cached_property
     def _by_gpu(self) -> Mapping[str, Sequence[Kernel]]:
-        """Those with movable memory on each GPU."""
+        """Return the kernels with movable memory on each GPU."""
         index: dict[str, list[Kernel]] = defaultdict(list)
         for kernel in self._node.kernels:
             for uuid, size in kernel.resident_bytes.items():
@@ -155,12 +158,14 @@ class Candidates:
 
     @cached_property
     def parked_in_part(self) -> Sequence[Kernel]:
-        """Those whose rest can be parked when they are whole again, or in an exchange (decide.py, hand_over.py)."""
+        """Return the kernels of which a part is parked: their rest can be parked in an exchange (decide.py,
+        hand_over.py).
+        """
         return [kernel for kernel in self._node.kernels if kernel.left_bytes]
 
     @cached_property
     def _by_limit(self) -> Mapping[str, Sequence[Kernel]]:
-        """Those whose movable memory counts in each limit."""
+        """Return the kernels whose movable memory counts in each quota."""
         index: dict[str, list[Kernel]] = defaultdict(list)
         for kernel in self._node.kernels:
             if _has_memory(kernel):
@@ -170,7 +175,7 @@ class Candidates:
 
     @cached_property
     def _blocked(self) -> Mapping[str, list[Blocked]]:
-        """By resource, the latest last."""
+        """Return the blocked waiters by resource, the last in the queue last."""
         places: dict[str, Blocked] = {}  # by kernel
         for place, waiter in enumerate(self._queue):
             kernel = waiter.kernel
@@ -190,9 +195,10 @@ class Candidates:
         return index
 
     def _may_be_blocked(self, kernel: Kernel) -> bool:
-        """Whether the waiter can go no further with what it has on the GPU.
+        """Return whether a waiter can make no progress with what it has on the GPU.
 
-        One that waits to come back may have another process there, begun since; that one goes on unless it is idle.
+        A waiter that is to be resumed may have another process there, begun since. That process makes progress unless
+        it is idle.
         """
         if kernel.residency is not Residency.QUEUED:
             return kernel.residency is Residency.RESIDENT
@@ -200,7 +206,7 @@ class Candidates:
 
     @cached_property
     def _reserved(self) -> Mapping[str, int]:
-        """By GPU: what kernels have, or are about to have, and may give up again."""
+        """Return the bytes reserved on each GPU: kernels have them, or are about to, and may free them again."""
         total: dict[str, int] = {}
         for reserved in self._node.reservations:
             total[reserved.gpu] = total.get(reserved.gpu, 0) + reserved.bytes
@@ -208,12 +214,12 @@ class Candidates:
 
 
 def _has_memory(kernel: Kernel) -> bool:
-    """Whether it has anything on a GPU that could yield."""
+    """Return whether the kernel has movable memory on a GPU."""
     return any(kernel.resident_bytes.values())
 
 
 def may_yield(kernel: Kernel, now: float) -> bool:
-    """Whether a waiter for room could be parked meanwhile: neither held nor at work nor opted out."""
+    """Return whether a waiter may be parked while it waits: it is neither held nor computing nor opted out."""
     is_held = kernel.held_until is not None and kernel.held_until > now
     is_busy = kernel.calls_in_flight or kernel.captures or kernel.retry_at > now
     return not (is_held or is_busy or kernel.is_opted_out) and kernel.is_parkable

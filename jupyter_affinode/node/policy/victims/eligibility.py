@@ -1,4 +1,4 @@
-"""When a kernel may be parked without being asked; pure."""
+"""When an idle kernel may be parked; pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ....settings.policy import Settings
 from ...model.snapshot import Kernel, Residency, Speed
 from .eviction_cost import break_even_s
 
-LEAST_PAUSE_S = 1.0  # shorter ones are not taken for thinking, however long others wait
+LEAST_PAUSE_S = 1.0  # a shorter pause does not count as idle, however long others wait
 WAITED_PARTS = (
     3  # of contended_idle_timeout_s: a waiter that has waited for that part has paid for a round trip
 )
@@ -19,7 +19,7 @@ NO_SPEEDS: Mapping[str, Speed] = {}
 def eligible_at(
     kernel: Kernel, settings: Settings, *, waits_since: float | None, speeds: Mapping[str, Speed] = NO_SPEEDS
 ) -> float | None:
-    """The moment from which the kernel may be parked if nothing changes; None if time alone will not do.
+    """Return the moment from which the kernel may be parked if nothing changes; None if time alone will not do.
 
     No open cell (or one that has not touched CUDA for long), no call in flight, idle for long enough, not
     held, large enough, movable, nothing under way. If a kernel waits (`waits_since`: when the longest
@@ -53,12 +53,11 @@ def eligible_at(
 
 
 def _retry_at(kernel: Kernel) -> float:
-    """When a park that came to nothing may be tried again.
+    """Return when a park that came to nothing may be tried again.
 
-    A kernel that uses the GPU now and then is left alone until its next use after the pause, and is tried from then
-    on like any other: that is the longest time that a park can have. Tried as soon as the pause is over, one that
-    uses the GPU every ten seconds could be met at work each time. A kernel that did not use the GPU for as long as
-    the pause lasts has stopped, and is tried at once.
+    A kernel that used the GPU after the pause is tried like any other from then on: its park has the whole time until
+    its next use. Tried as soon as the pause is over, a kernel that uses the GPU every ten seconds could be computing
+    each time. A kernel that did not use the GPU during a whole pause has stopped, and is tried at once.
     """
     if kernel.last_activity > kernel.retry_at:
         return 0.0
@@ -66,15 +65,15 @@ def _retry_at(kernel: Kernel) -> float:
 
 
 def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: Mapping[str, Speed]) -> float:
-    """Return for how long it must have been idle while another kernel waits.
+    """Return for how long the kernel must have been idle while another waits.
 
-    At first until `contended_idle_timeout_s` is over, or its round trip pays off if that is later. But the rent that a
-    round trip is weighed against (eviction_cost.py) is paid by the waiter: once that is two round trips, or a
-    third of `contended_idle_timeout_s`, it is enough that the kernel has been idle for one round trip. Else kernels
-    with pauses shorter than the time-out would keep the GPU for as long as they are used, and all others out. A kernel
-    that can change places with the waiter costs it less, so a fifteenth, or one round trip, is enough. Where
-    a park came to nothing, and once a kernel has waited for twice that time, a pause of `LEAST_PAUSE_S` is enough:
-    else a kernel whose pauses are hardly longer than a park, or shorter than a round trip, would keep the GPU, too.
+    At first that is `contended_idle_timeout_s`, or a round trip if that is longer. The waiter pays the rent that a
+    round trip is weighed against (eviction_cost.py). So once the wait has lasted two round trips, or a third of
+    `contended_idle_timeout_s`, it is enough that the kernel has been idle for one round trip. Else kernels with pauses
+    shorter than the time-out would keep all others out for as long as they are used. A kernel that can be exchanged
+    with the waiter costs it less: a fifteenth, or one round trip, is enough. `LEAST_PAUSE_S` is enough after a park
+    that came to nothing, and once the wait has lasted twice that time: else a kernel whose pauses are hardly longer
+    than a park, or shorter than a round trip, would keep the GPU too.
 
     With the planner, an H200, 20 GiB each: `jupyter affinode plan --ways affinode --days 1 --seed 11 --seeds 10
     --compute-share 0.1 --footprint 20,20 --busy-people 1 --session 0.5,0.5 --starts 8,8 --run 2,3` and
@@ -87,8 +86,8 @@ def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: 
 
     Where the table names one p95, it was 0 before: kernels that were kept out had no cells. With the published think
     times (14 to 30 people, footprints of 8 to 60 GiB, 40 seeds each) the mean wait was shorter in 145 of 200 replays,
-    longer in 19. Another order of victims (by how long pauses last, learnt; the shortest idle first) changed no p95
-    by more than chance: where it matters hardly any kernel is left to choose from.
+    longer in 19. Another victim order (by learnt lengths of pauses; the shortest idle first) changed no p95 by more
+    than chance: where it matters hardly any kernel is left to choose from.
     """
     usual_s = settings.contended_idle_timeout_s
     round_trip_s = break_even_s(kernel, speeds)
@@ -106,7 +105,7 @@ def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: 
 
 
 def least_idle_s(settings: Settings, *, waits_since: float | None, now: float) -> float:
-    """Return the time within which a use of the GPU makes a kernel not eligible, whatever else is true of it."""
+    """Return the shortest idle time that can make a kernel eligible, whatever else is true of it."""
     least = min(settings.idle_timeout_s, settings.cell_idle_timeout_s)
     if waits_since is not None:
         least = min(least, settings.contended_idle_timeout_s)

@@ -1,22 +1,20 @@
-"""Which kernel to park: what it costs, what it brings, and when it has paid off; pure.
+"""Eviction cost: which kernel to park, and when parking it pays off; pure.
 
-**When: renting or buying.** Leaving an idle kernel on the GPU while a kernel waits for its memory costs one
-second of waiting a second (the rent). Parking it costs its round trip once: the waiter waits for the park, and
-its owner for the resume (the price). When the owner comes back is not known. This is the ski-rental problem: a skier
-that rents until the rent paid equals the price, and then buys, never pays more than twice the least that was
-possible knowing the future, and no deterministic rule guarantees less (Karlin, Manasse, Rudolph and Sleator,
-"Competitive snoopy caching", Algorithmica 3, 1988, 79-119; the same reasoning with money for seconds gave the
-five-minute rule of Gray and Putzolu, SIGMOD 1987, 395-398). `break_even_s` is that moment, from what this machine's
-own moves took.
+**When: rent or buy.** While a kernel waits for an idle kernel's memory, leaving that on the GPU costs one second of
+waiting a second (the rent). Parking it costs one round trip (the price): the waiter waits for the park, and the owner
+later waits for the resume. When the owner returns is unknown. This is the ski-rental problem: a skier who rents
+until the rent paid equals the price, and then buys, never pays more than twice the optimum, and no deterministic rule
+guarantees less (Karlin, Manasse, Rudolph and Sleator, "Competitive snoopy caching", Algorithmica 3, 1988, 79-119; the
+same reasoning with money for seconds gave the five-minute rule of Gray and Putzolu, SIGMOD 1987, 395-398).
+`break_even_s` is that moment, computed from this machine's measured moves.
 
-**Which: bytes given back for each second of waiting caused.** Of several that have been idle long enough, the
-best is the one that frees the most bytes for the longest time for the least waiting, as web caches weigh cost
-against size (GreedyDual-Size: Cao and Irani, "Cost-aware WWW proxy caching algorithms", USITS 1997). How long it
-will stay idle is not known either; users' pauses are so uneven that the best simple guess is "as long as it
-has been already": for a Pareto law of index 1 it is the median of what is left, and the chance to be needed before
-that is 1/2.
+**Which: bytes freed for each second of delay.** Of several eligible kernels, the best victim frees the most bytes for
+the longest time at the least expected delay, as web caches weigh cost against size (GreedyDual-Size: Cao and Irani,
+"Cost-aware WWW proxy caching algorithms", USITS 1997). How long a kernel will stay idle is unknown too. Users' pauses
+are so uneven that the best simple guess is "as long as it has been already": for a Pareto law of index 1 that is the
+median of the remaining time, and the chance of an earlier use is 1/2.
 
-A kernel whose memory has not changed since its last park, or is zeros, is cheap: the host has that already.
+A kernel whose memory is zeros, or has not changed since its last park, is cheap: the host has its copy already.
 """
 
 from __future__ import annotations
@@ -28,17 +26,17 @@ from ...model.snapshot import Kernel, Node, Residency, Speed
 
 Speeds = Mapping[str, Speed]  # by GPU
 
-NEEDED_SOON = 0.5  # the chance that a kernel is used before it has been idle twice as long
-LEAST_COST_S = 0.001  # nothing is moved for nothing, whatever the estimate says
-LATE_TIMES, LATE_S = 3.0, 5.0  # times its expected duration, and for its processes to begin and agree
+NEEDED_SOON = 0.5  # the chance that a kernel is used before its idle time has doubled
+LEAST_COST_S = 0.001  # no move is free, whatever the estimate says
+LATE_TIMES, LATE_S = 3.0, 5.0  # times the expected duration, plus time for its processes to begin and agree
 LEAST_IDLE_S = 0.001  # a clock's step; keeps the order by size among those that have just become idle
 
 
 def in_order(
     now: float, kernels: Iterable[Kernel], node: Node, gpus: Collection[str] | None = None
 ) -> list[Kernel]:
-    """The kernels, the best to park first, and last those of users whose parks came to nothing (failed_parks.py).
-    `gpus`: where memory is wanted (None: anywhere).
+    """Return the kernels in victim order, the best first; kernels of users whose parks came to nothing are last
+    (failed_parks.py). `gpus`: where memory is wanted (None: anywhere).
     """
     return sorted(
         kernels,
@@ -47,7 +45,7 @@ def in_order(
 
 
 def worth(now: float, kernel: Kernel, node: Node, gpus: Collection[str] | None = None) -> float:
-    """How good a choice a kernel is: byte seconds probably given back for each second of waiting caused."""
+    """Return the byte-seconds of GPU memory freed for each second of expected delay."""
     frees = 0
     for uuid, size in kernel.believed_bytes.items():
         if gpus is None or uuid in gpus:
@@ -56,20 +54,22 @@ def worth(now: float, kernel: Kernel, node: Node, gpus: Collection[str] | None =
 
 
 def trouble(now: float, kernel: Kernel, node: Node) -> float:
-    """Seconds of waiting that parking it probably causes for each second for which its memory is given back."""
+    """Return the expected delay caused per second of memory freed."""
     idle_s = max(now - kernel.last_activity, LEAST_IDLE_S)
-    lasts_s = idle_s * (1.0 - NEEDED_SOON / 2.0)  # a user who returns within that time does so half-way
+    lasts_s = idle_s * (
+        1.0 - NEEDED_SOON / 2.0
+    )  # a user who returns within that time does so half-way, on average
     costs_s = park_s(kernel, node.speeds) + NEEDED_SOON * resume_s(kernel, node.speeds)
     return max(costs_s, LEAST_COST_S) / lasts_s
 
 
 def break_even_s(kernel: Kernel, speeds: Speeds) -> float:
-    """For how long a kernel must have been idle for a round trip to pay off while another waits."""
+    """Return the idle time after which parking and resuming the kernel pays off while another waits."""
     return park_s(kernel, speeds) + resume_s(kernel, speeds)
 
 
 def park_s(kernel: Kernel, speeds: Speeds) -> float:
-    """How long parking it will probably take. GPUs copy side by side: the slowest counts."""
+    """Return how long parking the kernel will probably take. GPUs copy side by side: the slowest counts."""
     sizes = kernel.believed_bytes
     takes_s = _slowest(sizes, kernel.park_copies_bytes, speeds, Speed.park_s)
     touch_s = 0.0
@@ -79,9 +79,11 @@ def park_s(kernel: Kernel, speeds: Speeds) -> float:
 
 
 def is_late(now: float, kernel: Kernel, speeds: Speeds) -> bool:
-    """Whether a move lasts so long that others should not wait for it any more: one that never ends would keep all
-    others on the GPU. A park takes a few times as long as usual where the machine is busy. A resume has as long as
-    NVML shows that it goes on (reservations.py).
+    """Return whether a move has lasted so long that others no longer wait for it.
+
+    A move that never ends would keep all others on the GPU. A park may take a few times as long as usual on a busy
+    machine. A resume is late once NVML has shown no progress for so long that its reservation expired
+    (reservations.py).
     """
     since = kernel.moves_since
     if since is None or kernel.residency is Residency.RESUMING:
@@ -90,14 +92,14 @@ def is_late(now: float, kernel: Kernel, speeds: Speeds) -> bool:
 
 
 def _fresh_bytes(kernel: Kernel) -> int:
-    """Host memory that parking it takes and that its processes do not have yet."""
+    """Return the host memory that parking the kernel takes and that its processes do not have yet."""
     size = sum(kernel.believed_bytes.values())
     copied = size if kernel.park_copies_bytes is None else min(max(kernel.park_copies_bytes, 0), size)
     return max(copied - max(kernel.host.kept_bytes, kernel.host.lot_bytes), 0)
 
 
 def resume_s(kernel: Kernel, speeds: Speeds) -> float:
-    """How long bringing it back will probably take, from where it is now or once it is parked."""
+    """Return how long resuming the kernel will probably take, from where it is now or once it is parked."""
     sizes = kernel.believed_bytes
     if any(kernel.parked_bytes.values()):
         sizes = {
@@ -110,7 +112,7 @@ def resume_s(kernel: Kernel, speeds: Speeds) -> float:
 def _slowest(
     sizes: Mapping[str, int], copied: int | None, speeds: Speeds, takes_s: Callable[[Speed, float], float]
 ) -> float:
-    """How long the slowest GPU takes; `copied`: of all sizes together (None: all of it has to be copied)."""
+    """Return how long the slowest GPU takes. `copied`: bytes to copy on all GPUs together (None: all bytes)."""
     if len(sizes) == 1:  # nearly all, and this is reckoned for every kernel while anyone waits
         ((uuid, size),) = sizes.items()
         return takes_s(speeds.get(uuid, UNMEASURED), size if copied is None else min(max(copied, 0), size))
@@ -122,7 +124,7 @@ def _slowest(
 
 
 def _part(copied: int | None, size: int) -> float:
-    """What part of the memory has to be copied; all of it where that is not known."""
+    """Return the part of the memory that has to be copied; 1 where that is not known."""
     return 1.0 if copied is None or size <= 0 else min(max(copied / size, 0.0), 1.0)
 
 
