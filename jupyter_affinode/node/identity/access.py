@@ -1,4 +1,4 @@
-"""Which users may enter: the controller's own alone, or every user of the machine."""
+"""Access: which users may connect, the controller's own alone or every user of the machine."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ WasLetIn = Callable[[str], bool]
 
 
 def never(owner: str) -> bool:
-    """Return that no user was let in before."""
+    """Return False: no user was admitted before."""
     return False
 
 
 class NoSuchGroup(ValueError):
-    """The group of administrators is not known here."""
+    """The group of administrators does not exist here."""
 
 
 class NotAllowed(Exception):
-    """A peer may not enter, or not do this; `slug` is for programs, the message for users."""
+    """A peer may not connect, or not do this; `slug` is for programs, the message for users."""
 
     def __init__(self, slug: Refusal, message: str):
         super().__init__(message)
@@ -56,16 +56,16 @@ class Access(Protocol):
     socket_mode: int
 
     def recognise(self, connected: socket.socket, peer: Peer) -> Caller:
-        """Look at the peer before a byte is read. Raises NotAllowed."""
+        """Return what is known of the peer before a byte is read. Raises NotAllowed."""
 
     def identify(self, caller: Caller, grant: str | None, *, was_let_in: WasLetIn = never) -> Identity:
-        """Return its identity, once it has shown what it has to show. Raises NotAllowed.
+        """Return the caller's identity, by its grant if there is one. Raises NotAllowed.
 
-        `was_let_in(owner)`: whether it is a process that an earlier grant of that owner's let in.
+        `was_let_in(owner)` returns whether an earlier grant of that owner's admitted this process.
         """
 
     def identify_administrator(self, grant: str | None, audience: str) -> Identity:
-        """Return which administrator asks over the network, where a grant alone says so. Raises NotAllowed."""
+        """Return the administrator that a grant names, for a request over the network. Raises NotAllowed."""
 
 
 class OwnUserAccess:
@@ -76,28 +76,27 @@ class OwnUserAccess:
     socket_mode = 0o600
 
     def recognise(self, connected: socket.socket, peer: Peer) -> Caller:
-        """As `Access.recognise`."""
+        """Return the caller if it is the controller's own user or root. Raises NotAllowed."""
         if not peer.is_own_user:
             raise NotAllowed(Refusal.FORBIDDEN, f"it belongs to user {peer.uid}")
         return Caller(peer, is_admin=True)
 
     def identify(self, caller: Caller, grant: str | None, *, was_let_in: WasLetIn = never) -> Identity:
-        """As `Access.identify`; grants mean nothing here."""
+        """Return the own user's identity; grants mean nothing here."""
         return OWN_USER
 
     def identify_administrator(self, grant: str | None, audience: str) -> Identity:
-        """As `Access.identify_administrator`: none is known here."""
+        """Refuse: this controller has no administrators. Raises NotAllowed."""
         raise NotAllowed(Refusal.FORBIDDEN, "this controller has no administrators")
 
 
 class EveryUserAccess:
-    """The machine's controller: each user for themselves.
+    """A system controller's access: each user has their own kernels.
 
-    A valid grant names the user. Without one it is the Unix user, unless grants are required (where containers
-    share user ids). A bad grant is refused, never passed over. One that has expired is good for a process that
-    was let in before, so that neither a pause nor the controller's end strands what it has parked. Root and the
-    admin group's members are admins if they are outside of containers: a user id or group inside one is what its
-    image says.
+    A valid grant names the user. Without one it is the Unix user, unless grants are required (where containers share
+    user ids). A bad grant is always refused. An expired one is good for a process that was admitted before, so that
+    neither a pause nor the controller's end strands what it has parked. Root and the admin group's members are admins
+    if they are outside of containers: inside one, a user id or group is what its image says.
     """
 
     is_shared = True
@@ -112,7 +111,7 @@ class EveryUserAccess:
         limits: Limits = MANY_USERS,
         subordinate_ids: SubordinateIds | None = None,
     ):
-        """Raises NoSuchGroup; a number is taken as it is."""
+        """Prepare. A number as `admin_group` is taken as a group id. Raises NoSuchGroup."""
         self._subordinate_ids = subordinate_ids or SubordinateIds()
         self.limits = limits
         self._admin_gid = _gid(admin_group) if admin_group else None
@@ -120,14 +119,14 @@ class EveryUserAccess:
         self._require_grants = require_grants
 
     def recognise(self, connected: socket.socket, peer: Peer) -> Caller:
-        """As `Access.recognise`; every peer may connect."""
+        """Return the caller; every peer may connect."""
         may_be = peer.uid == 0 or (
             self._admin_gid is not None and self._admin_gid in groups_of(connected, peer)
         )
         return Caller(peer, is_admin=may_be and is_beside_us(connected, peer))
 
     def identify(self, caller: Caller, grant: str | None, *, was_let_in: WasLetIn = never) -> Identity:
-        """As `Access.identify`."""
+        """Return the caller's identity, by its grant or its Unix user. Raises NotAllowed."""
         uid = caller.peer.uid
         if grant and self._grants is not None:
             grants = self._grants
@@ -162,7 +161,7 @@ class EveryUserAccess:
         )
 
     def identify_administrator(self, grant: str | None, audience: str) -> Identity:
-        """As `Access.identify_administrator`."""
+        """Return the administrator that a grant names. Raises NotAllowed."""
         if not grant or self._grants is None:
             raise NotAllowed(Refusal.GRANT_REQUIRED, "this asks for a grant of an administrator")
         try:
@@ -173,7 +172,7 @@ class EveryUserAccess:
 
 
 def access_for(settings: ControllerSettings) -> Access:
-    """Return which users may connect to a controller with these settings. Raises GrantsUnavailable and NoSuchGroup."""
+    """Return the access that these settings ask for. Raises GrantsUnavailable and NoSuchGroup."""
     if not settings.system:
         if settings.api_port:
             raise GrantsUnavailable("api_port is for the controller of all users: --system")

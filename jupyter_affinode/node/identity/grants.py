@@ -38,11 +38,11 @@ CAP_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 class GrantRefused(Exception):
-    """A grant that is not one, not for us, or not any more; the message says which."""
+    """A grant that is invalid, for another controller or out of date; the message says which."""
 
 
 class GrantExpired(GrantRefused):
-    """A grant that was good, and says `claims`."""
+    """A grant that was valid and has expired; it has `claims`."""
 
     def __init__(self, claims: Claims):
         super().__init__("its grant has expired; shims and servers read a newer one from AFFINODE_GRANT_FILE")
@@ -55,7 +55,7 @@ class GrantsUnavailable(Exception):
 
 @dataclass(frozen=True)
 class Claims:
-    """What a good grant says."""
+    """The claims of a valid grant."""
 
     user: str
     server: str | None
@@ -72,7 +72,7 @@ class GrantVerifier:
     """Checks grants with the keys of one folder."""
 
     def __init__(self, folder: Path, audiences: Sequence[str]):
-        """`audiences` are this controller's names; a grant must be for one. Raises GrantsUnavailable."""
+        """Read the keys. `audiences` are this controller's names; a grant must be for one. Raises GrantsUnavailable."""
         try:
             import jwt
         except ImportError:
@@ -90,7 +90,9 @@ class GrantVerifier:
             raise GrantsUnavailable(f"there is no public key in {folder}")
 
     def verify(self, grant: str, uid: int) -> Claims:
-        """What a grant says, presented by a process of user id `uid`. Raises GrantExpired and GrantRefused."""
+        """Return the claims of a grant presented by a process of user id `uid`. Raises GrantExpired and
+        GrantRefused.
+        """
         try:
             claims = self._verify(grant, uid, self._audiences)
         except self._jwt.ExpiredSignatureError:
@@ -100,7 +102,9 @@ class GrantVerifier:
         return claims
 
     def verify_administrator(self, grant: str, audience: str) -> Claims:
-        """What the grant of an administrator says that came with a request for `audience`. Raises GrantRefused."""
+        """Return the claims of an administrator's grant that came with a request for `audience`. Raises
+        GrantRefused.
+        """
         try:
             claims = self._verify(grant, None, [audience], require_short=True)
         except self._jwt.ExpiredSignatureError:
@@ -118,7 +122,7 @@ class GrantVerifier:
         require_short: bool = False,
         **options: bool,
     ) -> Claims:
-        """What it says. Raises GrantRefused, and PyJWT's error of a grant that has expired."""
+        """Return the claims. Raises GrantRefused, and PyJWT's error for an expired grant."""
         jwt = self._jwt
         try:
             header = jwt.get_unverified_header(grant)
@@ -149,7 +153,7 @@ class GrantVerifier:
         return _claims(claims, uid, _bytes_of(key), header["kid"])
 
     def still_has(self, kid: str, key: bytes) -> bool:
-        """Whether grants of that key are good: a removed key ends all that it signed, at once."""
+        """Return whether grants of that key are valid: removing a key ends all that it signed, at once."""
         self._look_again()
         known = self._keys.get(kid)
         return known is not None and _bytes_of(known) == key
@@ -199,7 +203,7 @@ class GrantVerifier:
 
 
 def _claims(claims: Mapping[str, Any], uid: int | None, key: bytes, kid: str) -> Claims:
-    """The claims in our types. Raises GrantRefused if one is not what it should be."""
+    """Return the claims in our types. Raises GrantRefused if one is malformed."""
     user, server = claims["sub"], claims.get("server")
     priority, caps, groups = claims.get("priority", 0), claims.get("caps", {}), claims.get("groups", [])
     if claims.get("uid") is not None and claims["uid"] != uid:
@@ -258,7 +262,7 @@ def _identity(path: Path) -> tuple[int, int, int]:
 
 
 def _refuse_writable(path: Path) -> None:
-    """A user who can change a key can be any user."""
+    """Raise ValueError if others can write to the path: a user who can change a key can be any user."""
     status = path.stat()
     if status.st_uid not in (0, os.getuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ValueError(f"others than root can write to {path}")

@@ -1,4 +1,4 @@
-"""Which user speaks, and which kernels that user may see and move."""
+"""Identities: which user a connection belongs to, and which kernels that user may see and move."""
 
 from __future__ import annotations
 
@@ -36,35 +36,35 @@ class Identity:
 
     @property
     def is_revoked(self) -> bool:
-        """Whether the key that signed its grant was removed. Expiry ends nothing that is open."""
+        """Return whether the key that signed its grant was removed. Expiry ends no open connection."""
         return self.key_is_known is not None and not self.key_is_known()
 
     @property
     def payer(self) -> str | None:
-        """Whose limits all that it has counts in."""
+        """Return the user whose limits its use counts in."""
         return self.owner if self.counts_for is None else self.counts_for
 
     @property
     def place(self) -> str:
-        """The user, and which of their servers, where a process cannot be told from others by its pid."""
+        """Return the user and the user's server, where a process cannot be told from others by its pid."""
         return f"{self.owner or ''}/{self.server or ''}"
 
     def scoped(self, kernel_id: str) -> str:
-        """The id under which this controller knows the user's kernel `kernel_id`."""
+        """Return the id under which this controller knows the user's kernel `kernel_id`."""
         return kernel_id if self.owner is None else f"{self.owner}/{kernel_id}"
 
     def sees(self, owner: str | None) -> bool:
-        """Whether the user may see and move that owner's kernels."""
+        """Return whether the user may see and move that owner's kernels."""
         return self.is_admin or owner == self.owner
 
     def shown_id(self, kernel_id: str, owner: str | None) -> str:
-        """A kernel's id as the user knows it: their own without their name, others' (for admins) whole."""
+        """Return a kernel's id as the user knows it: their own without their name, others' (for admins) whole."""
         if self.owner is None or owner != self.owner:
             return kernel_id
         return kernel_id[len(self.owner) + 1 :]
 
     def mark(self, kernel: KernelRecord) -> None:
-        """Write down whose kernel it is, and what the newest grant says of it."""
+        """Record whose kernel it is, and what the newest grant allows."""
         account = kernel.account
         account.owner, account.name, account.payer = self.owner, self.name, self.payer
         if self.granted_at is not None and self.granted_at >= account.granted_at:
@@ -73,12 +73,12 @@ class Identity:
 
 
 def of_unix_user(uid: int) -> str:
-    """The owner of what a Unix user has."""
+    """Return the owner name of a Unix user."""
     return f"uid-{uid}"
 
 
 def of_granted_user(name: str) -> str:
-    """The owner of what a user named by grants has; never the same as a Unix user's."""
+    """Return the owner name of a user named by grants; it never equals a Unix user's."""
     return f"user-{quote(name, safe='@')}"
 
 

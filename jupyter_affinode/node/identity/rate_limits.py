@@ -1,4 +1,4 @@
-"""What one user may take of the controller itself, so that none can take it from the others."""
+"""Rate limits: what one user may take of the controller itself, so that none can take it from the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FULL_AGAIN_S = 60.0  # an account without anything open is forgotten after that;
 
 @dataclass(frozen=True)
 class Limits:
-    """For each user; `everyone` are for all together. Rates are a second's, bursts what may come at once."""
+    """Limits for each user; `everyone` are for all together. Rates are a second's, bursts what may come at once."""
 
     links: int  # processes with a shim
     kernels: int
@@ -57,7 +57,7 @@ class TokenBucket:
         self._tokens, self._at = burst, time.monotonic()
 
     def take(self) -> bool:
-        """Whether one more may pass now."""
+        """Take a token; return whether there was one."""
         now = time.monotonic()
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
         self._at = now
@@ -67,12 +67,12 @@ class TokenBucket:
         return True
 
     def spend(self, tokens: float) -> None:
-        """What passed costs more than one; it may be owed."""
+        """Take tokens beyond the first for what passed; the bucket may go into debt."""
         self._tokens -= tokens
 
 
 class Account:
-    """What one user has open, and how fast they may speak."""
+    """One user's open connections, and how fast they may send."""
 
     def __init__(self, limits: Limits):
         self.links = self.clients = self.streams = 0
@@ -85,7 +85,7 @@ class Account:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing of theirs is open."""
+        """Return whether the user has nothing open."""
         return not (self.links or self.clients or self.streams)
 
 
@@ -103,7 +103,7 @@ class Accounts:
         self._accounts: OrderedDict[str | None, Account] = OrderedDict()  # the most recent user last
 
     def of(self, owner: str | None) -> Account:
-        """A user's, made if it is not there."""
+        """Return a user's account; make it if there is none."""
         account = self._accounts.get(owner)
         if account is None:
             self._make_place()

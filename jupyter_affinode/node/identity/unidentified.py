@@ -1,4 +1,4 @@
-"""Connections that have not said yet whose they are: how many there may be, and which one makes room for another."""
+"""Connections that have not identified their user yet: how many there may be, and which one is closed for another."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 def one_too_many(unidentified: Mapping[T, Place], newcomer: Place, limits: Limits) -> T | None:
-    """Return which of them (oldest first) is to go before one from `newcomer` may come; None while there is room.
+    """Return the connection to close before one from `newcomer` may come (oldest first); None while there is room.
 
-    Of too many in one place the oldest, which had the longest time to say something.
+    If one place has too many, that is its oldest, which had the longest time to identify itself.
     """
     neighbours = [connection for connection, place in unidentified.items() if place == newcomer]
     if len(neighbours) >= limits.unidentified:
@@ -24,8 +24,9 @@ def one_too_many(unidentified: Mapping[T, Place], newcomer: Place, limits: Limit
 
 
 def the_fullest(unidentified: Mapping[T, Place]) -> T | None:
-    """The oldest of the user who has the most, in that user's fullest place: a user who makes places by the dozen
-    (cgroups, namespaces of their own) drives out only their own.
+    """Return the oldest connection of the user who has the most, in that user's fullest place.
+
+    A user who makes places by the dozen (cgroups, own namespaces) displaces only their own connections.
     """
     left = list(unidentified.items())
     for parts in range(1, len(Place._fields) + 1):

@@ -38,7 +38,7 @@ USED_BYTES = COUNTED_OFFSET + COUNTED.size + MAX_ENTRY_POINTS * ENTRY_POINT.size
 
 
 class _Head(NamedTuple):
-    """What HEAD has."""
+    """The fields of HEAD."""
 
     magic: int
     version: int
@@ -58,7 +58,7 @@ class _Head(NamedTuple):
 
 
 class _Tail(NamedTuple):
-    """What TAIL has behind the counts of calls by class."""
+    """The fields of TAIL behind the counts of calls by class."""
 
     parks: int
     resumes: int
@@ -77,13 +77,13 @@ class _Tail(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """All that are bytes."""
+        """Return all fields that are bytes."""
         moved = self.park_bytes, self.resume_bytes, self.copied_bytes, self.zero_bytes
         return *moved, self.copy_bytes, self.kept_bytes, self.lot_bytes, self.context_bytes
 
 
 class PageError(Exception):
-    """The page cannot be what it should be; the message says why, for one log line."""
+    """The page is malformed; the message says why, for one log line."""
 
 
 class State(enum.IntEnum):
@@ -125,7 +125,7 @@ class CallClass(enum.IntEnum):
 
 
 class Depth(enum.IntEnum):
-    """`enum affinode_depth`: how deep a process is parked."""
+    """`enum affinode_depth`: how deeply a process is parked."""
 
     NONE = 0
     MEMORY = 1  # device memory; the context stays
@@ -171,17 +171,15 @@ class PageData:
     last_resume: tuple[int, float] | None
     gpus: tuple[PageGpu, ...]
     copy_bytes: int = 0  # host memory that holds parked contents
-    kept_bytes: int = 0  # host memory kept for the next park; TRIM gives it back
+    kept_bytes: int = 0  # host memory retained for the next park; TRIM releases it
     last_park_copied_bytes: int = 0  # of the last park's bytes; the rest had not changed since the one before
     last_park_zero_bytes: int = 0
     mended_chunks: int = 0  # chunks that were wrong after a resume's first copy, and right after another
     depth: Depth = Depth.NONE
     lot_bytes: int = 0  # of all lots that it has mapped
-    context_bytes: int = 0  # at context depth: what it needs to come back, beside its parked bytes
+    context_bytes: int = 0  # at context depth: what its resume needs beside its parked bytes
     calls: tuple[int, ...] = ()  # how many there were of each class, enum affinode_class
-    disk_bytes: int = (
-        0  # contents on disk: parked ones, or what a resident process keeps there for its next park
-    )
+    disk_bytes: int = 0  # contents on disk: parked ones, or a resident process's retained copy
     disk_written_bytes: int = 0  # ever
     last_resume_disk_bytes: int = 0  # that came from disk
     counted_since: float | None = None  # while calls are counted by entry point
@@ -236,7 +234,7 @@ def parse_page(raw: bytes, now: float) -> PageData:
 
 
 def _counted(raw: bytes, now: float) -> dict[str, Any]:
-    """What the page says of calls by entry point."""
+    """Return the counts of calls by entry point."""
     since_ns, count = COUNTED.unpack_from(raw, COUNTED_OFFSET)
     if count > MAX_ENTRY_POINTS:
         raise PageError(f"a page with {count} entry points")
@@ -249,7 +247,7 @@ def _counted(raw: bytes, now: float) -> dict[str, Any]:
 
 
 def _name(raw: bytes) -> str:
-    """An entry point's name."""
+    """Return an entry point's name. Raises PageError."""
     name = raw.partition(b"\0")[0]
     if not name.isalnum() and not name.replace(b"_", b"").isalnum():
         raise PageError("a page with an entry point that has no name")

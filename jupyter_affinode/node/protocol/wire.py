@@ -1,4 +1,4 @@
-"""The link's messages: the structs of shim/src/protocol.h, parsed with suspicion and packed.
+"""The link's messages: the structs of shim/src/protocol.h, checked, parsed and packed.
 
 `parse` is given whatever a peer sent. It returns a frozen dataclass, or None for a type it does not know, or
 raises WireError; never anything else. Native byte order and alignment, as C has them on this machine.
@@ -24,7 +24,7 @@ PREPARED_MS = 10000  # AFFINODE_PREPARED_MS: a prepared resume is carried out af
 STREAM_MS = 2000  # AFFINODE_STREAM_MS: how long a resume that takes room as it comes waits for more
 WINDOW_BYTES = 256 << 20  # AFFINODE_WINDOW_BYTES: what a move that hands over has under way, twice
 PREPARED_CALL_MS = 100  # AFFINODE_PREPARED_CALL_MS: a prepared park is undone that long after a call came
-LARGEST_BYTES = 1 << 50  # no GPU has a pebibyte: a larger figure is a lie or a bug
+LARGEST_BYTES = 1 << 50  # no GPU has a pebibyte: a larger figure is false or a bug
 
 HEADER = struct.Struct("=IHHII")
 HELLO = struct.Struct("=iIHHI64s64s32s")
@@ -58,7 +58,7 @@ class MessageType(enum.IntEnum):
 
 
 class NotifyKind(enum.IntEnum):
-    """`enum affinode_notice_kind`: what a shim tells unasked."""
+    """`enum affinode_notice_kind`: what a shim reports unasked."""
 
     STATE = 1
     WANT = 2
@@ -160,7 +160,7 @@ LARGEST_MESSAGE = HEADER.size + max(body.size for body in (HELLO, NOTIFY, REPLY,
 
 @dataclass(frozen=True)
 class Hello:
-    """A shim introduces its process; the page's descriptor comes with it."""
+    """A shim's introduction of its process; the page's descriptor comes with it."""
 
     version: int  # of the header
     pid: int  # as the shim sees it; informative, never trusted
@@ -175,7 +175,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Notify:
-    """A shim tells that something changed. `number` is the request's, of ROOM and ROOM_END."""
+    """A shim's report of a change. `number` is the request's, of ROOM and ROOM_END."""
 
     version: int
     number: int
@@ -199,7 +199,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks from inside the kernel; answered with `pack_result`."""
+    """A user's request from inside the kernel; answered with `pack_result`."""
 
     version: int
     number: int
@@ -209,7 +209,7 @@ class Request:
 
 @dataclass(frozen=True)
 class GrantPiece:
-    """A part of the signed text that says whose process it is; `size` is that of the whole text."""
+    """A part of the signed text that names the process's user; `size` is that of the whole text."""
 
     version: int
     offset: int
@@ -219,7 +219,7 @@ class GrantPiece:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The shim lives."""
+    """A sign of life of the shim."""
 
     version: int
 
@@ -260,12 +260,12 @@ def parse(data: bytes) -> Message | None:
 
 
 def gpu_uuid(raw: bytes) -> str:
-    """A GPU's UUID as NVML writes it."""
+    """Return a GPU's UUID as NVML writes it."""
     return f"GPU-{uuid.UUID(bytes=raw)}"
 
 
 def pack_welcome(version: int, heartbeat_ms: int, controller_version: str, *, pools: bool = True) -> bytes:
-    """The answer to a HELLO; `version` is the protocol version agreed on. `pools`: LOT_FORGET will be sent."""
+    """Pack the answer to a HELLO; `version` is the protocol version agreed on. `pools`: LOT_FORGET will be sent."""
     return _packed(
         version,
         MessageType.WELCOME,
@@ -284,23 +284,23 @@ def pack_command(
     argument: int = 0,
     reason: str = "",
 ) -> bytes:
-    """A command; `deadline_ns` is CLOCK_MONOTONIC, 0 for none; `reason` is for the shim's log."""
+    """Pack a command; `deadline_ns` is CLOCK_MONOTONIC, 0 for none; `reason` is for the shim's log."""
     body = COMMAND.pack(command, request, deadline_ns, argument, _field(reason, TEXT_BYTES))
     return _packed(version, MessageType.COMMAND, epoch, body)
 
 
 def pack_notice(version: int, place: int, waiting: int, text: str) -> bytes:
-    """Where the kernel stands, for the user: its place in the queue from 1, or 0."""
+    """Pack a notice for the kernel's user: its place in the queue from 1, or 0."""
     return _packed(version, MessageType.NOTICE, 0, NOTICE.pack(place, waiting, _field(text, TEXT_BYTES)))
 
 
 def pack_result(version: int, number: int, status: Status, text: str) -> bytes:
-    """The answer to a REQUEST."""
+    """Pack the answer to a REQUEST."""
     return _packed(version, MessageType.RESULT, number, RESULT.pack(status, 0, _field(text, TEXT_BYTES)))
 
 
 def pack_heartbeat(version: int) -> bytes:
-    """The controller lives."""
+    """Pack a sign of life of the controller."""
     return _packed(version, MessageType.HEARTBEAT, 0, b"")
 
 
@@ -363,7 +363,7 @@ def _grant_piece(version: int, offset: int, size: int, piece: bytes) -> GrantPie
 
 
 def _text(raw: bytes, what: str) -> str:
-    """A NUL-terminated field, made fit for logs and JSON."""
+    """Return a NUL-terminated field made fit for logs and JSON. Raises WireError."""
     end = raw.find(b"\0")
     if end < 0:
         raise WireError(f"a {what} without an end")
@@ -372,7 +372,7 @@ def _text(raw: bytes, what: str) -> str:
 
 
 def _field(text: str, size: int) -> bytes:
-    """Text for a field of `size` bytes, cut at a whole character and NUL-terminated."""
+    """Return text for a field of `size` bytes, cut at a whole character and NUL-terminated."""
     return text.encode()[: size - 1].decode(errors="ignore").encode().ljust(size, b"\0")
 
 

@@ -1,4 +1,4 @@
-"""What the controller tells of its doings to what keeps history or figures; nothing here decides anything.
+"""Observers: what the controller reports to history and metrics; nothing here decides anything.
 
 An observer is called on the controller's loop and must neither block nor raise.
 """
@@ -16,23 +16,23 @@ from .records.kernel import KernelRecord
 
 @dataclass(frozen=True)
 class MoveEnded:
-    """A park or a resume of a whole kernel that ended, however."""
+    """A park or resume of a whole kernel that ended, well or badly."""
 
     parks: bool
     outcome: str  # "ok", or a slug of `move_outcomes.SLUGS`
     cause: Cause
-    depth: str  # "memory" or "context": what it was parked to, or came back from
+    depth: str  # "memory" or "context": the depth of the park, or that the resume began from
     bytes: int  # moved
     duration_s: float  # from the command to the last process's answer
-    waited_s: float | None  # resume: how long it had stood in the queue when it began
+    waited_s: float | None  # resume: how long it had waited in the queue when it began
     for_kernel: str | None = None  # park: the kernel that waited for its memory
-    from_gpu: str | None = None  # resume: the GPU that it had left, if it was to come back on another one
+    from_gpu: str | None = None  # resume: the GPU that it left, if it migrates
     to_gpu: str | None = None  # … and that one
 
 
 @dataclass(frozen=True)
 class SpillEnded:
-    """Parked memory of a kernel was written to disk, as far as it went."""
+    """A spill of a kernel's parked memory that ended."""
 
     outcome: str  # "ok" or "failed"
     bytes: int
@@ -41,7 +41,7 @@ class SpillEnded:
 
 @dataclass(frozen=True)
 class RoomAnswered:
-    """An allocation that met a full GPU got its answer."""
+    """An answer to an allocation that found its GPU full."""
 
     granted: bool
     gpu: str
@@ -51,62 +51,62 @@ class RoomAnswered:
 
 
 class Observer:
-    """Hears of everything that ends, as far as it has a method for it."""
+    """An observer; it overrides the methods that it needs."""
 
     def move_ended(self, kernel: KernelRecord, ended: MoveEnded) -> None:
-        """A park or resume ended, or failed."""
+        """Take note of a park or resume that ended or failed."""
 
     def park_refused(self, kernel: KernelRecord, slug: Refusal, was_tried: bool) -> None:
-        """A kernel that should have been parked stays: the policy's refusal, or a park that failed (it was
-        tried, and `move_ended` told of it already).
+        """Take note of a kernel that stays although it should have been parked: refused by the policy, or tried and
+        failed (`was_tried`; `move_ended` reported that already).
         """
 
     def spill_ended(self, kernel: KernelRecord, ended: SpillEnded) -> None:
-        """Parked memory went to disk, or could not."""
+        """Take note of a spill that ended or failed."""
 
     def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
-        """An allocation was granted room, or denied it."""
+        """Take note of an allocation that was granted room or denied it."""
 
     def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:
-        """A kernel's server was asked to shut it down."""
+        """Take note of a kernel whose server was asked to shut it down."""
 
     def looked(self, now: float, queue: Sequence[Waiter]) -> None:
-        """A pass is over: pages were read, decisions carried out; `queue` has the waiters."""
+        """Take note of a finished pass; `queue` has the waiters."""
 
 
 class Observers(Observer):
-    """Tells several; one that fails is logged, and neither the others nor the controller feel it."""
+    """Reports to several observers; one that fails is logged and disturbs neither the others nor the controller."""
 
     def __init__(self, log: logging.Logger, *observers: Observer):
         self._log = log
         self._observers = list(observers)
 
     def add(self, observer: Observer) -> None:
-        """Tell this one, too, from now on."""
+        """Add an observer."""
         self._observers.append(observer)
 
     def move_ended(self, kernel: KernelRecord, ended: MoveEnded) -> None:
-        """See Observer."""
+        """Pass it on to every observer."""
         self._tell(lambda observer: observer.move_ended(kernel, ended))
 
     def park_refused(self, kernel: KernelRecord, slug: Refusal, was_tried: bool) -> None:
-        """See Observer."""
+        """Pass it on to every observer."""
         self._tell(lambda observer: observer.park_refused(kernel, slug, was_tried))
 
     def spill_ended(self, kernel: KernelRecord, ended: SpillEnded) -> None:
-        """See Observer."""
+        """Pass it on to every observer."""
         self._tell(lambda observer: observer.spill_ended(kernel, ended))
 
     def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
-        """See Observer."""
+        """Pass it on to every observer."""
         self._tell(lambda observer: observer.room_answered(kernel, answered))
 
     def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:
-        """See Observer."""
+        """Pass it on to every observer."""
         self._tell(lambda observer: observer.kernel_ending(kernel, cause))
 
     def looked(self, now: float, queue: Sequence[Waiter]) -> None:
-        """See Observer."""
+        """Pass it on to every observer."""
         self._tell(lambda observer: observer.looked(now, queue))
 
     def _tell(self, tell: Callable[[Observer], None]) -> None:

@@ -1,14 +1,14 @@
-"""What users said of their kernels and only the controller knows, kept in a file beside its socket for the next one.
+"""What only the controller knows of users' requests, kept in a file beside its socket for the next controller.
 
-Where memory is, how long a kernel has waited and what a cell does, shims and servers tell a new controller. That a
-user keeps the GPU, waits for it by a wish alone, or is losing a kernel to another, none would: a controller
-that is killed must not end a hold, or have a second kernel shut down for what the first one's end will free. Nor would
-what a kernelspec says be told anew of a kernel that no server describes. And a process that a grant let in must
-be let in again when that grant has expired: its page is remembered with its owner.
+Shims and servers tell a new controller where memory is, how long a kernel has waited, and what a cell does. They do not
+tell it that a user holds the GPU, that a user's request alone waits for it, or that a kernel is being shut down for
+another. A controller that is killed must not end a hold, or have a second kernel shut down for what the first one's end
+will free. Nor do they repeat a kernelspec's options for a kernel that no server describes. And a process that a grant
+admitted must be admitted again when that grant has expired: its page is recorded with its owner.
 
-The file is written when one of these changes. It is of one start of the machine, since its times are those of the
-monotonic clock, and nothing in it is believed to last longer than the settings allow. A file that is missing, damaged
-or cannot be written costs what is in it and nothing else.
+The file is written when one of these changes. It belongs to one boot of the machine, since its times are those of the
+monotonic clock, and nothing in it lasts longer than the settings allow. A file that is missing, damaged or cannot be
+written costs what is in it and nothing else.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ BYTES_MAX = 32 << 20  # more than all kernels that a controller knows, each with
 TEXT_MAX = 4096
 WRITE_AGAIN_S = 10.0  # after a failure
 ENDS_KNOWN_S = (
-    120.0  # how long an end, a wish or a page waits for its kernel to be back; a hold, until it ends
+    120.0  # how long an end, a request or a page waits for its kernel to connect; a hold, until it ends
 )
 Inode = tuple[int, int]  # of a page: device and number
 
 
 @dataclass(frozen=True)
 class Said:
-    """Of one kernel. Times are monotonic seconds."""
+    """The stored requests of one kernel. Times are monotonic seconds."""
 
     held_until: float | None = None
     resume_since: float | None = None  # its user asked for the GPU, and waits since
@@ -51,7 +51,9 @@ class Said:
     priority: int | None = None
 
     def and_then(self, kernel: KernelRecord) -> Said:
-        """With what the controller knows now; what only an earlier one did stays until the kernel is back."""
+        """Return this with what the controller knows now; what only an earlier controller knew stays until the kernel
+        has connected.
+        """
         said = replace(self, held_until=kernel.held_until)
         told = kernel.server.description
         if told is not None and told.server is None:
@@ -64,7 +66,7 @@ class Said:
 
     @classmethod
     def read(cls, said: object, now: float, hold_max_s: float) -> Said:
-        """From the file, as far as it makes sense; what is over is left out."""
+        """Return the requests read from the file, as far as they are plausible and not over."""
         if not isinstance(said, dict):
             return NOTHING
         held_until = _moment(said.get("held_until"))
@@ -87,7 +89,7 @@ NOTHING = Said()
 
 
 class Remembered:
-    """Keeps the file. `recall` gives each kernel what an earlier controller knew, once."""
+    """Keeps the file. `recall` gives each kernel once what an earlier controller knew."""
 
     def __init__(self, path: Path, log: logging.Logger):
         self._path = path
@@ -102,7 +104,7 @@ class Remembered:
         self._disk_written: Mapping[int, int] = {}
 
     def read(self, now: float, hold_max_s: float) -> object:
-        """Read what an earlier controller left; `now` is monotonic. Return what it had written to disk (disk.py)."""
+        """Read what an earlier controller left; return what it had written to disk (disk.py). `now` is monotonic."""
         self._read_at = now
         try:
             kept = _load(self._path)
@@ -128,11 +130,11 @@ class Remembered:
         return kept.get("disk_written")
 
     def knows(self, owner: str, inode: Inode) -> bool:
-        """Whether a page is that of a process of the owner's that an earlier controller let in."""
+        """Return whether a page is that of a process of the owner's that an earlier controller admitted."""
         return self._pages.get(_page_name(inode)) == owner
 
     def recall(self, kernel: KernelRecord, now: float) -> None:
-        """Give a kernel what was known of it: its hold as soon as it is known, all else when its first process is."""
+        """Restore a kernel's requests: its hold once the kernel is known, all else once its first process is."""
         said = self._earlier.pop(kernel.id, NOTHING)
         if said.held_until is not None:
             kernel.held_until = said.held_until
@@ -185,7 +187,7 @@ class Remembered:
             self._written, self._pages_written, self._disk_written = told, pages, disk_written
 
     def _forget_old(self, now: float) -> None:
-        """Kernels that do not come back: all but a hold is over soon, and that when it ends. Pages as kernels."""
+        """Forget kernels that did not connect: holds when they end, all else soon; pages likewise."""
         is_late = now - self._read_at > ENDS_KNOWN_S
         if is_late:
             self._pages.clear()
@@ -197,7 +199,7 @@ class Remembered:
 
 
 def _pages_of(kernels: Iterable[KernelRecord]) -> dict[str, str]:
-    """The pages of the processes that grants let in, each with its owner."""
+    """Return the pages of the processes that grants admitted, each with its owner."""
     return {
         _page_name(process.page.inode): kernel.account.owner
         for kernel in kernels
@@ -211,14 +213,14 @@ def _page_name(inode: Inode) -> str:
 
 
 def _says_anything(kernel: KernelRecord) -> bool:
-    """Whether there is anything to be remembered; of nearly all, after each pass, there is not."""
+    """Return whether there is anything to store; nearly always there is not."""
     if kernel.held_until is not None or kernel.asked.resume or kernel.ending.reason is not None:
         return True
     return kernel.server.description is not None and kernel.server.description.server is None
 
 
 def _load(path: Path) -> dict[str, Any]:
-    """The file's JSON. Raises OSError and ValueError."""
+    """Return the file's JSON. Raises OSError and ValueError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -231,7 +233,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _save(path: Path, kept: Mapping[str, Any]) -> None:
-    """Put it there in one step: a reader finds the old one or the new. Raises OSError."""
+    """Replace the file atomically: a reader finds the old one or the new. Raises OSError."""
     fresh = path.with_name(f".{path.name}.new")
     with contextlib.suppress(FileNotFoundError):
         fresh.unlink()  # of a controller that was killed; there is one at a time, by the election's lock
@@ -247,7 +249,7 @@ def _save(path: Path, kept: Mapping[str, Any]) -> None:
 
 
 def _class(priority: int | None) -> int | None:
-    """As the policy takes it: thousands of digits are nothing to keep."""
+    """Return the priority within the policy's bounds: thousands of digits are not worth storing."""
     return None if priority is None else min(max(priority, PRIORITY_MIN), PRIORITY_MAX)
 
 

@@ -42,7 +42,7 @@ from .room_requests import RequestedRoom
 from .snapshot_builder import kernel_picture
 from .stuck import Stuck, stuck
 
-HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link and does not come back runs without a shim
+HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link for longer runs without a shim
 UNSEEN_FORGOTTEN_S = 600.0  # a silent one whose end we cannot see; what it has on the GPU is "unmanaged" then
 PARENTS_EVERY_S = 5.0
 PAGES_TELL_WITHIN_S = 1.0  # … of a move that has ended
@@ -50,7 +50,7 @@ OUR_OWN_WORK_S = 3.0  # NVML's samples are up to a second old, and a move comput
 
 
 class NodeState:
-    """Kernels by id, GPUs, reservations."""
+    """Kernels by id, GPUs, reservations: all that the controller knows."""
 
     def __init__(self, settings: Settings, host: HostMemory):
         self.settings = settings
@@ -60,11 +60,11 @@ class NodeState:
         self.gpus = GpuTable()
         self.reservations = ReservationBook()
         self.speeds = MoveSpeeds()
-        self.failed_parks = UserBackOff(10.0, 3600.0)  # whose kernels are parked last
-        self.unused_room = UserBackOff(1.0, 60.0)  # whose kernels are given none for a while
+        self.failed_parks = UserBackOff(10.0, 3600.0)  # of users whose kernels are parked last
+        self.unused_room = UserBackOff(1.0, 60.0)  # of users whose kernels get no room for a while
         self.turns = Turns()
         self._parents_seen_at = 0.0
-        self.remembered: Remembered | None = None  # what users said while an earlier controller served
+        self.remembered: Remembered | None = None  # users' requests to an earlier controller
         # Where there are other users, a page is not believed how long its process has waited, but for those that
         # waited already when this controller began.
         self.pages_say_since_until = math.inf
@@ -72,26 +72,26 @@ class NodeState:
         self._by_connection: dict[Connection, Process] = {}
 
     def processes(self) -> Iterator[Process]:
-        """Every process."""
+        """Yield every process."""
         for kernel in self.kernels.values():
             yield from kernel.processes.values()
 
     def process_of(self, connection: Connection) -> Process | None:
-        """Whose connection it is."""
+        """Return the process that a connection belongs to."""
         return self._by_connection.get(connection)
 
     def disconnect(self, process: Process) -> None:
-        """Its connection is over."""
+        """Forget the process's connection."""
         if process.connection is not None:
             self._by_connection.pop(process.connection, None)
             process.connection = None
 
     def count_of(self, payer: str | None) -> int:
-        """How many kernels of one user are known."""
+        """Return how many kernels of one user are known."""
         return sum(kernel.account.payer == payer for kernel in self.kernels.values())
 
     def kernel(self, kernel_id: str, now: float) -> KernelRecord:
-        """A kernel by id, made known if it is not."""
+        """Return a kernel by id; make its record if there is none."""
         kernel = self.kernels.get(kernel_id)
         if kernel is None:
             kernel = self.kernels[kernel_id] = KernelRecord(kernel_id, residency_since=now)
@@ -102,7 +102,7 @@ class NodeState:
         return kernel
 
     def add_process(self, connection: Connection, hello: Hello, page: Page, now: float) -> Process:
-        """Add the process of a shim that said HELLO, in place of what is known of it from earlier connections."""
+        """Add the process of a shim that said HELLO, in place of its records from earlier connections."""
         key = next(self._keys)
         identity, pid = connection.identity, connection.peer.pid
         kernel_id = identity.scoped(hello.kernel_id or f"process-{pid}-{key}")
@@ -137,8 +137,10 @@ class NodeState:
         return process
 
     def earlier(self, connection: Connection, page: Page) -> list[Process]:
-        """What is known of the process behind a new connection: its page is the same file, or its pid is that of a
-        process that hung up or was silent. Pids of other pid namespaces are 0 and say nothing.
+        """Return the records of the process behind a new connection: those with the same page file, or with the pid of
+        a process that hung up or was silent.
+
+        Pids of other pid namespaces are 0 and tell nothing.
         """
         owner, pid = connection.identity.owner, connection.peer.pid
         return [
@@ -149,7 +151,9 @@ class NodeState:
         ]
 
     def knows(self, owner: str, page: Page) -> bool:
-        """Whether the page is that of a known process of the owner's, or of one that an earlier controller knew."""
+        """Return whether the page is that of a known process of the owner's, or of one that an earlier controller
+        knew.
+        """
         known = {
             self.kernels[old.kernel_id].account.owner
             for old in self.processes()
@@ -158,13 +162,15 @@ class NodeState:
         return owner in known or (self.remembered is not None and self.remembered.knows(owner, page.inode))
 
     def take_settings(self, settings: Settings) -> None:
-        """Go by new settings."""
+        """Apply new settings."""
         self.settings = settings
         for process in self.processes():
             self._look_what_it_sees(process)
 
     def remove_process(self, process: Process, now: float, *, lives: bool = False) -> None:
-        """A process ended, or is none of ours any more (`lives`); the caller tells what waits for its reply."""
+        """Remove a process that ended, or that has no shim any more (`lives`); the caller answers what waits for its
+        reply.
+        """
         process.page.close()
         if process.watch is not None:
             process.watch.close()
@@ -172,7 +178,7 @@ class NodeState:
             self._by_connection.pop(process.connection, None)
         kernel = self.kernels[process.kernel_id]
         del kernel.processes[process.key]
-        if not lives:  # else it comes back with these counts, perhaps
+        if not lives:  # else it may connect again with these counts
             kernel.past.parks += process.data.parks
             kernel.past.resumes += process.data.resumes
             kernel.past.calls += sum(process.data.calls)
@@ -186,20 +192,22 @@ class NodeState:
             self.reservations.forget_kernel(kernel.id)
 
     def read_pages(self, now: float) -> tuple[bool, BadPages]:
-        """Read every page: whether any says something new, and those that are nonsense."""
+        """Read every page; return whether any is new, and the malformed ones."""
         before = [process.data for process in self.processes()]
         bad = read_pages(self.processes(), now)
         is_new = any(process.data is not data for process, data in zip(self.processes(), before, strict=True))
         return is_new, bad
 
     def look_at(self, kernel: KernelRecord, now: float) -> tuple[Kernel | None, BadPages]:
-        """One kernel as it is now, None without processes; and its processes whose page is nonsense."""
+        """Return one kernel as it is now (None without processes), and its processes whose page is malformed."""
         bad = read_pages(kernel.processes.values(), now)
         self._refresh_kernel(kernel, now)
         return self._kernel(kernel, self._open_gpus(), now) if kernel.processes else None, bad
 
     def refresh(self, now: float) -> BadPages:
-        """Read every page; the processes whose page is nonsense, for the caller to drop."""
+        """Read every page and update the table; return the processes whose page is malformed, for the caller
+        to drop.
+        """
         bad = read_pages(self.processes(), now)
         for size, seconds in self.speeds.look(
             self.processes(), self.gpus.sizes, lambda process: self._last_move_s(process, now)
@@ -217,7 +225,7 @@ class NodeState:
         return bad
 
     def shown_bytes(self, kernel_id: str, uuid: str) -> ShownBytes | None:
-        """What NVML shows of a kernel on a GPU (reservations.py)."""
+        """Return what NVML shows of a kernel on a GPU (reservations.py); None without NVML."""
         gpu = self.gpus.measured.get(uuid)
         if gpu is None:
             return None
@@ -225,7 +233,10 @@ class NodeState:
         return shown_bytes(self.kernels[kernel_id], gpu, self.gpus.managed_bytes(uuid), is_clear=is_clear)
 
     def take_sample(self, sample: NvmlSample | None) -> None:
-        """Take NVML's new figures; a process seen computing is in use, whatever it calls. None: there is no NVML."""
+        """Take NVML's new figures; None: there is no NVML.
+
+        A process that NVML saw computing counts as active, whatever its page shows.
+        """
         self.gpus.take(sample, self.settings)
         if sample is None:
             return
@@ -238,7 +249,7 @@ class NodeState:
                     process.seen_busy_at = sample.began
 
     def place(self, kernel: KernelRecord, node: Node, now: float) -> list[NvmlGpu]:
-        """The GPUs that a kernel which is about to start should see, the best first; none without NVML."""
+        """Return the GPUs that a kernel which is about to start should see, the best first; [] without NVML."""
         kernel.placed = None
         newcomers = []
         for other in self.kernels.values():
@@ -258,7 +269,7 @@ class NodeState:
         return gpus
 
     def look_at_parents(self, now: float) -> None:
-        """See whose parents have ended: such processes have another one now. Looked at every few seconds."""
+        """Note every few seconds which processes have lost their parents: they have other parents now."""
         if now - self._parents_seen_at < PARENTS_EVERY_S:
             return
         self._parents_seen_at = now
@@ -269,18 +280,19 @@ class NodeState:
                     process.orphaned_at = now
 
     def stuck(self, process: Process, now: float) -> Stuck | None:
-        """Why a process can make no progress any more; None: it can."""
+        """Return why a process cannot make progress any more; None if it can."""
         kernel = self.kernels[process.kernel_id]
         measured = self.gpus.measured if process.is_parked else {}
         return stuck(process, kernel, measured, self.settings, now)
 
     def context_objection(self, kernel: KernelRecord) -> Objection | None:
-        """Why its CUDA context stays on the GPU when it is parked; None if it may go."""
+        """Return why the kernel's CUDA context stays on the GPU when it is parked; None if it may be parked too."""
         return context_objection(kernel, self.processes(), self.gpus, self.settings)
 
     def stale_processes(self, now: float) -> list[Process]:
-        """Processes that hung up and did not come back. Stopped ones keep what they have until they end, or,
-        where their end cannot be seen, for a while.
+        """Return the processes that hung up and did not connect again.
+
+        Stopped processes keep their memory until they end, or for a while where their end cannot be seen.
         """
         return [
             process
@@ -289,11 +301,11 @@ class NodeState:
         ]
 
     def lots_mapped(self) -> dict[int, int]:
-        """How many bytes in lots each process says it has, by its key."""
+        """Return the bytes of lots that each process shows, by its key."""
         return {process.key: process.data.lot_bytes for process in self.processes()}
 
     def snapshot(self, now: float, *, is_settled: bool, is_complete: bool = True) -> Node:
-        """The picture to decide on."""
+        """Return the snapshot for a decision."""
         look(self.kernels.values(), self.gpus.measured if self.settings.lot_bytes != 0 else {})
         speeds, are_open = self.speeds.by_gpu(), self._open_gpus()
         kernels = tuple(
@@ -327,8 +339,9 @@ class NodeState:
         )
 
     def _needs_of_earlier_resume(self, kernel: KernelRecord) -> dict[str, int]:
-        """What a resume that began under an earlier controller may take, by GPU: it is its own all the same. One that
-        finds no room after all gives back what it had, and asks for it.
+        """Return what a resume that an earlier controller began may take, by GPU: that room is reserved for it.
+
+        If it finds no room after all, it releases what it took and asks again.
         """
         needs = dict(kernel_needs(kernel))
         needs.update(dict.fromkeys(may_be_going_to(kernel, self.gpus), sum(needs.values())))
@@ -336,14 +349,14 @@ class NodeState:
         return {gpu: min(size, sizes.get(gpu, size)) for gpu, size in needs.items()}
 
     def _last_move_s(self, process: Process, now: float) -> float | None:
-        """How long the move of its kernel has taken until now, or that has just ended; None: there is none."""
+        """Return how long the kernel's present move has taken, or its last one if that has just ended; else None."""
         kernel = self.kernels[process.kernel_id]
         if kernel.move is not None:
             return now - kernel.move.began
         return kernel.last_move.lasted_s if now - kernel.last_move.ended_at < PAGES_TELL_WITHIN_S else None
 
     def _look_what_it_sees(self, process: Process) -> None:
-        """Read which GPUs it was started to see, where it could go to others: it may be another user's process."""
+        """Read which GPUs the process was started to see, if it could migrate: it may be another user's process."""
         if (
             self.settings.depth == "context"
             and process.connection is not None
@@ -380,8 +393,9 @@ class NodeState:
             kernel.held_until = None
 
     def _undescribed(self, seen: Kernel, now: float) -> Kernel:
-        """One that no server has spoken for stays, while servers may not have found us yet: what they would say of its
-        cell, and that it opted out, matters.
+        """Return a kernel that no server has described as one to leave alone, while servers may not have connected yet.
+
+        What they report of its cell, and of an opt-out, matters.
         """
         if self.kernels[seen.id].server.description is not None:
             return seen
@@ -415,7 +429,7 @@ class NodeState:
 
 
 def _remembered_s(process: Process) -> float:
-    """How long a process without a connection is remembered."""
+    """Return how long a process without a connection is remembered."""
     if process.is_stopped:
         return math.inf if process.watch is not None else UNSEEN_FORGOTTEN_S
     return HUNG_UP_FORGOTTEN_S if process.watch is not None else -1.0

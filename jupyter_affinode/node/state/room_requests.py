@@ -1,4 +1,4 @@
-"""Room on a GPU that was asked for before a kernel needs it: a server is about to start, say.
+"""Requests for room on a GPU ahead of need: for a server that is about to start, say.
 
 To the policy each is one more kernel that waits for its first allocation. It reserves nothing: once there is room, it
 is forgotten.
@@ -23,13 +23,13 @@ PREFIX = "\0room "
 class RequestedRoom:
     """One user's request, from its arrival until it is answered or withdrawn."""
 
-    record: KernelRecord  # of no kernel: says whose it is, and what that entitles it to
+    record: KernelRecord  # of no kernel: has the user and the user's entitlements
     bytes: int
     since: float
-    gpus: list[str]  # where it may be, the best first; those that can never have so much are taken out
+    gpus: list[str]  # the possible GPUs, the best first; too small ones are taken out
     number: int
     gpu: str = ""  # the one of these that the policy was last asked about
-    parked: dict[str, int] = field(default_factory=dict)  # bytes by kernel that was told to make room
+    parked: dict[str, int] = field(default_factory=dict)  # bytes by kernel that was parked for it
     state: str = "waiting"  # or "done", "refused"
     code: str = ""  # of a refusal, for programs
     text: str = ""
@@ -38,11 +38,11 @@ class RequestedRoom:
 
     @property
     def id(self) -> str:
-        """The id that the policy knows it by."""
+        """Return the id that the policy knows it by."""
         return self.record.id
 
     def end(self, state: str, text: str, code: str = "") -> None:
-        """Answer it, unless it is answered."""
+        """Answer the request, unless it is answered."""
         if self.state == "waiting":
             self.state, self.text, self.code = state, text, code
             self.news.set()
@@ -55,7 +55,7 @@ class RequestedRoom:
         *,
         served_after: float,
     ) -> Kernel:
-        """Return it as the policy takes it: on a GPU that has the room now, else on the one that is likeliest to."""
+        """Return it for the snapshot: on a GPU that has the room now, else on the likeliest one."""
         whose = standing(self.record, settings)
         free = {uuid: gpu.free_bytes for uuid, gpu in gpus.items()}
         for reserved in reservations:

@@ -14,7 +14,7 @@ from .registry import NodeState
 
 
 class ServerWatch:
-    """Watches the processes that speak for kernels over the API."""
+    """Watches the processes that describe kernels over the API."""
 
     def __init__(self, state: NodeState, log: logging.Logger, on_change: Callable[[], None]):
         self._state = state
@@ -23,9 +23,10 @@ class ServerWatch:
         self._watches: dict[int, ProcessWatch] = {}
 
     def speaks_for(self, pid: int, kernel: KernelRecord, speaker: Identity = OWN_USER) -> None:
-        """The process `pid`, of that user, described the kernel or its cells. A pid of 0 is one of another pid
-        namespace that cannot be seen from here: such a server lives as long as a client in its place follows the
-        events, as every server does.
+        """Note that the process `pid`, of the user `speaker`, described the kernel or its cells.
+
+        A pid of 0 is one of another pid namespace that cannot be seen from here. Such a server counts as alive while a
+        client in its place follows the events, as every server does.
         """
         if pid == os.getpid():
             return
@@ -36,8 +37,8 @@ class ServerWatch:
         self._watch(pid)
 
     def look(self, places: Container[str] = ()) -> None:
-        """Watch those that speak for a kernel and could not be watched, and no others: each costs a descriptor.
-        `places`: from where events are followed.
+        """Watch the processes that describe a kernel, and no others: each watch costs a descriptor. `places`: from
+        where events are followed.
         """
         for kernel in self._state.kernels.values():
             kernel.server.is_heard = kernel.server.place is not None and kernel.server.place in places

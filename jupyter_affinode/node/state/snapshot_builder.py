@@ -1,4 +1,4 @@
-"""One kernel as the policy sees it, from its record and its processes' pages."""
+"""Makes a kernel's part of the snapshot from its record and its processes' pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .records.process import Process
 
 Fields = dict[str, Any]  # some of a `Kernel`'s, by name
 
-HOPELESS_GRANTS = 5  # an allocation that failed so often although there was room …
+HOPELESS_GRANTS = 5  # an allocation that failed this often although there was room …
 HOPELESS_AFTER_S = 3.0  # … for so long, will fail again
 
 
@@ -38,9 +38,11 @@ def kernel_picture(
     disk_bytes_per_s: float,
     now: float,
 ) -> Kernel:
-    """A kernel that has processes. `lots_held`: bytes by process; `may_leave`: its CUDA context; `are_open`: the GPUs
-    that a kernel of another one may come to; `behind_until`: others are asked first; `served_after`: it gets no
-    room before; `disk_bytes_per_s`: how fast the disk is read; `now` in monotonic seconds.
+    """Return a kernel that has processes, for the snapshot.
+
+    `lots_held`: bytes by process. `may_leave`: whether its CUDA context may be parked. `are_open`: the GPUs that
+    kernels may migrate to. `behind_until`: other kernels are parked first until then. `served_after`: it gets no room
+    before. `disk_bytes_per_s`: how fast the disk is read. `now` in monotonic seconds.
     """
     last_activity = max(process.last_activity for process in kernel.processes.values())
     goes_alone = kernel.move is not None and not kernel.move.to_context
@@ -64,14 +66,14 @@ def kernel_picture(
 
 
 def disk_return_s(kernel: KernelRecord, bytes_per_s: float) -> float:
-    """How long reading back what is on disk takes of a parked kernel."""
+    """Return how long reading a parked kernel's memory back from disk takes."""
     if kernel.residency not in (Residency.PARKED, Residency.QUEUED, Residency.RESUMING):
         return 0.0
     return on_disk_bytes(kernel) / bytes_per_s
 
 
 def _memory(kernel: KernelRecord, gpus: GpuTable) -> Fields:
-    """What it has where, by GPU, and what moving that copies."""
+    """Return where its memory is, by GPU, and what moving that copies."""
     uses, processes = kernel.by_gpu(), kernel.processes.values()
     left = _left_bytes(kernel)
     beside = {uuid: size - uses[uuid].parked_bytes for uuid, size in kernel_needs(kernel).items()}
@@ -88,7 +90,7 @@ def _memory(kernel: KernelRecord, gpus: GpuTable) -> Fields:
 
 
 def _use(kernel: KernelRecord, last_activity: float) -> Fields:
-    """Return which kernels use the GPU, and since when."""
+    """Return how the kernel uses the GPU, and since when."""
     processes = kernel.processes.values()
     return {
         "last_activity": last_activity,
@@ -106,7 +108,7 @@ def _use(kernel: KernelRecord, last_activity: float) -> Fields:
 
 
 def _state(kernel: KernelRecord, now: float) -> Fields:
-    """What can be done with it, and what is under way."""
+    """Return what can be done with the kernel, and what is under way."""
     processes, residency = kernel.processes.values(), kernel.residency
     holders = [process for process in processes if process.resident_bytes]
     is_split = residency is Residency.RESIDENT and any(process.is_parked for process in kernel.connected())
@@ -125,7 +127,7 @@ def _state(kernel: KernelRecord, now: float) -> Fields:
 
 
 def _wishes(kernel: KernelRecord, now: float) -> Fields:
-    """What it and its user ask for, and what was refused a moment ago."""
+    """Return what the kernel and its user ask for, and what was refused a moment ago."""
     return {
         "wants_since": kernel.wants_since,
         "rooms": _rooms(kernel),
@@ -141,7 +143,7 @@ def _wishes(kernel: KernelRecord, now: float) -> Fields:
 
 
 def _standing(kernel: KernelRecord, settings: Settings) -> Fields:
-    """Whose it is, and what that entitles it to."""
+    """Return which user it belongs to, and what that entitles it to."""
     whose = standing(kernel, settings)
     return {
         "user": whose.user,
@@ -154,23 +156,23 @@ def _standing(kernel: KernelRecord, settings: Settings) -> Fields:
 
 
 def exchanges(processes: Iterable[Process], flag: HelloFlag = HelloFlag.EXCHANGES) -> bool:
-    """Return whether all of these know how to change places with others."""
+    """Return whether all the processes can take part in exchanges."""
     return all(process.hello.flags & flag for process in processes)
 
 
 def _may_come_in_parts(kernel: KernelRecord) -> bool:
-    """Whether its resume can take room as that comes."""
+    """Return whether its resume can take room as that becomes free."""
     return not kernel.exchange_failed and _is_alone(kernel) and exchanges(_using(kernel))
 
 
 def _may_hand_over(kernel: KernelRecord) -> bool:
-    """Whether host memory can go from it to others as it comes in, or from others to it as it goes out."""
+    """Return whether it can hand host memory over while it is resumed, or get some while it is parked."""
     is_away = any(process.is_parked for process in kernel.processes.values())
     return exchanges(_using(kernel), HelloFlag.HANDS_OVER) and (_is_alone(kernel) or not is_away)
 
 
 def _is_alone(kernel: KernelRecord) -> bool:
-    """Whether it is one process, and not parked at context depth."""
+    """Return whether it has one process, and is not parked at context depth."""
     using = _using(kernel)
     return len(using) == 1 and using[0].data.depth is not Depth.CONTEXT
 
@@ -182,13 +184,13 @@ def _using(kernel: KernelRecord) -> list[Process]:
 def _host_use(
     kernel: KernelRecord, last_activity: float, lots_held: Mapping[int, int], now: float
 ) -> HostUse:
-    """Return its use of host memory. Nothing of it goes to disk while others prepare to leave the GPU for it."""
+    """Return its use of host memory. Nothing of it is spilled while others prepare an exchange with it."""
     use = host_use(kernel, last_activity, lots_held, now)
     return use if kernel.exchange is None else replace(use, spillable_bytes=0)
 
 
 def _left_bytes(kernel: KernelRecord) -> dict[str, int]:
-    """What its parked processes still have on each GPU; only an exchange parks in part."""
+    """Return what its parked processes still have on each GPU; only an exchange parks in part."""
     left: dict[str, int] = {}
     for process in kernel.processes.values():
         for gpu in process.data.gpus if process.is_parked and exchanges([process]) else ():
@@ -198,7 +200,7 @@ def _left_bytes(kernel: KernelRecord) -> dict[str, int]:
 
 
 def _resident_bytes(uses: Mapping[str, PageGpu], left: Mapping[str, int], gpus: GpuTable) -> dict[str, int]:
-    """What it has on each GPU; no more than there is, since parking it would want as much of the host's memory."""
+    """Return what it has on each GPU, capped at the GPU's size, since parking it would ask for as much host memory."""
     sizes = gpus.sizes
     found = {uuid: gpu.resident_bytes - left.get(uuid, 0) for uuid, gpu in uses.items()}
     if not sizes:
@@ -208,7 +210,7 @@ def _resident_bytes(uses: Mapping[str, PageGpu], left: Mapping[str, int], gpus: 
 
 
 def most_bytes(kernel: KernelRecord, uses: Mapping[str, PageGpu], gpus: GpuTable) -> dict[str, int]:
-    """All that NVML sees in use, on the GPUs where the kernel's pages claim more; no kernel stays for that."""
+    """Return all that NVML sees in use, on the GPUs where the kernel's pages claim more."""
     sample = gpus.sample
     if (
         sample is None or sample.began <= kernel.last_move.ended_at
@@ -222,8 +224,10 @@ def most_bytes(kernel: KernelRecord, uses: Mapping[str, PageGpu], gpus: GpuTable
 
 
 def _moves_since(kernel: KernelRecord) -> float | None:
-    """When the move that is under way began; one that is none of ours, when we first heard of its processes: no waiter
-    waits for what comes of a resume that only a page tells of.
+    """Return when the move under way began.
+
+    A park that is none of ours began when we first heard of its processes. -inf for a resume that only a page shows: no
+    waiter waits for what comes of it.
     """
     if kernel.move is not None:
         return -math.inf if kernel.move.is_given_up else kernel.move.began
@@ -235,7 +239,7 @@ def _moves_since(kernel: KernelRecord) -> float | None:
 
 
 def _rooms(kernel: KernelRecord) -> tuple[RoomRequest, ...]:
-    """The allocations that wait for room."""
+    """Return the allocations that wait for room."""
     return tuple(
         RoomRequest((process.key, number), room.gpu, room.bytes, room.since)
         for process in kernel.connected()
@@ -245,13 +249,13 @@ def _rooms(kernel: KernelRecord) -> tuple[RoomRequest, ...]:
 
 
 def _is_hopeless(kernel: KernelRecord, now: float) -> bool:
-    """Whether its allocations fail again and again although there is room."""
+    """Return whether its allocations fail again and again although there is room."""
     failed = kernel.failures.room
     return failed.failures >= HOPELESS_GRANTS and now - failed.since >= HOPELESS_AFTER_S
 
 
 def _may_be_preempted(kernel: KernelRecord) -> bool:
-    """Whether no other process waits for what it does: one process on one GPU that shares no memory.
+    """Return whether no other process waits for what it computes: it is one process on one GPU and shares no memory.
 
     That leaves out NCCL between GPUs of this machine, which takes several of either or shared memory.
     """
@@ -264,13 +268,15 @@ def _may_be_preempted(kernel: KernelRecord) -> bool:
 
 
 def _started_at(kernel: KernelRecord) -> float:
-    """When its oldest process began; NaN if that is not known of one of them: then it is neither younger nor older."""
+    """Return when its oldest process began; NaN if a process's start is unknown: then it counts as neither younger nor
+    older.
+    """
     moments = [process.started_at for process in kernel.processes.values()]
     return math.nan if any(map(math.isnan, moments)) else min(moments)
 
 
 def _can_be_ended(kernel: KernelRecord, now: float) -> bool:
-    """Whether a living server of its own can shut it down."""
+    """Return whether a living server of its own can shut it down."""
     told = kernel.server.description
     has_server = kernel.server.is_there and told is not None and told.server is not None
     return has_server and kernel.ending.backoff.retry_at <= now
@@ -291,8 +297,8 @@ HOME = (Residency.PARKED, Residency.RESUMING, Residency.RESIDENT)
 def expected_until(kernel: KernelRecord) -> float:
     """Return until when the kernel's next use of the GPU is expected; 0 if it is not.
 
-    A cell that began, or a user who turned to the notebook, announces it once: a kernel that was parked after
-    that, by the user or because it did not use the GPU, is not brought back for it.
+    A cell that began, or a user who turned to the notebook, announces it once: a kernel that was parked after that, by
+    the user or because it did not use the GPU, is not resumed for it.
     """
     if kernel.residency not in HOME:
         return 0.0

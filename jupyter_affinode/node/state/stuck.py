@@ -1,8 +1,8 @@
-"""Which of our processes can make no progress any more, and why; only a user may end them.
+"""Stuck processes: those that cannot make progress any more, and why; only a user may end them.
 
-Only what is certain enough to be told to its owner is said, and never of a process that computes: it has been
-idle, or in one and the same call, for `cell_idle_timeout_s`, or the driver itself gave it up. One that is stopped may
-go on, but holds its memory until then: it is said, too.
+A process is reported to its owner only where that is certain, and never while it computes: it has been idle, or in the
+same call, for `cell_idle_timeout_s`, or the driver itself gave it up. A stopped process may continue, but holds its
+memory until then, so it is reported too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAILED_RESUMES = 3  # with pauses that double between them
 
 @dataclass(frozen=True)
 class Stuck:
-    """Why a process is stuck: a word for programs, and words for its owner."""
+    """Why a process is stuck: a code for programs, and words for its owner."""
 
     slug: StuckReason
     text: str
@@ -37,7 +37,7 @@ def stuck(
     settings: Settings,
     now: float,
 ) -> Stuck | None:
-    """The verdict on a process; None: there is hope, or nothing is wrong."""
+    """Return why a process is stuck; None if it may still make progress."""
     if process.is_dying:
         return None
     return (
@@ -56,7 +56,7 @@ def _lost(process: Process, kernel: KernelRecord) -> Stuck | None:
 
 
 def _cannot_resume(process: Process, measured: Mapping[str, NvmlGpu]) -> Stuck | None:
-    """Parked for good: the way back failed again and again, or the GPU is not there, or has become too small."""
+    """Return whether it is parked for good: its resume failed again and again, or its GPU is gone or too small."""
     if not process.is_parked:
         return None
     if process.failed_resumes >= FAILED_RESUMES:
@@ -76,7 +76,7 @@ def _cannot_resume(process: Process, measured: Mapping[str, NvmlGpu]) -> Stuck |
 
 
 def _peer_gone(process: Process, kernel: KernelRecord, settings: Settings, now: float) -> Stuck | None:
-    """In one call since another process of the kernel, which used the GPU too, has ended."""
+    """Return whether it has been in one call since another process of the kernel, which used the GPU too, ended."""
     ended = kernel.past.peer_ended
     if ended is None or not process.data.calls_in_flight:
         return None
@@ -90,7 +90,7 @@ def _peer_gone(process: Process, kernel: KernelRecord, settings: Settings, now: 
 
 
 def _parent_gone(process: Process, kernel: KernelRecord, settings: Settings, now: float) -> Stuck | None:
-    """The process that started it has ended, no server speaks for its kernel, and it has not used the GPU since."""
+    """Return whether its parent has ended, no server describes its kernel, and it has not used the GPU since."""
     if process.orphaned_at is None or kernel.server.pid is not None:
         return None
     if process.data.calls_in_flight or process.data.captures:
@@ -103,7 +103,7 @@ def _parent_gone(process: Process, kernel: KernelRecord, settings: Settings, now
 
 
 def _stopped(process: Process) -> Stuck | None:
-    """Stopped by a signal or a debugger, with memory that others may need. A process that is only slow is not."""
+    """Return whether a signal or a debugger stopped it while it holds memory that others may need."""
     if process.connection is not None or not process.is_stopped or not is_stopped(process.pid):
         return None
     gpu = process.resident_bytes + sum(sum(gpu.fixed_bytes) for gpu in process.data.gpus)

@@ -1,8 +1,8 @@
-"""Context depth: when a kernel may leave the GPU altogether, and what it needs to come back.
+"""Context depth: when a kernel's CUDA context may be parked too, and what resuming it needs.
 
-At memory depth a parked process leaves its CUDA context on the GPU, about 0.6 GiB. The driver's own checkpoint
-takes that too, but its Restore loses a process that meets a full GPU. So it is used only where every process that
-could take the room is known and asks for it, and its way back is counted larger than it probably is.
+At memory depth a parked process leaves its CUDA context on the GPU, about 0.6 GiB. The driver's own checkpoint parks
+that too, but its Restore loses a process that meets a full GPU. So context depth is used only where every process that
+could take the room is known and obeys the controller, and the room for its resume is overestimated.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..records.kernel import KernelRecord
 from ..records.process import Process
 from .gpu_table import GpuTable
 
-SPARE_BYTES = GIB  # as the shim has it (checkpoint.c): what Restore must find free beyond what it needs
-CONTEXT_BYTES = GIB  # the least that a context is taken to need
+SPARE_BYTES = GIB  # must be free beyond what Restore needs, as in the shim (checkpoint.c)
+CONTEXT_BYTES = GIB  # the least room that is reserved for a context
 
 
 class Objection(NamedTuple):
@@ -36,7 +36,7 @@ class Objection(NamedTuple):
 def context_objection(
     kernel: KernelRecord, ours: Iterable[Process], gpus: GpuTable, settings: Settings
 ) -> Objection | None:
-    """Why the kernel's CUDA context stays on the GPU when it is parked; None if it may go.
+    """Return why the kernel's CUDA context stays on the GPU when it is parked; None if it may be parked too.
 
     `ours` are all processes with a shim, of every kernel.
     """
@@ -56,7 +56,8 @@ def context_objection(
 
 
 def needs_to_come_back(process: Process) -> dict[str, int]:
-    """Room by GPU for a process that is parked: for its memory, and at context depth for the context too.
+    """Return the GPU memory that resuming a parked process needs, by GPU: for its memory, and at context depth for the
+    context too.
 
     The driver must find 1 GiB more than the context; the memory that follows may use that.
     """
@@ -70,9 +71,10 @@ def needs_to_come_back(process: Process) -> dict[str, int]:
 
 
 def leaves_with_context(kernel: KernelRecord, gpus: GpuTable) -> dict[str, int]:
-    """What a kernel whose context may go frees of its GPU beside its movable memory; {} where NVML does not say.
+    """Return the bytes that parking a kernel's context frees beside its movable memory, by GPU; {} where NVML does not
+    tell.
 
-    NVML's figure and the page are of different moments, so no more is believed than a context usually takes.
+    NVML's figure and the page are of different moments, so the result is capped at what a context usually takes.
     """
     (process,) = (each for each in kernel.processes.values() if each.data.state is not State.NONE)
     (gpu,) = (gpu for gpu in process.data.gpus if _bytes(gpu))
@@ -84,7 +86,7 @@ def leaves_with_context(kernel: KernelRecord, gpus: GpuTable) -> dict[str, int]:
 
 
 def kernel_needs(kernel: KernelRecord) -> dict[str, int]:
-    """The same for a kernel, its processes' added up."""
+    """Return the same for a kernel, summed over its processes."""
     needs: dict[str, int] = {}
     for process in kernel.processes.values():
         for uuid, size in needs_to_come_back(process).items():
@@ -93,7 +95,7 @@ def kernel_needs(kernel: KernelRecord) -> dict[str, int]:
 
 
 def kernel_depth(kernel: KernelRecord) -> Depth:
-    """How deep its deepest process is parked."""
+    """Return the depth of the kernel's most deeply parked process."""
     return max((process.data.depth for process in kernel.processes.values()), default=Depth.NONE)
 
 
@@ -119,17 +121,17 @@ def _bytes(gpu: PageGpu) -> int:
     return gpu.resident_bytes + gpu.parked_bytes + sum(gpu.fixed_bytes)
 
 
-# ---- migration: on which other GPUs a parked kernel could come back
+# ---- migration: on which other GPUs a parked kernel could be resumed
 #
-# Only a process that took its CUDA context along can: the driver restores it on any GPU of the same chip. As at its own
-# GPU, no program may be there that could take the room unseen. The shim looks at all of it again.
+# Only a process parked at context depth can: the driver restores it on any GPU of the same chip. As on its own GPU, no
+# program may be there that could take the room unseen. The shim checks all of this again.
 
 VISIBLE = b"CUDA_VISIBLE_DEVICES="
-ENVIRON_MAX = 256 << 10  # a process can say, by prctl, that its environment is as long as all of its memory
+ENVIRON_MAX = 256 << 10  # by prctl a process can make its environment look as long as all of its memory
 
 
 def open_gpus(ours: Iterable[Process], gpus: GpuTable, settings: Settings) -> frozenset[str]:
-    """The GPUs that a kernel may migrate to: only ours are there. `ours`: all processes with a shim."""
+    """Return the GPUs that a kernel may migrate to, where only our processes are. `ours`: all processes with a shim."""
     if not settings.allow_migration or settings.depth != "context":
         return frozenset()
     pids = {each.pid for each in ours}
@@ -137,7 +139,7 @@ def open_gpus(ours: Iterable[Process], gpus: GpuTable, settings: Settings) -> fr
 
 
 def other_gpus(kernel: KernelRecord, are_open: frozenset[str], gpus: GpuTable, now: float) -> tuple[str, ...]:
-    """Where else the kernel, if it waits, may be resumed now; in NVML's order."""
+    """Return the other GPUs on which a waiting kernel may be resumed now, in NVML's order."""
     if not are_open or kernel.wants_since is None:
         return ()
     process = _mover(kernel)
@@ -151,19 +153,19 @@ def other_gpus(kernel: KernelRecord, are_open: frozenset[str], gpus: GpuTable, n
 
 
 def may_be_going_to(kernel: KernelRecord, gpus: GpuTable) -> list[str]:
-    """The other GPUs that a resume may be on the way to that is none of ours, or none any more: its page does not say.
+    """Return the other GPUs that a process may be migrating to without our command: its page does not tell.
 
-    An earlier controller began it, or its process was stopped in the midst of it, and goes on when it is continued.
+    An earlier controller began the resume, or the process was stopped in the midst of one and continues later.
     """
     process = _mover(kernel)
     return [] if process is None else [gpu.uuid for gpu in _alike(process, gpus)]
 
 
 def read_visible(pid: int, proc: Path = Path("/proc")) -> tuple[str, ...] | None:
-    """The GPUs that the process was started to see, as CUDA_VISIBLE_DEVICES has them; None: all.
+    """Return the GPUs in CUDA_VISIBLE_DEVICES with which the process was started; None if it sees all.
 
-    Where that cannot be read, or is too long, it is taken to see none but its own. What a program sets later, in
-    itself, is not known.
+    An unreadable or overlong environment counts as one that shows no other GPU. What a program sets later in itself is
+    not known.
     """
     try:
         with (proc / str(pid) / "environ").open("rb", buffering=0) as file:
@@ -180,7 +182,7 @@ def read_visible(pid: int, proc: Path = Path("/proc")) -> tuple[str, ...] | None
 
 
 def _read_up_to(file: RawIOBase, most: int) -> bytes:
-    """The file's first bytes; /proc gives a page or so at a time."""
+    """Return the file's first bytes; /proc gives a page or so at a time."""
     found = b""
     while len(found) < most and (piece := file.read(most - len(found))):
         found += piece
@@ -188,7 +190,7 @@ def _read_up_to(file: RawIOBase, most: int) -> bytes:
 
 
 def _mover(kernel: KernelRecord) -> Process | None:
-    """The one process of a kernel that knows how to come back elsewhere; None if there are several, or none."""
+    """Return a kernel's only process if it can migrate; None if there are several, or none."""
     processes = [process for process in kernel.processes.values() if process.data.state is not State.NONE]
     if len(processes) != 1:
         return None
@@ -196,7 +198,7 @@ def _mover(kernel: KernelRecord) -> Process | None:
 
 
 def _alike(process: Process, gpus: GpuTable) -> list[NvmlGpu]:
-    """The other GPUs like the only one that the process uses; none if it uses several."""
+    """Return the other GPUs like the only one that the process uses; [] if it uses several."""
     used = [gpu.uuid for gpu in process.data.gpus if gpu.resident_bytes or gpu.parked_bytes]
     measured = gpus.measured
     home = measured.get(used[0]) if len(used) == 1 else None
@@ -206,13 +208,13 @@ def _alike(process: Process, gpus: GpuTable) -> list[NvmlGpu]:
 
 
 def _failed_lately(kernel: KernelRecord, gpu: str, now: float) -> bool:
-    """Return whether the kernel could not come back on a GPU a moment ago."""
+    """Return whether a migration of the kernel to a GPU failed a moment ago."""
     failed = kernel.failures.migration.get(gpu)
     return failed is not None and failed.retry_at > now
 
 
 def _sees(process: Process, gpu: NvmlGpu) -> bool:
-    """Whether this process was not told to leave the GPU alone."""
+    """Return whether the process may use the GPU by its CUDA_VISIBLE_DEVICES."""
     if process.visible is None:
         return True
     return any(

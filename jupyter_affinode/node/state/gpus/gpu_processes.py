@@ -1,7 +1,7 @@
-"""What else is on the GPUs: processes without a shim, and whether NVML's pids can be told from ours at all.
+"""The processes on GPUs: those without a shim, and what NVML confirms of those with one.
 
-NVML names processes by the pids that the driver sees. Where a controller or its kernels live in a container those
-are other numbers, or none: then it is only known how much is not ours, and nothing is concluded from a pid.
+NVML names processes by the pids that the driver sees. Where a controller or its kernels live in a container those are
+other numbers, or none. Then only the sum of what is not ours is known, and nothing is concluded from a pid.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of linux/proc_ns.h
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A process on a GPU that is not ours. What belongs to another user is named by root's controller alone, which
-    tells it to administrators (views/visibility.py).
+    """A process on a GPU that is not ours. Another user's is named by root's controller alone, to administrators
+    (views/visibility.py).
     """
 
     pid: int | None
@@ -34,7 +34,9 @@ class Neighbour:
 
 
 def by_gpu(processes: Iterable[Process]) -> dict[str, list[Process]]:
-    """Our processes that have a context on a GPU, by GPU: they have memory of any kind there, and have not left it."""
+    """Return our processes that have a context on a GPU, by GPU: they have memory of any kind there, and are not parked
+    at context depth.
+    """
     found: dict[str, list[Process]] = {}
     for process in processes:
         if process.data.depth is Depth.CONTEXT:
@@ -46,10 +48,11 @@ def by_gpu(processes: Iterable[Process]) -> dict[str, list[Process]]:
 
 
 def joins(gpu: NvmlGpu, known: Sequence[Process]) -> bool:
-    """Whether NVML's pids are those of the processes as we know them.
+    """Return whether NVML's pids are those of our processes as we know them.
 
-    `known`, here and below, are our processes on that GPU. One number may be the same by chance: so all of them
-    must be there, with about as much memory as their pages say. Where none is, only the initial pid namespace is sure.
+    `known`, here and below, are our processes on that GPU. One number may be equal by chance: so all of them must be
+    there, with about as much memory as their pages show. Where we have none there, only the initial pid namespace is
+    sure.
     """
     if gpu.pids is None:
         return False
@@ -59,9 +62,9 @@ def joins(gpu: NvmlGpu, known: Sequence[Process]) -> bool:
 
 
 def neighbours(gpu: NvmlGpu, known: Sequence[Process], pids: Set[int]) -> list[Neighbour] | None:
-    """The processes on a GPU that are not ours, the largest first; None where they cannot be told apart.
+    """Return the processes on a GPU that are not ours, the largest first; None where they cannot be told apart.
 
-    `pids` are all of ours, on whatever GPU.
+    `pids` are those of all our processes, on whatever GPU.
     """
     if gpu.pids is None or not joins(gpu, known):
         return None
@@ -71,7 +74,7 @@ def neighbours(gpu: NvmlGpu, known: Sequence[Process], pids: Set[int]) -> list[N
 
 
 def contexts_bytes(gpu: NvmlGpu, known: Sequence[Process], processes: Iterable[Process]) -> int | None:
-    """What our processes' CUDA contexts take beside what their pages say; None where NVML does not tell.
+    """Return what our processes' CUDA contexts take beside what their pages show; None where NVML does not tell.
 
     `processes` are all of ours: one that waits for its first memory has a context there already.
     """
@@ -85,7 +88,7 @@ def contexts_bytes(gpu: NvmlGpu, known: Sequence[Process], processes: Iterable[P
 
 
 def busy(gpu: NvmlGpu, known: Sequence[Process]) -> list[Process]:
-    """Our processes that NVML saw compute since its last look; none where that cannot be told."""
+    """Return our processes that NVML saw computing since its last look; [] where that cannot be told."""
     if not gpu.busy_pids or not joins(gpu, known):
         return []
     return [process for process in known if process.pid in gpu.busy_pids]
@@ -113,25 +116,25 @@ def _described(pid: int, size: int | None) -> Neighbour:
 
 
 def sees_all_pids() -> bool:
-    """Whether this is the initial pid namespace: NVML's pids are those that we see."""
+    """Return whether this is the initial pid namespace, in which NVML's pids are ours."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE
     except OSError:
         return False
 
 
-# ---- how much of what our processes say they have is borne out by NVML
+# ---- how much of what our processes claim NVML confirms
 #
-# A page is its process's own word. Lots (lots.py) are handed over for good, so they go by what NVML shows of a process
-# where it names processes by the pids that we know. Elsewhere, in containers, NVML's sum for a GPU must do for all that
-# is claimed on it: of the users whose claims together are more than that, those that claim least are believed.
+# A page is its process's own claim. Lots (lots.py) cannot be taken back, so they go by what NVML shows of a process
+# where it names processes by the pids that we know. Elsewhere, in containers, NVML's sum for a GPU bounds all claims on
+# it. If the claims together are larger, the users that claim least are confirmed first.
 
 Claim = tuple[str, Process, int]  # an owner, a process of theirs, and the bytes that its page says
 
 
 def look(kernels: Iterable[KernelRecord], measured: Mapping[str, NvmlGpu]) -> None:
-    """Note for each process how much of its movable GPU memory is borne out; `measured`: GPUs by UUID, none where
-    there is no NVML or it is not wanted.
+    """Note for each process how much of its movable GPU memory NVML confirms. `measured`: GPUs by UUID; empty without
+    NVML.
     """
     claims: dict[str, list[Claim]] = {}
     for kernel in kernels:
@@ -149,7 +152,7 @@ def look(kernels: Iterable[KernelRecord], measured: Mapping[str, NvmlGpu]) -> No
 
 
 def shown_bytes(kernel: KernelRecord, gpu: NvmlGpu, managed_bytes: int, *, is_clear: bool) -> ShownBytes:
-    """What NVML shows of a kernel on a GPU; `managed_bytes`: what all pages say is there."""
+    """Return what NVML shows of a kernel on a GPU. `managed_bytes`: what all pages together name there."""
     if gpu.pids is not None and sees_all_pids():
         used = [gpu.used_by.get(process.pid, 0) for process in kernel.processes.values()]
         if None not in used:

@@ -1,4 +1,4 @@
-"""The GPUs: NVML's figures where there are any, else an estimate of what is free from what failed."""
+"""The GPUs: NVML's figures where there are any, else an estimate of free memory from failed allocations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...model.snapshot import Gpu
 from ...system.nvml import NvmlSample
 
 PAGES_LATE_S = 0.3  # a shim samples its page every 100 ms, and we look at it every 250 ms
-DOUBT_S = 1.0  # what no longer adds up was taken by an unmanaged program, or is told of in a moment
+DOUBT_S = 1.0  # memory missing for longer was taken by an unmanaged program; pages show ours sooner
 HISTORY_EVERY_S = 2.0
 HISTORY_LOOKS = 30  # a minute
 FIGURE_STANDS_LOOKS = 4  # without kernels NVML is asked every 5 s
@@ -33,7 +33,7 @@ class _Estimate:
     sums: deque[tuple[float, int]] = field(default_factory=deque)
 
     def note_sum(self, now: float, size: int) -> None:
-        """What is free and ours together, by the figures of now."""
+        """Note the sum of free memory and ours, by the present figures."""
         while self.sums and self.sums[-1][1] <= size:
             self.sums.pop()
         self.sums.append((now, size))
@@ -41,18 +41,18 @@ class _Estimate:
             self.sums.popleft()
 
     def missing(self) -> int:
-        """How much of what was free or ours a moment ago is neither now: NVML may show an allocation before its
+        """Return how much of what was free or ours a moment ago is neither now: NVML may show an allocation before its
         page does.
         """
         return self.sums[0][1] - self.sums[-1][1] if self.sums else 0
 
     def changed_since(self, moment: float) -> int:
-        """How much our memory changed since `moment`, or shortly before: pages may tell late."""
+        """Return how much our memory changed since `moment`, or shortly before: pages may show it late."""
         return sum(size for when, size in self.changes if when >= moment - PAGES_LATE_S)
 
 
 class GpuTable:
-    """What is known of each GPU; the state's."""
+    """What is known of each GPU; part of the state."""
 
     def __init__(self) -> None:
         self.sample: NvmlSample | None = None
@@ -61,36 +61,38 @@ class GpuTable:
 
     @property
     def measured(self) -> dict[str, NvmlGpu]:
-        """NVML's figures by UUID; empty without NVML."""
+        """Return NVML's figures by UUID; empty without NVML."""
         return {gpu.uuid: gpu for gpu in self.sample.gpus} if self.sample is not None else {}
 
     @property
     def sizes(self) -> dict[str, int] | None:
-        """How large each GPU is, in bytes by UUID; None without NVML."""
+        """Return each GPU's size in bytes by UUID; None without NVML."""
         return None if self.sample is None else {gpu.uuid: gpu.total_bytes for gpu in self.sample.gpus}
 
     @property
     def uuids(self) -> list[str]:
-        """Every GPU that NVML or a shim named, NVML's order first."""
+        """Return every GPU that NVML or a shim named, in NVML's order first."""
         return list(dict.fromkeys([*self.measured, *self._known]))
 
     def managed_bytes(self, uuid: str) -> int:
-        """What our kernels have on a GPU, by their pages."""
+        """Return what our kernels have on a GPU, by their pages."""
         known = self._known.get(uuid)
         return known.managed_bytes if known is not None else 0
 
     def utilization_history(self, uuid: str) -> list[int | None]:
-        """Percent of the last minute, one each `HISTORY_EVERY_S`, the oldest first; None: NVML did not say."""
+        """Return the utilisation in percent of the last minute, one each `HISTORY_EVERY_S`, the oldest first; None
+        where unknown.
+        """
         known = self._known.get(uuid)
         return [] if known is None else list(known.utilization)
 
     def changed_bytes(self, uuid: str) -> int:
-        """How much our kernels' memory on a GPU changed since, or just before, NVML's last look."""
+        """Return how much our kernels' memory on a GPU changed since, or just before, NVML's last look."""
         known = self._known.get(uuid)
         return 0 if known is None or self.sample is None else known.changed_since(self.sample.began)
 
     def take(self, sample: NvmlSample | None, settings: Settings) -> None:
-        """New figures; None: NVML is missing."""
+        """Take new figures; None if NVML is missing."""
         self.sample = sample
         looks = 0 if sample is None else self._looks_due(sample.began)
         for gpu in self.measured.values():
@@ -102,7 +104,7 @@ class GpuTable:
                 known.is_reclaiming = False
 
     def _looks_due(self, now: float) -> int:
-        """How many entries the histories lack: NVML's last figure stands where it is asked less often."""
+        """Return how many entries the histories lack: NVML's last figure stands where it is asked less often."""
         if self._remembered_at is None:
             self._remembered_at = now
             return 1
@@ -112,12 +114,12 @@ class GpuTable:
 
     @staticmethod
     def _looks(due: int, percent: int | None) -> list[int | None]:
-        """That many entries for the time until a new figure: none is known where NVML was not asked for long."""
+        """Return `due` entries for the time until a new figure: unknown ones where NVML was not asked for long."""
         unknown: list[int | None] = [None] * (due - 1 if due > FIGURE_STANDS_LOOKS else 0)
         return unknown + [percent] * (due - len(unknown))
 
     def take_pages(self, managed: Mapping[str, int], now: float) -> None:
-        """What our kernels have on each GPU now."""
+        """Take what our kernels have on each GPU now."""
         for uuid in managed.keys() | self._known.keys():
             known = self._known.setdefault(uuid, _Estimate())
             grown = managed.get(uuid, 0) - known.managed_bytes
@@ -133,23 +135,23 @@ class GpuTable:
             del self._known[uuid]  # no NVML and no kernel on it any more
 
     def take_failure(self, uuid: str, size: int, *, again: bool = False) -> None:
-        """`size` bytes did not fit; `again`: although there should have been room."""
+        """Learn that `size` bytes did not fit; `again`: although there should have been room."""
         known = self._known.setdefault(uuid, _Estimate())
         known.free_bytes = min(known.free_bytes, 0 if again else max(size - 1, 0))
 
     def take_leaving(self, uuid: str, size: int, now: float) -> None:
-        """A context of `size` bytes has left a GPU: figures that are older than that do not show it."""
+        """Note that a context of `size` bytes has left a GPU: older figures do not show it."""
         if size and uuid in self._known:
             self._known[uuid].changes.append((now, size))
 
     def move_ended(self, uuids: Iterable[str], now: float) -> None:
-        """A kernel has come to those GPUs or left them, or tried to."""
+        """Note that a kernel's move to or from those GPUs has ended or failed."""
         for uuid in uuids:
             if uuid in self._known:
                 self._known[uuid].moved_at = now
 
     def snapshot(self, now: float) -> dict[str, Gpu]:
-        """For the policy."""
+        """Return the GPUs for the policy's snapshot."""
         measured = self.measured
         gpus = {}
         for uuid in self.uuids:

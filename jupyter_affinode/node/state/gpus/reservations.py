@@ -1,11 +1,11 @@
-"""Room that was granted and that NVML's figure does not surely show yet.
+"""Reservations: room that was granted and that NVML's figure may not show yet.
 
-A reservation is a promise that others wait for, and a process can say that it is resuming for as long as it likes. So
-a resume's reservation lasts while NVML shows ever more memory of it (gpu_processes.py), and ends within seconds where
-nothing comes. What was taken by then NVML counts as used. A kernel that is merely slow goes on, and what it takes later
-is taken like any other program's memory: of two kernels that meet on a GPU the later one is told by its driver that the
-GPU is full, stays parked with all its contents, and is tried again. Without NVML nothing can be borne out: a
-reservation lasts for `UNSEEN_LASTS_S`, and the shims' figures and what failed are all there is.
+Other kernels wait for reserved room, and a process can claim to be resuming for as long as it likes. So a resume's
+reservation lasts while NVML shows ever more of its memory (gpu_processes.py), and ends within seconds where it does
+not. What was taken by then NVML counts as used. A kernel that is merely slow continues, and takes the rest like any
+other program's memory. If two kernels then meet on a GPU, the driver tells the later one that the GPU is full: it stays
+parked with all its contents, and is tried again. Without NVML nothing can be confirmed: a reservation lasts for
+`UNSEEN_LASTS_S`, and only the shims' figures and failed allocations are known.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-GRANT_LASTS_S = 5.0  # an allocation that was granted room and of which nothing is heard
+GRANT_LASTS_S = 5.0  # a granted allocation of which the shim reports nothing
 RETRY_TAKES_S = 0.3  # from a shim's "I have your answer" to its allocation being tried again
 NOTHING_COMES_S = 5.0  # NVML is looked at once a second, and a busy machine's threads begin late
 UNSEEN_LASTS_S = 30.0  # while NVML's figures say nothing of it
-TAKEN_PART = 0.5  # of what was reserved: with less, the resume did not happen
+TAKEN_PART = 0.5  # of what was reserved: with less, the resume did not take place
 
 
 @dataclass(frozen=True)
 class ShownBytes:
-    """What NVML shows of a kernel on a GPU, by its pids. Where these say nothing: all that is in use, of which the
-    pages of others name so much (`others_bytes`); pages that changed just then are of another moment (`is_clear`).
+    """What NVML shows of a kernel on a GPU, by its pids. Where pids tell nothing: all memory in use, of which the pages
+    of others name `others_bytes`. `is_clear` is False if pages have just changed, so that they are of another moment.
     """
 
     used_bytes: int
@@ -36,7 +36,7 @@ Shown = Callable[[str, str], ShownBytes | None]  # by the ids of a kernel and a 
 
 @dataclass
 class Reserved:
-    """Bytes of one GPU that belong to a kernel that is resuming, or to one granted allocation."""
+    """Bytes of one GPU that are reserved for a resuming kernel, or for one granted allocation."""
 
     kernel_id: str
     gpu: str
@@ -52,12 +52,14 @@ class Reserved:
     unnamed_bytes: int = 0  # … or the other way round
 
     def is_taken(self, now: float) -> bool:
-        """Whether the kernel's page shows the bytes already, and only NVML's figure may not."""
+        """Return whether the kernel's page shows the bytes already, and only NVML's figure may not."""
         return self.done_at is not None and self.done_at <= now
 
     def take(self, used: int, others: int) -> None:
-        """So much more is in use than before, and named by others' pages. What these name anew is theirs; what they
-        name no more was theirs as far as less is in use, too: a page that only says so makes no other's memory.
+        """Take changes of the memory in use and of what others' pages name.
+
+        What others name anew is theirs. What they name no more was theirs as far as less is in use too: a page that
+        only claims to have freed memory adds nothing to this kernel.
         """
         self.freed_bytes += max(-used, 0)
         self.unnamed_bytes += max(-others, 0)
@@ -69,19 +71,19 @@ class Reserved:
 
     @property
     def is_borne_out(self) -> bool:
-        """Whether NVML has shown that it was used."""
+        """Return whether NVML has shown that it was used."""
         return self.most_bytes >= TAKEN_PART * self.bytes
 
 
 class ReservationBook:
-    """All reservations; the state's."""
+    """All reservations; part of the state."""
 
     def __init__(self) -> None:
         self.entries: list[Reserved] = []
-        self.expired: list[Reserved] = []  # what nothing came of, until it is taken from here
+        self.expired: list[Reserved] = []  # resumes without progress, until the caller takes them
 
     def reserve_resume(self, kernel_id: str, needs: Mapping[str, int], now: float, shown: Shown) -> None:
-        """Reserve a kernel's room until `finish_resume`, or until nothing comes of it."""
+        """Reserve a kernel's room until `finish_resume`, or until NVML shows no progress."""
         self.entries += [
             Reserved(kernel_id, gpu, size, began=now, expires_at=now + UNSEEN_LASTS_S)
             for gpu, size in needs.items()
@@ -90,7 +92,7 @@ class ReservationBook:
         self.bear_out(now, shown)
 
     def bear_out(self, now: float, shown: Shown) -> None:
-        """See whether NVML shows more memory of the resumes under way."""
+        """Extend the reservations of resumes of which NVML shows more memory."""
         for entry in self._resumes():
             before, found = entry.last, shown(entry.kernel_id, entry.gpu)
             if found is None or (before is None and not found.is_clear):
@@ -106,7 +108,7 @@ class ReservationBook:
                     each.expires_at = now + NOTHING_COMES_S
 
     def finish_resume(self, kernel_id: str, now: float) -> list[Reserved]:
-        """The kernel is resident, or it will not be: the figures are right from the next look on. Its reservations."""
+        """End a resume's reservations, done or failed, and return them; the next figures show what was taken."""
         finished = list(self._resumes(kernel_id))
         for entry in finished:
             entry.done_at, entry.expires_at = now, None
@@ -118,7 +120,7 @@ class ReservationBook:
         self.entries.append(Reserved(kernel_id, gpu, size, key, began=now, expires_at=expires_at))
 
     def finish_grant(self, key: tuple[int, int], now: float, *, failed: bool) -> None:
-        """The shim has its answer; `failed`: it was tried in vain, so nothing was taken."""
+        """Note that the shim has its answer; `failed`: the allocation failed, so nothing was taken."""
         for entry in self.entries[:]:
             if entry.room == key:
                 if failed:
@@ -127,15 +129,15 @@ class ReservationBook:
                     entry.done_at = now + RETRY_TAKES_S
 
     def forget_process(self, process: int) -> None:
-        """A process ended: what it was granted is free, and what it had taken is free too."""
+        """Drop the grants of a process that ended."""
         self.entries = [entry for entry in self.entries if entry.room is None or entry.room[0] != process]
 
     def forget_kernel(self, kernel_id: str) -> None:
-        """No process of the kernel is left."""
+        """Drop all reservations of a kernel that has no process left."""
         self.entries = [entry for entry in self.entries if entry.kernel_id != kernel_id]
 
     def sweep(self, now: float, sampled_at: float) -> None:
-        """Drop what figures of `sampled_at` show, and what nothing came of."""
+        """Drop what figures of `sampled_at` show, and what has expired."""
         kept = []
         for entry in self.entries:
             if entry.expires_at is not None and now > entry.expires_at:
@@ -146,11 +148,11 @@ class ReservationBook:
 
     @property
     def awaits_sample(self) -> bool:
-        """Whether a new look at the figures would free something."""
+        """Return whether newer figures would free a reservation."""
         return any(entry.done_at is not None for entry in self.entries)
 
     def _resumes(self, kernel_id: str | None = None) -> Iterable[Reserved]:
-        """Those of resumes under way, of one kernel or of all."""
+        """Return the reservations of resumes under way, of one kernel or of all."""
         return (
             entry
             for entry in self.entries

@@ -1,13 +1,13 @@
-"""How fast this machine parks and resumes, learnt from its own moves; `victims` reckons with it.
+"""How fast this machine parks and resumes, learnt from its own moves; the eviction cost is computed from it.
 
-Each move says how many bytes were copied and how long it took. Of the last few dozen the line that fits best is
-kept, by GPU and way: a fixed part and a rate. It begins as `Speed` assumes it, with the weight of less than a move,
+Each move tells how many bytes were copied and how long it took. By GPU and direction, the line that best fits the last
+few dozen moves is kept: a fixed part and a rate. It begins as `Speed` assumes it, with the weight of less than a move,
 and forgets slowly, so that a machine that became slower is noticed within some moves.
 
 **First touches** are kept apart. A park that takes host memory which its process did not have yet waits for pages to be
 found and zeroed: several times as long, and where a virtual machine's memory comes at its first use, for many seconds,
-once. In the line, a few of them would make every later park look slow for dozens of moves. So what they take longer
-than the line says is a figure of its own, by byte of such memory, of which each such park replaces half.
+once. In the line, a few of them would make every later park look slow for dozens of moves. So the time beyond the line
+is a figure of its own, by byte of such memory, of which each such park replaces half.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Line:
         self._add(float(PRIOR_BYTES), self.fixed_s + PRIOR_BYTES / self.bytes_per_s, PRIOR_WEIGHT)
 
     def says_s(self, copied_bytes: float) -> float:
-        """How long a move of so many bytes takes."""
+        """Return how long a move of `copied_bytes` takes."""
         return self.fixed_s + copied_bytes / self.bytes_per_s
 
     def take(self, copied_bytes: int, seconds: float) -> None:
-        """One move more."""
+        """Add a move."""
         self._n, self._x, self._y = self._n * FORGETS, self._x * FORGETS, self._y * FORGETS
         self._xx, self._xy = self._xx * FORGETS, self._xy * FORGETS
         self._add(float(copied_bytes), seconds)
@@ -63,7 +63,7 @@ class Line:
         self._xy += weight * size * seconds
 
     def _fit(self) -> None:
-        """The best line with no negative part: a move takes no less than nothing, and longer for more bytes."""
+        """Fit the best line with no negative part: a move takes no less than nothing, and longer for more bytes."""
         spread = self._n * self._xx - self._x * self._x
         slope = (self._n * self._xy - self._x * self._y) / spread if spread > 0 else 0.0
         fixed = (self._y - slope * self._x) / self._n
@@ -82,7 +82,7 @@ class _Gpu:
     first_touch_s_per_byte: float = 0.0
 
     def take_park(self, copied: int, fresh: int, seconds: float) -> None:
-        """One park more, of which `fresh` bytes went into host memory that was new to the process."""
+        """Add a park, of which `fresh` bytes went into host memory that was new to the process."""
         longer_s = seconds - self.parks.says_s(copied)
         if fresh > FRESH_PART * copied:
             new = max(longer_s, 0.0) / fresh
@@ -104,7 +104,7 @@ class _Gpu:
 
 
 class MoveSpeeds:
-    """The running estimate, from the pages of processes; the state's."""
+    """The running estimate, from the pages of processes; part of the state."""
 
     def __init__(self) -> None:
         self._gpus: dict[str, _Gpu] = {}
@@ -121,8 +121,8 @@ class MoveSpeeds:
         """Learn from what was moved since the last look; return what was read from disk, and in how many seconds.
 
         `sizes`: of the GPUs that NVML knows, in bytes; None: there is no NVML, and nothing is learnt. `lasted_s`: how
-        long the last move of a process was under way by our clock, in seconds; None: we told it of none. Pages say
-        what they like: no more than was on the GPU was copied, and it took no longer than we saw it take.
+        long the last move of a process was under way by our clock, in seconds; None: we commanded none. A page may
+        claim anything, so a copy counts as no larger than the GPU and no longer than we saw it take.
         """
         seen, read = {}, []
         for process in processes:
@@ -146,7 +146,7 @@ class MoveSpeeds:
         return read
 
     def by_gpu(self) -> Mapping[str, Speed]:
-        """Of the GPUs that anything was moved from or to; asked for very often, so it is not made anew."""
+        """Return the speeds of the GPUs with measured moves; cached, since it is asked for very often."""
         return self._speeds
 
     def _learn(
@@ -175,7 +175,8 @@ class MoveSpeeds:
 
 
 def park_copies(process: Process) -> int:
-    """What a park of the process has to copy if as much stays as it was as before its last one; else all.
+    """Return the bytes that a park of the process has to copy if as much stays unchanged as before its last one; else
+    all.
 
     It may have written all of it since: that is seen only by looking.
     """
@@ -188,6 +189,6 @@ def park_copies(process: Process) -> int:
 
 
 def resume_copies(process: Process) -> int:
-    """What the way back copies: all that is not zeros."""
+    """Return the bytes that a resume copies: all that is not zeros."""
     size = sum(gpu.resident_bytes + gpu.parked_bytes for gpu in process.data.gpus)
     return max(size - process.data.last_park_zero_bytes, 0)

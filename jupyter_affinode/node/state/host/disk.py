@@ -1,4 +1,4 @@
-"""The disk that parked memory may go to: its room, what was written in the last 24 hours, and how fast it is."""
+"""The disk for spilled memory: its room, what was written in the last 24 hours, and how fast it is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Written = Mapping[int, int]  # GiB, rounded up, by the hour of the monotonic clo
 
 
 class Disk:
-    """What may go there, by the settings and by what the disk has."""
+    """The room for spilled memory, by the settings and by what the disk has."""
 
     def __init__(self) -> None:
         self.limit_bytes = 0  # of all kernels together; 0: none may
@@ -34,7 +34,7 @@ class Disk:
         self._write_rate: float | None = None
 
     def look(self, settings: Settings, used_bytes: int, now: float, log: logging.Logger) -> None:
-        """See what room there is; `used_bytes`: what kernels have there already."""
+        """Measure the room; `used_bytes`: what kernels have there already."""
         if not settings.spill_dir:
             self.limit_bytes, self.trouble = 0, None
             return
@@ -88,11 +88,11 @@ class Disk:
 
     @property
     def remembered(self) -> Written:
-        """What the next controller is to know."""
+        """Return what the next controller is to know."""
         return {hour: -(-size // GIB) for hour, size in self._written.items() if size}
 
     def recall(self, written: object, now: float) -> None:
-        """Take what an earlier controller counted, as far as it makes sense."""
+        """Take what an earlier controller counted, as far as it is plausible."""
         for hour, size in written.items() if isinstance(written, dict) else ():
             is_past = str(hour).isascii() and str(hour)[:9].isdigit() and int(str(hour)[:9]) <= now // HOUR_S
             if is_past and isinstance(size, int) and 0 < size < 1 << 30:
@@ -102,11 +102,11 @@ class Disk:
 
     @property
     def read_bytes_per_s(self) -> float:
-        """Return how fast parked memory comes back, by the last ways back; before the first, as it was written."""
+        """Return how fast spilled memory is read, by the last resumes; before the first, as fast as it was written."""
         return self._read_rate or self._write_rate or PRIOR_BYTES_PER_S
 
     def take_read(self, size: int, seconds: float) -> None:
-        """Learn from a resume that read so much."""
+        """Learn from a resume that read `size` bytes."""
         self._read_rate = _learnt(self._read_rate, size / max(seconds, LEAST_S))
 
 

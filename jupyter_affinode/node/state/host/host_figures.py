@@ -1,4 +1,4 @@
-"""What there is of host memory and disk for parked memory, on the machine and under each cgroup's limit."""
+"""Host memory and disk for parked memory, on the machine and below each cgroup's limit."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ class HostFigures:
         self.limits: dict[str, CgroupMemory] = {}  # by path; as old as `memory`
         self.lots_ready_bytes = 0  # what the controller's lots can give
         self.lots_held: dict[int, int] = {}  # … and gave, by process
-        self.lots_promised: dict[int, int] = {}  # … and will give to parks under way, by process
+        self.lots_promised: dict[int, int] = {}  # … and reserved for parks under way, by process
         self.lot_cgroups: frozenset[str] = frozenset()
         self.makes_lots = False
         self.disk = Disk()
 
     def read_limits(self, kernels: Iterable[KernelRecord]) -> None:
-        """Read the memory limits above all kernels, before a decision. A figure that is not read anew is forgotten:
-        those that share a cgroup must not go by what was left when one of them was looked at last.
+        """Read the memory limits above all kernels, before a decision.
+
+        A figure that is not read anew is dropped: kernels that share a cgroup must not go by what was left when one of
+        them was looked at last.
         """
         known: Known = {}
         self.limits = {}
@@ -44,7 +46,7 @@ class HostFigures:
                 look_for_more(kernel, self.left_for(kernel))
 
     def left_for(self, kernel: KernelRecord) -> int:
-        """What a park of the kernel could take of host memory at the most, the reserve and unused lots included."""
+        """Return the most host memory that a park of the kernel could take, the reserve and unused lots included."""
         lots = self.lots_ready_bytes
         inside = [
             self.limits[path].headroom_bytes + (lots if path in self.lot_cgroups else 0)
@@ -54,7 +56,7 @@ class HostFigures:
         return min([self.memory.available_bytes + lots, *inside])
 
     def picture(self, kernels: Iterable[KernelRecord], now: float) -> Host:
-        """For the snapshot."""
+        """Return the host for the policy's snapshot."""
         spills = (kernel.host.spill for kernel in kernels)
         spilling_bytes = sum(spill.asked_bytes - spill.written_bytes for spill in spills if spill is not None)
         return Host(
@@ -71,11 +73,11 @@ class HostFigures:
 
 
 def disk_used_bytes(kernels: Iterable[KernelRecord]) -> int:
-    """What the kernels have on disk."""
+    """Return what the kernels have on disk."""
     return sum(map(on_disk_bytes, kernels))
 
 
 def _limits(kernel: KernelRecord, known: Known) -> dict[str, CgroupMemory]:
-    """The limits over the kernel's processes, by path; pids that we cannot see have none."""
+    """Return the limits above the kernel's processes, by path; pids that we cannot see have none."""
     pids = [process.pid for process in kernel.processes.values() if process.pid > 0]
     return {limit.path: limit for pid in pids for limit in cgroup_limits(pid, known=known)}

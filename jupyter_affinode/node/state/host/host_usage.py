@@ -1,4 +1,4 @@
-"""Host memory of one kernel, between its pages and the policy: budgets, trims, and what failed parks teach."""
+"""Host memory of one kernel, between its pages and the policy: budgets, releases, and lessons of failed parks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from ..records.kernel import KernelRecord
 from ..records.process import Process
 from .lots import Borrower, LotStock
 
-TRIM_TAKES_S = 2.0  # memory that was to be given back is counted on for that long
-TRIM_AGAIN_S = 10.0  # then the same process is asked for more than it was asked for
-TRIM_UNHEARD_S = 60.0  # a kernel that did not give back what it was asked for is not asked for that long
-SLAB_BYTES = 32 * MIB  # what shims take host memory by
+TRIM_TAKES_S = 2.0  # memory that a kernel was told to release is counted on for that long
+TRIM_AGAIN_S = 10.0  # until the same kernel is asked for more
+TRIM_UNHEARD_S = 60.0  # a kernel that did not release what it was asked for is not asked for that long
+SLAB_BYTES = 32 * MIB  # the unit in which shims take host memory
 TRIMS_IN = (State.RESIDENT, State.PARKED, State.QUEUED)
 
 
 def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int, int], now: float) -> HostUse:
-    """For the snapshot. `lots_held`: how much in lots each process was given, by its key."""
+    """Return the kernel's host memory for the snapshot. `lots_held`: the bytes of lots that each process was given, by
+    its key.
+    """
     kept = sum(process.data.kept_bytes for process in kernel.processes.values())
     asked = now - kernel.host.trim_at
     promised = max(kept - kernel.host.trim_keep_bytes, 0)
@@ -33,7 +35,7 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
     if asked < TRIM_AGAIN_S:
         givable = min(givable, kernel.host.trim_keep_bytes)
     if TRIM_TAKES_S <= asked < TRIM_UNHEARD_S and promised > SLAB_BYTES:
-        givable = 0  # others would wait for what a page says alone
+        givable = 0  # others would wait for what only a page claims
     if kernel.move is not None:
         givable = 0
     takes = [_takes(process) for process in _holders(kernel)]
@@ -62,16 +64,14 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
 
 
 def copy_bytes(kernel: KernelRecord) -> int:
-    """What its processes have of host memory for parked contents."""
+    """Return the host memory that its processes have for parked contents."""
     return sum(process.data.copy_bytes for process in kernel.processes.values())
 
 
 def awaits_bytes(
     kernel: KernelRecord, promised: Mapping[int, int], kernels: Mapping[str, KernelRecord]
 ) -> int:
-    """Lots that are promised to its park, but for its part of what the waiter gives back meanwhile. `promised`: by
-    process.
-    """
+    """Return the lots reserved for its park, less its part of what the waiter hands over. `promised`: by process."""
     own = sum(promised.get(key, 0) for key in kernel.processes)
     exchange = kernel.move.exchange if kernel.move is not None else None
     waiter = kernels.get(exchange.waiter_id) if exchange is not None else None
@@ -84,7 +84,7 @@ def awaits_bytes(
 
 
 def spoken_for_bytes(kernels: Iterable[KernelRecord]) -> int:
-    """What the parks under way may still take of host memory by themselves."""
+    """Return the host memory that the parks under way may still take by themselves."""
     parking = (each for each in kernels if each.move is not None and each.move.parks)
     return sum(min(each.host.budget_bytes or 0, _lacks_itself(each)) for each in parking)
 
@@ -98,7 +98,7 @@ def _lacks_itself(kernel: KernelRecord) -> int:
 
 
 def _may_spill(kernel: KernelRecord, now: float) -> dict[str, int]:
-    """What it can be told to write to disk, or to forget there."""
+    """Return what the kernel can be told to write to disk, or to drop there."""
     spill = kernel.host.spill
     if now < kernel.host.spill_backoff.retry_at or (spill is not None and spill.failure is not None):
         return {}
@@ -109,7 +109,7 @@ def _may_spill(kernel: KernelRecord, now: float) -> dict[str, int]:
 
 
 def keepers_on_disk(kernel: KernelRecord) -> list[Process]:
-    """Return the resident processes that keep something on disk for their next park."""
+    """Return the resident processes that retain a copy on disk for their next park."""
     resident = (each for each in kernel.connected() if each.data.state is State.RESIDENT)
     return [process for process in resident if process.data.disk_bytes]
 
@@ -124,12 +124,12 @@ def spillers(kernel: KernelRecord) -> list[Process]:
 
 
 def on_disk_bytes(kernel: KernelRecord) -> int:
-    """What its processes have on disk by their pages; no more than their memory."""
+    """Return what its processes have on disk by their pages, capped at their memory."""
     return sum(min(process.data.disk_bytes, _memory_bytes(process)) for process in kernel.processes.values())
 
 
 def spilling_bytes(kernel: KernelRecord) -> int:
-    """What it was told to write to disk and has not yet; nothing of it is waited for once it has been told to end."""
+    """Return what it was told to write to disk and has not yet; 0 once the spill was told to end."""
     spill = kernel.host.spill
     if spill is None or spill.is_ended:
         return 0
@@ -141,7 +141,7 @@ def _memory_bytes(process: Process) -> int:
 
 
 def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Process]) -> int:
-    """The budget in the argument of PARK: the process's part of the kernel's, by what it may need."""
+    """Return the argument of PARK: the process's part of the kernel's budget, by what it may need."""
     if kernel.host.budget_bytes is None or not _is_frugal(process):
         return 0
     needs = {target.key: may_take_anew(kernel, target) for target in targets}
@@ -165,9 +165,10 @@ def give_lots(kernel: KernelRecord, size: int, stock: LotStock) -> None:
 
 
 def promise_lots(process: Process, size: int, stock: LotStock) -> None:
-    """Lend a process whose park is under way lots as they come, until it has had so much; 0: no more.
+    """Reserve lots for a process whose park is under way, lent as they come; a `size` of 0 ends that.
 
-    No process gets more than it has on the GPU, as NVML shows it, beside lots that are full of what is parked already.
+    No process gets more than it has on the GPU, as NVML confirms it, beside lots that are full of what is parked
+    already.
     """
     connection = process.connection
     if connection is None or not size:
@@ -190,7 +191,7 @@ def _borrower(process: Process, connection: Connection) -> Borrower:
 
 
 def make_room_beside_lots(kernel: KernelRecord, budget_bytes: int, stock: LotStock, host: HostMemory) -> None:
-    """Have what the kernel's park probably takes beside its lots: lots that no process has go."""
+    """Free unused lots so that there is room for what the kernel's park probably takes beside its lots."""
     takes = sum(
         may_take_anew(kernel, process) - stock.held_bytes(process.key) for process in _holders(kernel)
     )
@@ -200,7 +201,7 @@ def make_room_beside_lots(kernel: KernelRecord, budget_bytes: int, stock: LotSto
 
 
 def promised_bytes(kernels: Iterable[Kernel]) -> int:
-    """What the parks under way may still take of host memory, lots included that they were promised."""
+    """Return what the parks under way may still take of host memory, lots reserved for them included."""
     parking = (each for each in kernels if each.host.budget_bytes is not None)
     return sum(
         min(each.host.budget_bytes or 0, _lacks_for_all(each)) + each.host.awaits_bytes for each in parking
@@ -212,9 +213,9 @@ def _lacks_for_all(kernel: Kernel) -> int:
 
 
 def soon_wanted_bytes(kernels: Iterable[Kernel], settings: Settings, most_bytes: int) -> int:
-    """What the parks that may come soon take of host memory: of idle kernels, where there is any reason to park one.
+    """Return the host memory that parks of idle kernels may take soon; 0 where there is no reason to park one.
 
-    `most_bytes`: a park that takes more than this is none that may come, but for one in which the waiter hands over.
+    `most_bytes`: a park that takes more than this will not come, except in an exchange that hands over.
     """
     resident = [each for each in kernels if each.residency is Residency.RESIDENT and each.movable_bytes]
     if len(resident) < 2 and settings.park_when == "needed":
@@ -241,9 +242,9 @@ def _park_takes_beside_kept(kernel: Kernel) -> int:
 
 
 def learn_from_park(kernel: KernelRecord, replies: Mapping[int, Reply]) -> bool:
-    """Remember what a park would have taken, so that it is not tried again before there is more.
+    """Record what a park would have taken, so that it is not tried again before there is more.
 
-    Whether some process found less host memory than it was allowed to take: then there is less than we know of.
+    Return whether some process found less host memory than it was allowed to take: then there is less than we know of.
     """
     record, found_less = kernel.host, False
     record.short.clear()
@@ -261,31 +262,32 @@ def learn_from_park(kernel: KernelRecord, replies: Mapping[int, Reply]) -> bool:
 
 
 def refused_for_memory(kernel: KernelRecord, now: float, found_less_than: int | None) -> float:
-    """A park was refused for want of host memory. For how many seconds nothing is said of that, or tried that is
-    unlikely; one that will do is tried as soon as there is memory for it. `found_less_than`: so many bytes were there
-    by all that we know, and its processes found less.
+    """Record a park refused for lack of host memory; return the seconds until that is mentioned again.
+
+    Until then unlikely parks are not tried; one that will do is tried as soon as there is memory for it.
+    `found_less_than`: the bytes that were there by all that we know, where its processes found less.
     """
     kernel.host.left_bytes = found_less_than
     return kernel.host.backoff.fail(now)
 
 
 def look_for_more(kernel: KernelRecord, left_bytes: int) -> None:
-    """Whether there is more host memory than when its processes found too little: then it may be parked at once."""
+    """Allow a park at once if there is more host memory than when the kernel's processes found too little."""
     then = kernel.host.left_bytes
     if then is not None and left_bytes >= then + LEAST_BYTES:
         kernel.host.left_bytes, kernel.failures.park.retry_at = None, 0.0
 
 
 def forget_trim(kernel: KernelRecord) -> None:
-    """It was moved: what it was asked to give back before says nothing of what it keeps now."""
+    """Forget what a kernel was asked to release before it was moved."""
     kernel.host.trim_at, kernel.host.trim_keep_bytes = -math.inf, 0
 
 
 def trim(kernel: KernelRecord, keep_bytes: int, reason: str, now: float) -> None:
-    """Tell the kernel's processes to keep no more than `keep_bytes` together, the one that keeps most first."""
+    """Tell the kernel's processes to retain no more than `keep_bytes` together, the one that retains most first."""
     kept = sum(process.data.kept_bytes for process in kernel.processes.values())
     is_behind = kept > kernel.host.trim_keep_bytes + SLAB_BYTES and now - kernel.host.trim_at < TRIM_UNHEARD_S
-    if not is_behind:  # else its time runs on: it has not given back yet what it was asked for before
+    if not is_behind:  # else its time runs on: it has not released yet what it was asked for before
         kernel.host.trim_at = now
     kernel.host.trim_keep_bytes = keep_bytes
     too_much = kept - keep_bytes
@@ -298,7 +300,7 @@ def trim(kernel: KernelRecord, keep_bytes: int, reason: str, now: float) -> None
 
 
 def has_gpu_memory(process: Process) -> bool:
-    """Whether it has movable memory on a GPU, by its page and by NVML where that was looked at."""
+    """Return whether it has movable memory on a GPU, by its page and by NVML where that was looked at."""
     return bool(process.resident_bytes) and process.borne_out_bytes != 0
 
 
@@ -312,7 +314,7 @@ def _is_frugal(process: Process) -> bool:
 
 
 def _who_trims(kernel: KernelRecord) -> list[Process]:
-    """The processes that can give back what they keep: for the next park, or, parked, from their last move."""
+    """Return the processes that can release retained copies: for the next park, or, parked, from their last move."""
     return [
         process
         for process in kernel.connected()
@@ -325,13 +327,13 @@ def _holders(kernel: KernelRecord) -> list[Process]:
 
 
 def may_take_anew(kernel: KernelRecord, process: Process) -> int:
-    """What a park of the process probably takes beside what it keeps; at least a byte."""
+    """Return what a park of the process probably takes beside what it retains; at least a byte."""
     takes = kernel.host.short.get(process.key) or _takes(process) or process.resident_bytes
     return max(takes - process.data.kept_bytes, 1)
 
 
 def _takes(process: Process) -> int | None:
-    """What parking a process takes, by its last park; what came since may all be taken. None: unknown."""
+    """Return what parking a process takes, by its last park; memory added since counts in full. None: unknown."""
     if process.data.last_park is None:
         return None
     last_bytes, _ = process.data.last_park

@@ -1,17 +1,17 @@
-"""The lots: touched host memory of the controller's that is lent to processes which are about to be parked.
+"""Lots: touched host memory of the controller's that is lent to processes which are about to be parked.
 
-First touch is what makes a first park slow, and a process's own memory counts against its own limit. Lots are
-touched here, in the background, and charged to the controller: where that runs for the whole node, parked
-bytes are the node's and not the user's.
+First touch is what makes a first park slow, and a process's own memory counts against its own limit. Lots are touched
+here, in the background, and charged to the controller: where that runs for the whole machine, parked bytes are the
+machine's and not the user's.
 
 On one user's controller a lot that a process gives back (LOT_END) stays mapped and registered there, and is lent again,
 to that process or another: so host memory moves between kernels without being touched or registered anew. On a
-controller of all users it is freed: the next borrower could find what was in it, and the last one write into it.
+controller of all users it is freed: the next borrower could read what was in it, and the last one write into it.
 
-A lot that a process has is cut (truncated) only when that process has given it back or has ended: a cut under a mapping
-is a SIGBUS in the kernel, and the lot may hold the only copy of its GPU memory. A process that is silent, or that
-a controller stops following, keeps its lots. A lot of a process that has ended is not lent again, since the GPU may
-still be writing into it.
+A lot that a process has is truncated only when that process has given it back or has ended: truncation under a mapping
+is a SIGBUS in the kernel, and the lot may hold the only copy of its GPU memory. A process that is silent, or that a
+controller stops following, keeps its lots. A lot of a process that has ended is not lent again, since the GPU may still
+be writing into it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PROMISE_LOOKS_S = 0.01  # apart, while a process waits for promised lots
 PROMISED_AGAIN_S = 0.1  # when one could not be made
 
 
-UNWANTED_S = 60.0  # memory that no kernel is likely to need is given back after that time
+UNWANTED_S = 60.0  # memory that no kernel is likely to need is freed after that time
 
 
 @dataclass(eq=False)
@@ -55,7 +55,7 @@ class Stocked:
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Return its size."""
         return self.lot.bytes
 
 
@@ -68,14 +68,14 @@ class Borrower:
         [Callable[[], None]], ProcessWatch
     ]  # makes the watch on it; OSError: its end cannot be seen
     forget: Callable[[Lot], None] | None = (
-        None  # tells it to unmap one that it gave back; None: it does so by itself
+        None  # tells it to unmap a lot that it gave back; None: it unmaps by itself
     )
     lend: Callable[[int, Lot], None] = lambda number, lot: None  # tells it of one, and its number
 
 
 @dataclass
 class Promise:
-    """What a process is still to have, of what comes."""
+    """Lots that are reserved for a process and lent as they come."""
 
     borrower: Borrower
     left_bytes: int
@@ -83,7 +83,7 @@ class Promise:
 
 @dataclass
 class Holding:
-    """What one process has, by the numbers that were told to it on one link."""
+    """The lots of one process, by the numbers that were told to it on one link."""
 
     borrower: Borrower
     lots: dict[int, Stocked] = field(default_factory=dict)
@@ -93,12 +93,12 @@ class Holding:
 
     @property
     def bytes(self) -> int:
-        """All of it."""
+        """Return the bytes of all its lots."""
         return sum(lot.bytes for lot in self.lots.values()) + sum(each.bytes for each in self.earlier)
 
 
 class LotStock:
-    """Makes, hands out and takes back lots; on the event loop, with one thread that touches and frees memory."""
+    """The stock: makes, lends and takes back lots, on the event loop, with one thread that touches and frees memory."""
 
     def __init__(
         self,
@@ -109,8 +109,9 @@ class LotStock:
         spoken_for: Callable[[], int] = lambda: 0,
         make: Callable[[int, Callable[[int], bool]], Lot] = make_lot,
     ):
-        """`is_shared`: the controller is all users', whose parked memory counts as theirs unless a setting says how
-        much is the node's. `spoken_for`: what parks under way may still take by themselves.
+        """Make an empty stock. `is_shared`: the controller serves all users, whose parked memory counts as theirs
+        unless a setting gives the machine a part. `spoken_for` returns what parks under way may still take by
+        themselves.
         """
         self.ready: list[Stocked] = []
         self._is_shared = is_shared
@@ -135,38 +136,38 @@ class LotStock:
 
     @property
     def ready_bytes(self) -> int:
-        """What can be handed out."""
+        """Return what can be lent."""
         return sum(lot.bytes for lot in self.ready)
 
     @property
     def making_bytes(self) -> int:
-        """What the lot that is being made takes, of which some is there already."""
+        """Return what the lot that is being made takes, of which a part is touched already."""
         return self._making_bytes if self._making is not None else 0
 
     @property
     def given_bytes(self) -> int:
-        """What processes have from us."""
+        """Return what processes have from this stock."""
         return sum(self.held().values()) + sum(holding.bytes for holding in self._left)
 
     def held(self) -> dict[int, int]:
-        """What each process has from us, by its key."""
+        """Return what each process has from this stock, by its key."""
         return {key: self.held_bytes(key) for key in self._holdings}
 
     def held_bytes(self, key: int) -> int:
-        """What the process with that key has from us."""
+        """Return what the process with that key has from this stock."""
         return self._holdings[key].bytes if key in self._holdings else 0
 
     def elsewhere_bytes(self, mapped: Mapping[int, int]) -> int:
-        """Of the lots that processes have mapped, by key, those that earlier controllers gave them."""
+        """Return the bytes of mapped lots that earlier controllers lent. `mapped`: by process key."""
         return sum(max(size - self.held_bytes(key), 0) for key, size in mapped.items())
 
     def look(
         self, settings: Settings, host: HostMemory, mapped: Mapping[int, int], wanted_bytes: int, now: float
     ) -> None:
-        """Make the next lot if the stock is too small, give some back if it is too large or memory is short.
+        """Make the next lot if the stock is too small, free some if it is too large or memory is short.
 
-        `mapped`: how much in lots each process says it has. `wanted_bytes`: what parks that may come soon would
-        take; it bounds the stock where no setting does. Called on every pass.
+        `mapped`: how much in lots each process shows. `wanted_bytes`: what parks that may come soon would take; it
+        bounds the stock where no setting does.
         """
         self._forget_gone(mapped)
         self._reserve_bytes = settings.host_reserve(host.total_bytes)
@@ -195,12 +196,12 @@ class LotStock:
     # ---- promises
 
     def promised(self) -> dict[int, int]:
-        """What each process is still to have, by its key."""
+        """Return what is still reserved for each process, by its key."""
         return {key: promise.left_bytes for key, promise in self._promises.items()}
 
     def promise(self, borrower: Borrower, size: int) -> None:
-        """Lend a process lots as they come, until it has had so much: those that are given back, and what is made of
-        memory that is free, whatever the bound.
+        """Reserve lots for a process and lend them as they come: lots that are given back, and new ones of free memory,
+        whatever the bound.
         """
         if size <= 0 or self._is_closed:
             return self.end_promise(borrower.key)
@@ -210,12 +211,12 @@ class LotStock:
             self._keeping = asyncio.ensure_future(self._keep_promises())
 
     def end_promise(self, key: int) -> None:
-        """The process needs no more."""
+        """End the reservation of a process."""
         self._promises.pop(key, None)
 
     def _lend_promised(self) -> None:
-        """Lend what is there, one lot to each process in turn: a process waits for its next lot for two seconds only
-        (AFFINODE_STREAM_MS). One that can be lent none is promised nothing.
+        """Lend what is there, one lot to each process after the other: each waits only two seconds for its next lot
+        (AFFINODE_STREAM_MS). A process that can be lent none loses its reservation.
         """
         while self.ready and self._promises:
             key, promise = next(iter(self._promises.items()))
@@ -226,7 +227,7 @@ class LotStock:
                 self._promises[key] = promise
 
     async def _keep_promises(self) -> None:
-        """Make lots for processes that wait for them, as memory comes free: the host tells of that to no program."""
+        """Make lots for processes that wait for them, as memory comes free: the host notifies no program of that."""
         try:
             while self._promises and not self._is_closed:
                 size = 0 if self._making is not None else self._promised_lot()
@@ -240,7 +241,7 @@ class LotStock:
             self._keeping = None
 
     def _promised_lot(self) -> int:
-        """How large the next lot is that is made for a promise; 0: there is no memory for it yet."""
+        """Return the size of the next lot to make for a reservation; 0 if there is no memory for it yet."""
         if time.monotonic() < self._promised_again_at:
             return 0
         lacks = sum(promise.left_bytes for promise in self._promises.values())
@@ -252,17 +253,17 @@ class LotStock:
         return size
 
     def limit_bytes(self, settings: Settings) -> int | None:
-        """How large the stock is, what is lent included; None: what parks that may come soon would take."""
+        """Return the bound of the stock, lent lots included; None: what parks that may come soon would take."""
         return 0 if settings.lot_bytes is None and self._is_shared else settings.lot_bytes
 
     def makes_more(self, settings: Settings, now: float) -> bool:
-        """Whether lots are made for each park that needs them: of huge pages, as quickly as the process itself would
-        have memory.
+        """Return whether lots are made for each park that needs them: of huge pages, as quickly as the process itself
+        takes memory.
         """
         return self.limit_bytes(settings) is None and self._is_quick and now >= self._again_at
 
     def order(self, size: int) -> None:
-        """A park waits until so much is ready: it is made, if it can be, in the next look."""
+        """Have the next look make lots until `size` bytes are ready: a park waits for them."""
         self._ordered_bytes = max(self._ordered_bytes, size)
 
     def _forget_gone(self, mapped: Mapping[int, int]) -> None:
@@ -278,14 +279,14 @@ class LotStock:
         self._left = [holding for holding in self._left if holding.lots]
 
     def _unwanted_bytes(self, wanted_bytes: int, now: float) -> int:
-        """What of the stock has been more than was wanted for some time."""
+        """Return the part of the stock that has been more than was wanted for some time."""
         spare = self.ready_bytes - wanted_bytes
         if spare <= 0:
             self._wanted_at = now
         return spare if now - self._wanted_at >= UNWANTED_S else 0
 
     def _give_back(self, spare: int, short: int) -> None:
-        """Free what is over the bound, and what the machine is short of; first what no process has mapped."""
+        """Free what is above the bound, and what the machine is short of; first what no process has mapped."""
         for stocked in sorted(self.ready, key=lambda each: len(each.mapped_by)):
             if spare > 0 or (short > 0 and not stocked.lot.is_huge):
                 self._free(stocked)
@@ -293,12 +294,14 @@ class LotStock:
                 short -= 0 if stocked.lot.is_huge else stocked.bytes
 
     def make_room(self, size: int, host: HostMemory) -> None:
-        """Free lots that no process has, so that a park can take `size` bytes beside the reserve."""
+        """Free unused lots, so that a park can take `size` bytes beside the reserve."""
         self._give_back(0, size - (host.available_bytes - with_margin(self._reserve_bytes)))
 
     def give(self, borrower: Borrower, size: int) -> list[tuple[int, Lot]]:
-        """Lend lots of at least `size` bytes together, or all there are, first those that the process has mapped:
-        (number, lot). One whose end cannot be seen gets none.
+        """Lend lots of at least `size` bytes together, or all there are, first those that the process has mapped;
+        return (number, lot) of each.
+
+        A process whose end cannot be seen gets none.
         """
         given: list[tuple[int, Lot]] = []
         holding = self._holdings.setdefault(borrower.key, Holding(borrower))
@@ -322,7 +325,9 @@ class LotStock:
         return given
 
     def _forget_some(self, stocked: Stocked, borrower_key: int) -> None:
-        """In each process that has it registered a lot takes a hundredth more of host memory (seen with an H200)."""
+        """Have processes unmap a lot that too many have mapped: each registration takes a hundredth of it more (seen
+        with an H200).
+        """
         others = sorted(stocked.mapped_by - {borrower_key})
         for key in others[: max(len(others) + 1 - self._most_mapped, 0)]:
             self._have_forgotten(stocked, key)
@@ -334,7 +339,7 @@ class LotStock:
             forget(stocked.lot)
 
     def take_back(self, key: int, number: int) -> None:
-        """The process says that nothing is in a lot any more."""
+        """Take back a lot that its process reports as empty."""
         holding = self._holdings.get(key)
         stocked = holding.lots.pop(number, None) if holding is not None else None
         if holding is None or stocked is None:
@@ -350,7 +355,7 @@ class LotStock:
         self._on_change()
 
     def follow(self, key: int, earlier_key: int) -> None:
-        """The process with `earlier_key` has connected again and is `key` now; it keeps what is in its lots."""
+        """Move the lots of `earlier_key` to `key`: the process has connected again and keeps what is in them."""
         self.end_promise(earlier_key)
         before = self._holdings.pop(earlier_key, None)
         if before is not None:
@@ -358,16 +363,16 @@ class LotStock:
             before.earlier = []
 
     def _ended(self, holding: Holding) -> None:
-        """A process that has lots has ended."""
+        """Free the lots of a process that has ended."""
         self.end_promise(holding.borrower.key)
         while holding.lots:
             self._free(holding.lots.popitem()[1])
         self._on_change()
 
     def _free(self, stocked: Stocked) -> None:
-        """Cut a lot that no process has, on the thread: it may take a tenth of a second.
+        """Truncate a lot that no process has, on the thread: it may take a tenth of a second.
 
-        Where it is registered still, its pages are free when the process has unmapped it.
+        Where it is still registered, its pages are free when the process has unmapped it.
         """
         if stocked in self.ready:
             self.ready.remove(stocked)
@@ -376,7 +381,7 @@ class LotStock:
         self._thread.submit(stocked.lot.revoke)
 
     def close(self) -> None:
-        """This controller ends: what was not handed out is freed, the rest is its processes' own."""
+        """Free what was not lent, as this controller ends; the rest stays with its processes."""
         self._is_closed = True
         self._promises.clear()
         for followed in self._holdings.values():
@@ -392,7 +397,7 @@ class LotStock:
         self._thread.shutdown(wait=False)
 
     async def _make(self, size: int, count: int, *, is_promised: bool = False) -> None:
-        """Make some lots, one after the other; where that fails none is tried for some time."""
+        """Make `count` lots, one after the other; after a failure none is tried for some time."""
         loop = asyncio.get_running_loop()
         try:
             for left in range(count, 0, -1):
@@ -417,7 +422,7 @@ class LotStock:
                 self._on_change()
 
     def _pause(self, is_promised: bool) -> None:
-        """A process waits for promised lots for two seconds; others are made ahead of need."""
+        """Put the next try off: briefly for reserved lots, which a process waits two seconds for; longer for others."""
         now = time.monotonic()
         if is_promised:
             self._promised_again_at = now + PROMISED_AGAIN_S
@@ -425,11 +430,11 @@ class LotStock:
             self._again_at = now + AGAIN_AFTER_S
 
     def _may_take(self, size: int) -> bool:
-        """Whether that much host memory may be touched now; on the thread."""
+        """Return whether `size` bytes of host memory may be touched now; runs on the thread."""
         return not self._is_closed and self._left_bytes() >= size
 
     def _left_bytes(self) -> int:
-        """How much host memory may be touched now; by any thread."""
+        """Return how much host memory may be touched now; runs on any thread."""
         limit = cgroup_memory(os.getpid())
         left = host_memory().available_bytes - with_margin(self._reserve_bytes) - self._spoken_for_bytes
         if limit is not None:
@@ -439,13 +444,15 @@ class LotStock:
 
 
 def lot_size(stock_bytes: int) -> int:
-    """How large each lot of a stock is; 0 if the stock is too small for one."""
+    """Return how large the lots of a stock of `limit` bytes are."""
     size = min(max(stock_bytes // PARTS, LEAST_BYTES), MOST_BYTES, stock_bytes)
     return size - size % STEP_BYTES
 
 
 def small_lot_size(total_bytes: int) -> int:
-    """How large each lot is where no setting bounds the stock: little is left over of the last that a park needs."""
+    """Return how large each lot is where no setting bounds the stock: little is left over of the last that a park
+    needs.
+    """
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most_lots = min(MOST_LOTS, descriptors // 4)  # each takes two, and links and requests need some
     size = LEAST_BYTES

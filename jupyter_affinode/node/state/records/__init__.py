@@ -1,1 +1,1 @@
-"""What the controller remembers of kernels, processes and moves."""
+"""Records of kernels, processes and moves."""

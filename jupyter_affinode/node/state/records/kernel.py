@@ -1,6 +1,6 @@
-"""What the controller remembers of each kernel; a cache of what pages, shims and servers say.
+"""The record of each kernel: a cache of what pages, shims and servers report.
 
-Kept by `NodeState` (registry.py) alone; everything else gets frozen snapshots or JSON.
+Kept by `NodeState` (registry.py) alone; all other parts get frozen snapshots or JSON.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from .process import Process
 
 @dataclass(frozen=True)
 class Description:
-    """What a server says of a kernel; None for what was not said."""
+    """What a server reports of a kernel; None for what it did not report."""
 
     name: str | None = None
     path: str | None = None
     language: str | None = None
     server: str | None = None
-    priority: int | None = None  # of its kernelspec: lowers its class
+    priority: int | None = None  # of its kernelspec: it lowers the class
     may_park: bool | None = None  # of its kernelspec; False: only by its user's own request
 
 
 @dataclass
 class Account:
-    """Whose a kernel is, and what that entitles it to; from its connection and its grants."""
+    """The user that a kernel belongs to, and what that user is entitled to; from its connection and its grants."""
 
     owner: str | None = None  # on a controller of all users; None: the controller's own user
-    name: str | None = None  # the owner's for users, and for rules that name users (rules.py)
+    name: str | None = None  # the owner's name for users, and for rules that name users (rules.py)
     payer: str | None = (
         None  # the user whose limits it counts in: the owner, or the user that the owner's id is subordinate to
     )
@@ -48,7 +48,7 @@ class Account:
 
 @dataclass
 class ServerSide:
-    """What the kernel's Jupyter server says of it, and whether that server lives."""
+    """What the kernel's Jupyter server reports of it, and whether that server is alive."""
 
     description: Description | None = None
     pid: int | None = None  # of the server that described it
@@ -57,13 +57,13 @@ class ServerSide:
 
     @property
     def is_there(self) -> bool:
-        """Whether the server that described it lives, as far as that can be seen."""
+        """Return whether the server that described it is alive, as far as that can be seen."""
         return self.pid is not None or self.is_heard
 
 
 @dataclass
 class Cell:
-    """What the execution tracker says of the kernel's cells."""
+    """What the execution tracker reports of the kernel's cells."""
 
     is_tracked: bool = False  # there is a tracker that says when cells are open
     is_open: bool = False
@@ -71,11 +71,11 @@ class Cell:
     id: str | None = None
 
     def heard(self, *, is_open: bool, cell_id: str | None, since: float | None) -> None:
-        """Take a server's word on a cell that began at `since`.
+        """Record a server's report of a cell that began at `since`.
 
-        It may come late, after a park that was asked for in that cell or after it, since the server's word, a magic's
-        request and a command line's go different ways; and the first word of a tracker may be about a cell that has
-        been open for hours.
+        It may come late, after a park that was asked for in that cell or after it, since the server's report, a magic's
+        request and a command line's take different paths. A tracker's first report may be about a cell that has been
+        open for hours.
         """
         if is_open and not (self.is_open and cell_id == self.id):
             self.since = since
@@ -85,7 +85,7 @@ class Cell:
 
 @dataclass
 class Asked:
-    """The user's wishes for now."""
+    """The user's open requests."""
 
     park: str | None = None  # why, in words
     park_until: float = 0.0  # "busy" is tried again until then
@@ -97,7 +97,7 @@ class Asked:
 
 @dataclass
 class Ending:
-    """Its server is to shut it down for another kernel."""
+    """A request that the kernel's server shut it down for another kernel."""
 
     reason: str | None = None  # None: it is not
     asked_at: float = 0.0
@@ -126,12 +126,12 @@ class LastMove:
 
     ended_at: float = 0.0
     lasted_s: float | None = None  # None: there was none
-    from_gpu: str | None = None  # the GPU that it had left, if it came back on another one
+    from_gpu: str | None = None  # the GPU that it left, if it migrated
 
 
 @dataclass
 class Past:
-    """What is left of its processes that ended."""
+    """Sums and times of its processes that ended."""
 
     parks: int = 0
     resumes: int = 0
@@ -143,7 +143,7 @@ class Past:
 
 @dataclass
 class Caches:
-    """What its frameworks only cache on the GPU."""
+    """Memory that its frameworks only cache on the GPU."""
 
     drop: CacheDrop | None = None  # under way
     dropped_at: float | None = None  # when it had last used the GPU, at the last one
@@ -159,13 +159,13 @@ class HostRecord:
         default_factory=dict
     )  # a park was tried and takes at least this, by process
     short_activity: float = 0.0  # when the kernel had last used the GPU then
-    trim_at: float = -math.inf  # when it was last asked to give back what it keeps
+    trim_at: float = -math.inf  # when it was last asked to release what it retains
     trim_keep_bytes: int = 0  # … down to this
-    # Parks refused for want of host memory: nothing is said of it before, or tried that is unlikely.
+    # After parks refused for lack of host memory: until then that is not repeated, and unlikely parks are not tried.
     backoff: Backoff = field(default_factory=Backoff)
     spill: SpillRecord | None = None  # under way
     spill_backoff: Backoff = field(default_factory=Backoff)  # it came to nothing
-    left_bytes: int | None = None  # what there was when a park failed that should have had enough
+    left_bytes: int | None = None  # what there was when a park failed although that should have been enough
 
 
 @dataclass
@@ -180,12 +180,12 @@ class KernelRecord:
     asked: Asked = field(default_factory=Asked)
     ending: Ending = field(default_factory=Ending)
     held_until: float | None = None
-    focus_at: float | None = None  # when its notebook was last turned to
+    focus_at: float | None = None  # when its user last opened the notebook or typed in it
     is_cancelling: bool = False
     placed: tuple[str, float] | None = None  # the GPU that it was told to use, and when
     move: Move | None = None
     exchange: Exchange | None = None  # others prepare to leave the GPU for it
-    exchange_failed: bool = False  # since it was resumed last, one was called off: others are parked first
+    exchange_failed: bool = False  # one was called off since its last resume: its victims are parked first
     last_move: LastMove = field(default_factory=LastMove)
     failures: Failures = field(default_factory=Failures)
     past: Past = field(default_factory=Past)
@@ -202,34 +202,34 @@ class KernelRecord:
     reason_args: dict[str, str] = field(default_factory=dict)
 
     def because(self, words: str | None, code: Cause | None, **arguments: str) -> None:
-        """Remember why its residency changes: in words, where there is more to say than that it was used."""
+        """Record why its residency changes: in words, where there is more to say than that it was used."""
         self.reason, self.reason_code, self.reason_args = words, code, arguments
 
     @property
     def calls(self) -> int:
-        """How many CUDA calls passed the gates of its processes."""
+        """Return how many CUDA calls passed the gates of its processes."""
         return self.past.calls + sum(sum(process.data.calls) for process in self.processes.values())
 
     @property
     def parks(self) -> int:
-        """How often a process of the kernel was parked."""
+        """Return how often a process of the kernel was parked."""
         return self.past.parks + sum(process.data.parks for process in self.processes.values())
 
     @property
     def resumes(self) -> int:
-        """How often a process of the kernel was resumed."""
+        """Return how often a process of the kernel was resumed."""
         return self.past.resumes + sum(process.data.resumes for process in self.processes.values())
 
     def describe(self, **description: Any) -> None:
-        """Remember what a server says; only what is named changes."""
+        """Record what a server reports; only what is named changes."""
         self.server.description = replace(self.server.description or Description(), **description)
 
     def connected(self) -> list[Process]:
-        """The processes that can be told something."""
+        """Return the processes that have a connection."""
         return [process for process in self.processes.values() if process.connection is not None]
 
     def by_gpu(self) -> dict[str, PageGpu]:
-        """The kernel's memory on each GPU, its processes' added up."""
+        """Return the kernel's memory on each GPU, summed over its processes."""
         sums: dict[str, PageGpu] = {}
         for process in self.processes.values():
             for gpu in process.data.gpus:
@@ -237,7 +237,7 @@ class KernelRecord:
         return sums
 
     def main_gpu(self) -> str:
-        """The GPU on which it has, or had, most; "" for none."""
+        """Return the GPU on which it has, or had, most memory; "" for none."""
         gpus = self.by_gpu()
         return max(
             gpus,
@@ -248,7 +248,7 @@ class KernelRecord:
         )
 
     def residency_now(self) -> Residency:
-        """The processes' states as one: what is lost or in transition shows first, then what waits."""
+        """Return the processes' states as one: what is lost or in transit shows first, then what waits."""
         states = {process.data.state for process in self.processes.values()}
         for state, residency in FIRST_SHOWN.items():
             if state in states:

@@ -1,4 +1,4 @@
-"""What the controller remembers of what is under way in a kernel's processes, and of how requests ended."""
+"""Records of what is under way in a kernel's processes, and of how requests ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...protocol.wire import Reply, Status
 
 
 class Phase(Enum):
-    """How far a move is. DIRECT has one step: every process's reply is its end."""
+    """How far a move is. DIRECT has one step: every process's reply ends it."""
 
     DIRECT = "direct"
     PREPARING = "preparing"
@@ -30,13 +30,13 @@ class Move:
     phase: Phase = Phase.DIRECT
     epochs: dict[int, int] = field(
         default_factory=dict
-    )  # those that were told: process key, epoch of the command
-    pending: dict[int, int] = field(default_factory=dict)  # of these, whose last word is awaited
+    )  # the processes that were told: key, epoch of the command
+    pending: dict[int, int] = field(default_factory=dict)  # of these, those whose last reply is awaited
     to_context: bool = False  # PARK: the CUDA context too
-    preempts: bool = False  # PARK: although it is at work
+    preempts: bool = False  # PARK: although it computes
     prepared: set[int] = field(default_factory=set)  # of these, those that wait for COMMIT or ABORT
     lacks: dict[int, int] = field(default_factory=dict)  # … and the host memory that these lack, if told
-    replies: dict[int, Reply] = field(default_factory=dict)  # the last words
+    replies: dict[int, Reply] = field(default_factory=dict)  # the last replies
     gone: set[int] = field(default_factory=set)
     failure: tuple[Status, str] | None = None  # why it was aborted
     decided_at: float | None = None
@@ -44,21 +44,23 @@ class Move:
     claims: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # PARK: see failed_parks.py
     is_late: bool = False  # PARK: it lasts so long that this counted as a failure (failed_parks.py)
     is_given_up: bool = (
-        False  # RESUME: nothing came of it for so long that its room is others' (reservations.py)
+        False  # RESUME: NVML showed no progress for so long that its reservation expired (reservations.py)
     )
-    has_begun: bool = False  # … although NVML showed that it was taking it
+    has_begun: bool = False  # … although NVML had shown progress
     cause: Cause = Cause.OTHER
-    from_context: bool = False  # RESUME: its CUDA context had gone too
-    gpu: str | None = None  # RESUME: the other GPU that it is to come back on
-    from_gpu: str | None = None  # … and the one that it left
+    from_context: bool = False  # RESUME: its CUDA context had been parked too
+    gpu: str | None = None  # RESUME: the GPU that it migrates to
+    from_gpu: str | None = None  # … and from
     waited_s: float | None = None  # RESUME: in the queue, when it began
     exchange: Exchange | None = None  # that it is a part of
-    in_part: bool = False  # PARK: of what another left on the GPU; there is nothing to prepare
+    in_part: bool = False  # PARK: of the rest of a partly parked kernel; there is nothing to prepare
     is_called_off: bool = False  # PARK: aborted in an exchange for a reason that is not its kernel's
 
     @property
     def is_prepared(self) -> bool:
-        """Whether all its processes wait for COMMIT or ABORT: what it takes from now on is not their fault."""
+        """Return whether all its processes wait for COMMIT or ABORT: how long it takes from now on is not their
+        fault.
+        """
         return self.phase is Phase.PREPARING and bool(self.pending) and self.pending.keys() == self.prepared
 
 
@@ -70,12 +72,12 @@ class Exchange:
     parks: dict[str, Move] = field(default_factory=dict)  # by kernel
     is_decided: bool = False  # begun, or called off
     parked: set[str] = field(default_factory=set)  # the kernels that have left
-    hands_over: bool = False  # the waiter gives them its host memory as it comes in
+    hands_over: bool = False  # the waiter hands its host memory over to them
 
 
 @dataclass
 class CacheDrop:
-    """The frameworks of a kernel were asked to drop their caches."""
+    """A request to a kernel's frameworks to drop their caches."""
 
     began: float
     pending: dict[int, int] = field(default_factory=dict)  # process key: epoch of the command
@@ -83,10 +85,10 @@ class CacheDrop:
 
 @dataclass
 class SpillRecord:
-    """Parked contents of a kernel are being written to disk."""
+    """A spill of a kernel's parked memory that is under way."""
 
     began: float
-    asked_bytes: int  # 0: what a resident kernel keeps there is forgotten
+    asked_bytes: int  # 0: a resident kernel's retained copy on disk is dropped
     before_bytes: int  # what its processes had on disk
     is_wanted: bool = False  # it waited for the GPU already
     pending: dict[int, int] = field(default_factory=dict)  # process key: epoch of the command
@@ -100,12 +102,12 @@ class SpillRecord:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a request of the user ended."""
+    """How a user's request ended."""
 
     status: Status
     slug: Refusal | None  # None if it was done
     text: str
 
 
-# Of a wish whose kernel has no process any more, or was shut down.
+# Of a request whose kernel has no process any more, or was shut down.
 KERNEL_ENDED = Outcome(Status.REFUSED, Refusal.KERNEL_ENDED, "the kernel has ended")

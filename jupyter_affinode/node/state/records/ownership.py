@@ -1,4 +1,4 @@
-"""Whose a kernel is and what that entitles it to: its priority class, and whether it is left out of parking."""
+"""The user that a kernel belongs to, and what that entitles it to: its priority class, quotas and opt-out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GPU_BYTES = "gpu_bytes"  # a grant's cap: GPU memory of its user on all GPUs tog
 
 @dataclass(frozen=True)
 class Standing:
-    """As the policy takes it."""
+    """A user's entitlements in the form that the policy takes."""
 
     user: str = ""
     groups: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Standing:
 
 
 def standing(kernel: KernelRecord, settings: Settings) -> Standing:
-    """A kernel's standing by the settings, its owner's grant and what its server says of its kernelspec.
+    """Return a kernel's entitlements by the settings, its owner's grant and its server's description of the kernelspec.
 
     The settings go before a grant where they name the user. A kernelspec is its user's own to write: it may
     lower the class, and opt out of parking where `kernelspec_opt_out` allows that.
@@ -51,7 +51,7 @@ def standing(kernel: KernelRecord, settings: Settings) -> Standing:
 
 
 def owner_of(kernel: KernelRecord) -> str:
-    """Which user a kernel belongs to; on one user's own controller all are that user's. See identity.py."""
+    """Return the user that a kernel belongs to; on one user's own controller that user (identity.py)."""
     return kernel.account.owner or of_unix_user(os.getuid())
 
 
@@ -62,7 +62,7 @@ def whose(kernel: KernelRecord, other: KernelRecord) -> str:
 
 @lru_cache(maxsize=1)
 def own_name() -> str:
-    """Whose controller this is, where it is one user's."""
+    """Return the name of the user that runs this controller."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container's user without a name
@@ -80,5 +80,5 @@ def _priority(kernel: KernelRecord, user: str, groups: tuple[str, ...], settings
 
 
 def _asks_for_groups(settings: Settings) -> bool:
-    """Whether any rule is about groups: looking them up may take a directory server's time."""
+    """Return whether any rule names a group: looking groups up may take a directory server's time."""
     return "@" in settings.priorities + settings.quotas + settings.opt_out

@@ -1,4 +1,4 @@
-"""What the controller remembers of each process; a cache of what its page and its shim say."""
+"""The record of each process: a cache of what its page and its shim report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...system.peers import ProcessWatch
 
 @dataclass
 class Room:
-    """An allocation of a process that asked for room."""
+    """An allocation of a process that waits for room."""
 
     gpu: str
     bytes: int
@@ -62,44 +62,44 @@ class Process:
 
     @property
     def is_parkable(self) -> bool:
-        """Whether it can be told to park and has something to move with."""
+        """Return whether it can be told to park and can move its memory."""
         unparkable = self.hello.flags & HelloFlag.UNPARKABLE or self.data.flags & PageFlag.UNPARKABLE
         return self.connection is not None and not unparkable
 
     @property
     def drops_caches(self) -> bool:
-        """Whether its frameworks can be asked to drop their caches."""
+        """Return whether its frameworks can be asked to drop their caches."""
         return bool(self.data.flags & PageFlag.DROPS_CACHES) and self.data.state is State.RESIDENT
 
     @property
     def is_dying(self) -> bool:
-        """Whether it is about to end."""
+        """Return whether it is about to end."""
         return self.said_dying or bool(self.data.flags & PageFlag.DYING)
 
     @property
     def is_simulated(self) -> bool:
-        """Whether its driver is the simulated one."""
+        """Return whether its driver is the simulated one."""
         return bool(self.hello.flags & HelloFlag.SIMULATED or self.data.flags & PageFlag.SIMULATED)
 
     @property
     def resident_bytes(self) -> int:
-        """What parking it would free."""
+        """Return the bytes that parking it would free."""
         return sum(gpu.resident_bytes for gpu in self.data.gpus)
 
     @property
     def last_activity(self) -> float:
-        """When it was last seen to use the GPU."""
+        """Return when it was last seen to use the GPU."""
         called = self.data.last_activity or self.data.state_since or self.connected_at
         return max(called, self.seen_busy_at)
 
     @property
     def is_parked(self) -> bool:
-        """Whether its memory is in the host's."""
+        """Return whether its memory is in the host's."""
         return self.data.state in (State.PARKED, State.QUEUED)
 
     @property
     def uses_gpu(self) -> bool:
-        """Whether it has memory of a GPU, there or parked."""
+        """Return whether it has memory of a GPU, resident or parked."""
         return any(gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes) for gpu in self.data.gpus)
 
 
@@ -107,7 +107,7 @@ BadPages = list[tuple[Process, PageError]]
 
 
 def read_pages(processes: Iterable[Process], now: float) -> BadPages:
-    """Read pages; the processes whose page is nonsense, for the caller to drop."""
+    """Read the pages; return the processes whose page is malformed, for the caller to drop."""
     bad = []
     for process in processes:
         try:
