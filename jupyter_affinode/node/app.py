@@ -49,12 +49,11 @@ class PrintableFormatter(logging.Formatter):
     """Writes one line for each message, whatever texts of users are in it; tracebacks keep their lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Called by logging."""
         return printable(super().formatMessage(record))
 
 
 class CommandLine(KVArgParseConfigLoader):
-    """Reads the options; what is wrong with them is said in one line, without pages of usage."""
+    """Reads the options; errors in them are reported in one line, without pages of usage."""
 
     def _create_parser(self) -> None:
         super()._create_parser()
@@ -70,10 +69,10 @@ class NodeController(
     traits_of(Settings),  # type: ignore[misc]
     JupyterApp,
 ):
-    """The arbiter of this machine's GPUs.
+    """The controller of this machine's GPUs.
 
-    Configured by `c.NodeController` in jupyter_affinode_config.py or by the command line; started by itself
-    when a kernel needs it.
+    Configured by `c.NodeController` in jupyter_affinode_config.py or by the command line; started by itself when a
+    kernel needs it.
     """
 
     name = "jupyter-affinode"
@@ -121,7 +120,7 @@ class NodeController(
         return CommandLine(argv, aliases, flags, classes=classes, log=self.log)
 
     def migrate_config(self) -> None:
-        """Nothing: IPython never had settings of ours, and a full disk keeps no controller from starting."""
+        """Skip migration: IPython never had settings of ours, and a full disk keeps no controller from starting."""
 
     def load_config_file(self, suppress_errors: bool = True) -> None:  # type: ignore[override]  # as JupyterApp
         """Refuse to start on an invalid configuration: it says which users may enter."""
@@ -141,7 +140,7 @@ class NodeController(
             self.exit(1)
 
     def start(self) -> None:
-        """Serve until no kernel needs it; called by `launch_instance`."""
+        """Serve until no kernel needs the controller; `launch_instance` calls it."""
         super().start()
         try:
             own = ControllerSettings(**values_of(self, ControllerSettings))
@@ -180,7 +179,7 @@ class NodeController(
 
 
 def _prepare_for_all_users(path: Path) -> None:
-    """Make a folder that every user may enter and only ours may change; take as many descriptors as may be had."""
+    """Make a folder that every user may enter and only ours may change; raise the limit of descriptors."""
     os.umask(0o077)  # of what lies in it, only the sockets are for all users
     with contextlib.suppress(FileExistsError):
         path.parent.mkdir(mode=0o755, parents=True)
@@ -199,7 +198,7 @@ async def _serve(
     election: Election,
     log: logging.Logger,
 ) -> int:
-    """Run a controller until it is finished or told to end; its exit status."""
+    """Run a controller until it is finished or told to end; return its exit status."""
     controller = Controller(
         path,
         settings,
@@ -250,12 +249,12 @@ def _told_to_end(controller: Controller, name: str) -> None:
 
 
 def _node_log(path: Path, level: Any) -> logging.Logger:
-    """The log: the file, and stderr unless that is the same file or closed."""
+    """Return the log: the file, and stderr unless that is the same file or closed."""
     log = logging.getLogger("affinode.node")
     log.setLevel(level)
     log.propagate = False
     handlers: list[logging.Handler] = []
-    with contextlib.suppress(OSError):  # a full disk is no reason not to serve
+    with contextlib.suppress(OSError):  # the controller serves without a log if the disk is full
         handlers.append(RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=1))
     if not handlers or not _is_stderr(path):
         handlers.append(logging.StreamHandler())

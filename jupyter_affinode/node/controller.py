@@ -1,4 +1,4 @@
-"""Puts it together: looks at pages and NVML, has the policy decide and what it says carried out."""
+"""The controller: looks at pages and NVML, has the policy decide and its actions carried out."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ from .views.visibility import node_view
 
 TICK_S = 0.25  # with kernels: pages are looked at this often even if no message comes
 TICK_ALONE_S = 1.0
-COMPLETE_AFTER_SETTLING = 4  # times that, out-of-memory is not answered for what may just not be known yet
+COMPLETE_AFTER_SETTLING = 4  # settle times: until then no allocation is denied, since kernels may be unknown
 NVML_EVERY_S = 1.0
 NVML_ALONE_EVERY_S = 5.0
-NVML_HANGS_AFTER_S = 15.0  # figures older than this are not believed any more
+NVML_HANGS_AFTER_S = 15.0  # older figures are not used
 EMPTY_KERNEL_LASTS_S = 10.0  # a kernel that no living server describes, after its last process ended
 UNSERVED_KERNEL_LASTS_S = 600.0  # one that has not used CUDA yet, described by a program that has ended
 SHIMS_ARE_BACK_S = 30.0  # all shims have found a new controller by then
@@ -72,7 +72,7 @@ LINK_NAME = "link.sock"
 
 
 class Waiting(NamedTuple):
-    """The queue at the last look, and what each kernel in it is told."""
+    """The queue at the last look, and the wait status of each kernel in it."""
 
     queue: list[Waiter]
     outlooks: dict[str, Outlook]
@@ -99,7 +99,7 @@ class Controller:
         heartbeat_s: float = 1.0,
         machine_name: str = "",
     ):
-        """`access` says which users may enter: by default the controller's own alone."""
+        """Prepare. `access` decides which users may connect: by default the controller's own alone."""
         self.machine_name = machine_name or gethostname()
         self.access = access or OwnUserAccess()
         self.accounts = Accounts(self.access.limits)
@@ -123,7 +123,7 @@ class Controller:
         self._make_parts(nvml or Nvml())
 
     def _make_state(self, settings: Settings, options: HistoryOptions) -> None:
-        """What is known, what becomes of it on record, and what was seen last."""
+        """Make the state, its history and the first snapshot."""
         self.state = NodeState(settings, host_memory())
         if self.access.is_shared:
             self.state.pages_say_since_until = self.began + SHIMS_ARE_BACK_S
@@ -141,7 +141,7 @@ class Controller:
         self._nvml_answered = False
 
     def _make_parts(self, nvml: Nvml) -> None:
-        """What carries actions out, and what listens to shims, servers and NVML."""
+        """Make the parts that carry actions out, and those that listen to shims, servers and NVML."""
         state, log = self.state, self.log
         self.events = EventHub(self)
         tell_notice = self.events.tell_notice
@@ -193,7 +193,7 @@ class Controller:
         self._tick()
 
     def close(self) -> None:
-        """Stop; every kernel lives on as it is."""
+        """Stop; every kernel stays as it is."""
         self.history.close()
         if self._restoring is not None:
             self._restoring.cancel()
@@ -208,7 +208,7 @@ class Controller:
             self.state.remove_process(process, time.monotonic())
 
     def change_settings(self, **changes: Any) -> Settings:
-        """Take new settings. Raises SettingsRefused."""
+        """Apply new settings and return all. Raises SettingsRefused."""
         settings = self.state.settings.changed(**changes)
         if self.access.is_shared and settings.depth == "context":
             raise SettingsRefused(NOT_FOR_MANY_USERS)
@@ -220,20 +220,20 @@ class Controller:
     # ---- what is shown
 
     def kernels_json(self) -> list[dict[str, Any]]:
-        """Every kernel, with its id as this controller has it."""
+        """Return every kernel, with its id as this controller has it."""
         return list(self.each_kernel_json(OWN_USER)) if self._shown is None else self._shown
 
     def each_kernel_json(self, identity: Identity) -> Iterator[dict[str, Any]]:
         """Yield the kernels that a user may see, with their ids as this controller has them.
 
-        Each is as it is when its turn comes. Kernels may come and go meanwhile.
+        Each is as it is when it is yielded. Kernels may come and go meanwhile.
         """
         for kernel in [each for each in self.state.kernels.values() if identity.sees(each.account.owner)]:
             if self.state.kernels.get(kernel.id) is kernel:
                 yield self._json(kernel, self._seen.get(kernel.id), time.monotonic())
 
     def kernel_json(self, kernel: KernelRecord) -> dict[str, Any]:
-        """One kernel, for the API, as it is now."""
+        """Return one kernel as it is now, for the API."""
         now = time.monotonic()
         seen = self.look_at(kernel, now)
         waits = seen is not None and (seen.wants_since is not None or bool(seen.rooms))
@@ -266,15 +266,15 @@ class Controller:
 
     @property
     def has_looked_at_gpus(self) -> bool:
-        """Whether NVML has answered, if only that it is not there."""
+        """Return whether NVML has answered, if only that it is missing."""
         return self._nvml_answered
 
     def owner_of(self, kernel_id: str) -> str | None:
-        """Whose a known kernel is."""
+        """Return the owner of a known kernel."""
         return self.state.kernels[kernel_id].account.owner
 
     def place(self, kernel: KernelRecord) -> list[NvmlGpu]:
-        """The GPUs that a kernel which is about to start should see, the best first."""
+        """Return the GPUs that a kernel which is about to start should see, the best first."""
         now = time.monotonic()
         self.look(now)
         return self.state.place(kernel, self._snapshot, now)
@@ -282,7 +282,9 @@ class Controller:
     def ask_for_room(
         self, identity: Identity, size: int, priority: int | None, *, may_raise: bool
     ) -> RequestedRoom:
-        """Have room made for a user's next kernel, reserving nothing. See `RoomRequests.ask`."""
+        """Have room made for a user's next kernel, without a reservation; return the request. See
+        `RoomRequests.ask`.
+        """
         now = time.monotonic()
         self.look(now)
         return self.room_requests.ask(identity, size, self._snapshot, now, priority, may_raise=may_raise)
@@ -303,7 +305,7 @@ class Controller:
             self._pass()
 
     def _look_around(self, now: float, apart_s: float) -> None:
-        """See now and then what no shim tells of, and whether any kernel needs this controller."""
+        """Check now and then what no shim reports, and whether any kernel needs this controller."""
         if now - self._looked_at >= apart_s:
             self._looked_at = now
             self._nvml.look()
@@ -315,7 +317,7 @@ class Controller:
         self._end_if_unneeded(now)
 
     def _pass(self) -> None:
-        """Look, decide, act, tell; an error in it is logged and the next pass goes on."""
+        """Look, decide, act, report; an error is logged and the next pass continues."""
         now = time.monotonic()
         self._pacing.begin(now)
         if self.finished.is_set():
@@ -350,7 +352,7 @@ class Controller:
         self.lots.look(self.state.settings, host, self.state.lots_mapped(), wanted, now)
 
     def look_at(self, kernel: KernelRecord, now: float) -> Kernel | None:
-        """Read one kernel's pages; what it is now, None without processes."""
+        """Read one kernel's pages; return what it is now, None without processes."""
         seen, bad = self.state.look_at(kernel, now)
         for process, error in bad:
             if process.connection is not None:
@@ -358,7 +360,7 @@ class Controller:
         return seen
 
     def look(self, now: float, *, at_host: bool = False) -> None:
-        """Read the pages, and host memory too before a decision; make the picture that is decided on and shown."""
+        """Read the pages, and host memory too before a decision; make the snapshot that is decided on and shown."""
         self._looked_at_all = now
         for process, error in self.state.refresh(now):
             if process.connection is not None:
@@ -379,7 +381,7 @@ class Controller:
         self._look_at_queue(self._snapshot, now)
 
     def _is_settled(self, now: float) -> bool:
-        """Whether every kernel and the GPUs' figures are known by now, and no other controller decides any more.
+        """Return whether every kernel and the GPUs' figures are known by now, and no other controller decides any more.
 
         The first look at NVML may take seconds; before it, every kernel would seem to fit.
         """
@@ -396,7 +398,7 @@ class Controller:
         for action in actions:
             try:
                 self._effects.carry_out(action, now)
-            except Exception:  # one kernel's trouble is not the others'
+            except Exception:  # a kernel's failure must not affect the others
                 self.log.exception("could not carry out %s", action)
         if actions:  # else it was looked at just now
             self._look_at_queue(self.state.snapshot(now, is_settled=self._snapshot.is_settled), now)
@@ -409,7 +411,7 @@ class Controller:
             self.state.turns.forget()
 
     def _moved(self) -> None:
-        """A move ended, or is to be tried again: the GPUs' figures may have changed."""
+        """Read the GPUs' figures again: a move ended, or is to be tried again."""
         self._nvml.look()
         self.poke()
 
@@ -432,7 +434,7 @@ class Controller:
             self.poke()
 
     def _tidy(self, now: float) -> None:
-        """End requests that no shim will answer; forget what is gone."""
+        """End requests that no shim will answer, and forget what is gone."""
         self.moves.look_for_lost_replies(now)
         self._parts.cache_drops.look(now)
         self._parts.spills.look(now)
@@ -451,7 +453,7 @@ class Controller:
                 del self.state.kernels[kernel.id]
 
     def _tell_places(self, shown: list[dict[str, Any]]) -> None:
-        """Tell each shim where its kernel stands, when that changed."""
+        """Tell each shim its kernel's place in the queue, when that changed."""
         waiting = len(self._waiting.outlooks)
         for kernel_json in shown:
             kernel = self.state.kernels[kernel_json["id"]]

@@ -1,7 +1,7 @@
-"""When the controller's next pass is due.
+"""Pacing: when the controller's next pass is due.
 
-Soon after news, together with what else happens meanwhile, and never so often that others get less than half of the
-processor's time. While nothing happens, passes are rare.
+A pass follows news soon, together with what else happens meanwhile, and never so often that other programs get less
+than half of the processor's time. While nothing happens, passes are rare.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 QUIET_PASSES = 50  # while nothing happens, a pass is made when this many times its duration has gone by …
 QUIET_S = 5.0  # … or after this
 BUSY_PASSES = 4  # the same while all that happens is that kernels compute
-PASSES_APART_S = 0.005  # the least between two decisions, so that a talkative shim cannot keep us busy
+PASSES_APART_S = 0.005  # the least between two decisions, so that many messages of a shim cannot keep us busy
 
 
 class Pacing:
@@ -26,19 +26,19 @@ class Pacing:
         self.lasts_s = 0.0  # what a pass takes of the processor, however busy that is
 
     def poke(self) -> None:
-        """Something changed: make a pass, soon and once."""
+        """Have a pass made soon, and once: something changed."""
         if not self._is_poked:
             self._is_poked = True
             wait = self._passed_at + max(PASSES_APART_S, self.lasts_s) - time.monotonic()
             self._loop.call_later(max(wait, 0.0), self._make_pass)
 
     def begin(self, now: float) -> None:
-        """A pass begins."""
+        """Note that a pass begins."""
         self._is_poked = self._has_news = False
         self._passed_at, self._began = now, time.thread_time()
 
     def end(self) -> None:
-        """It is over."""
+        """Note that the pass is over."""
         self.lasts_s = time.thread_time() - self._began
 
     def is_quiet(

@@ -1,4 +1,4 @@
-"""Hears shims: which came, what they say, which are gone."""
+"""Handles shims: their connections, messages and ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .views.text import status_in_words
 
 @dataclass(frozen=True)
 class Looks:
-    """What a shim's word has the controller look at."""
+    """What the controller looks at after a shim's message."""
 
     at: Callable[[KernelRecord, float], Kernel | None]  # one kernel's pages, at that moment
     at_gpus: Callable[[], None]  # NVML's figures, soon
@@ -44,11 +44,11 @@ class Shims:
         self._looks = looks
 
     def knows(self, owner: str, page: Page) -> bool:
-        """As `LinkListener.knows`."""
+        """Return whether the owner's process was admitted before (`LinkListener.knows`)."""
         return self._state.knows(owner, page)
 
     def shim_connected(self, connection: Connection, hello: Hello, page: Page) -> None:
-        """A shim said HELLO."""
+        """Add the process of a shim that said HELLO."""
         now = time.monotonic()
         identity = connection.identity
         is_new = identity.scoped(hello.kernel_id) not in self._state.kernels
@@ -84,7 +84,7 @@ class Shims:
         self._looks.poke()
 
     def shim_said(self, connection: Connection, message: Message) -> None:
-        """A shim has news, an answer or a request."""
+        """Pass a shim's notice, reply or request to the part that it concerns."""
         process = self._state.process_of(connection)
         if process is None:
             return
@@ -104,7 +104,7 @@ class Shims:
         self._looks.poke()
 
     def shim_gone(self, connection: Connection, ending: Ending) -> None:
-        """A shim's connection ended; its process may live on."""
+        """Note that a shim's connection ended; its process may live on."""
         process = self._state.process_of(connection)
         if process is None:
             return
@@ -136,7 +136,7 @@ class Shims:
         self.forget(process)
 
     def forget(self, process: Process, *, lives: bool = False) -> None:
-        """It has ended, or is not heard of any more; `lives`: it goes on all the same."""
+        """Remove a process that has ended, or that has no shim any more (`lives`)."""
         kernel = self._state.kernels[process.kernel_id]
         self._state.remove_process(process, time.monotonic(), lives=lives)
         self._parts.moves.process_gone(process, kernel)

@@ -9,7 +9,7 @@ from .. import environment
 
 
 def start_over() -> None:
-    """With AFFINODE_SIM=1, start the process over if its loader does not look where the simulated NVML is."""
+    """Restart the process with AFFINODE_SIM=1 if its loader does not look where the simulated NVML is."""
     if not environment.simulation_asked():
         return
     try:

@@ -1,4 +1,4 @@
-"""The API's connections: whose each is, and how many each user may have."""
+"""The API's connections: the user of each, and how many each user may have."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Clients:
         return bucket.take()
 
     def enter(self, stream: IOStream) -> str | None:
-        """Take a connection, before a byte of it is read; or why not, in words."""
+        """Take a connection, before a byte of it is read; return why not, in words, or None."""
         limits = self._accounts.limits
         connected = stream.socket
         assert isinstance(connected, PeerSocket)
@@ -92,12 +92,12 @@ class Clients:
         return identity
 
     def pid_of(self, stream: IOStream | None) -> int:
-        """The process behind a connection; 0 if it is gone or cannot be seen."""
+        """Return the process behind a connection; 0 if it is gone or cannot be seen."""
         client = None if stream is None else self._clients.get(stream)
         return 0 if client is None else client.caller.peer.pid
 
     def leave(self, stream: IOStream) -> None:
-        """A connection ended."""
+        """Forget a connection that ended."""
         client = self._clients.pop(stream, None)
         if client is not None and client.account is not None:
             client.account.clients -= 1

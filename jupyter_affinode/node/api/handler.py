@@ -46,12 +46,11 @@ class Handler(RequestHandler):
     _outcome = "unanswered"
 
     def initialize(self) -> None:
-        """Called by tornado."""
         self.controller = self.settings["controller"]
         self.gone = asyncio.get_running_loop().create_future()
 
     async def prepare(self) -> None:  # type: ignore[override]  # tornado awaits it
-        """Identify the client. A request under way keeps the controller; called by tornado."""
+        """Identify the client. A request under way keeps the controller alive."""
         self._counted = True
         self.controller.api_requests_open += 1
         self.controller.needed_at = self.now()
@@ -83,7 +82,7 @@ class Handler(RequestHandler):
         self.account = self.controller.accounts.of(self.identity.payer)
 
     def on_finish(self) -> None:
-        """Called by tornado, also when the client hung up."""
+        """Count the request as done, also when the client hung up."""
         if self._counted:
             self._counted = False
             self.controller.api_requests_open -= 1
@@ -95,7 +94,7 @@ class Handler(RequestHandler):
         return is_change and self.subject is not None and self.subject.account.owner != self.identity.owner
 
     def _audit(self) -> None:
-        """Remember what an administrator did."""
+        """Record what an administrator did."""
         ledger, access = self.controller.history.ledger, self.controller.access
         if ledger is None or not access.is_shared or not hasattr(self, "identity"):
             return
@@ -114,7 +113,7 @@ class Handler(RequestHandler):
             )
 
     def on_connection_close(self) -> None:
-        """The client hung up in the middle; called by tornado."""
+        """Note that the client hung up in the middle."""
         if not self.gone.done():
             self.gone.set_result(None)
         self.on_finish()
@@ -134,7 +133,9 @@ class Handler(RequestHandler):
         return sent
 
     async def send(self, piece: bytes) -> bool:
-        """Send a part of the answer and wait until the client has taken it; False if it has hung up or was dropped."""
+        """Send a part of the answer and wait until the client has taken it; return False if it has hung up or was
+        dropped.
+        """
         if self.gone.done():
             return False
         try:
@@ -148,7 +149,7 @@ class Handler(RequestHandler):
         return True
 
     async def send_kernels(self, begin: str, kernels: Iterable[Json], end: str) -> bool:
-        """Send a list of kernels between two texts, piece by piece; False as of `send`.
+        """Send a list of kernels between two texts, piece by piece; return False as `send` does.
 
         So neither many kernels nor a client that reads slowly take memory, and other users' requests come between.
         """
@@ -169,7 +170,7 @@ class Handler(RequestHandler):
         return await self.send(end.encode())
 
     def seen_kernels(self) -> Iterator[Json]:
-        """Yield the kernels that the user may see, each as it is when its turn comes."""
+        """Yield the kernels that the user may see, each as it is when it is sent."""
         for kernel in self.controller.each_kernel_json(self.identity):
             yield kernel_view(self.identity, kernel, self.controller.owner_of(kernel["id"]))
 
@@ -181,12 +182,14 @@ class Handler(RequestHandler):
             stream.close()
 
     def _charge(self, size: int) -> None:
-        """Count an answer as so many requests as making it takes; administrators' have all users' kernels in them."""
+        """Count an answer as so many requests as making it takes; administrators' are not counted, since all users'
+        kernels are in them.
+        """
         if self.account is not None and not self.identity.is_admin:
             self.account.requests.spend(size / BYTES_A_REQUEST)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Every error is JSON; called by tornado."""
+        """Answer every error as JSON."""
         error = kwargs.get("exc_info", (None, None, None))[1]
         if isinstance(error, ApiError):
             self.set_status(error.status)
@@ -204,7 +207,7 @@ class Handler(RequestHandler):
         self.finish({"error": slug, "message": self._reason})
 
     def log_exception(self, kind: Any, value: Any, traceback: Any) -> None:
-        """Only surprises are logged, and that a client hung up is none; called by tornado."""
+        """Log only unexpected errors; a client that hung up is none."""
         if not isinstance(value, ApiError | HTTPError | StreamClosedError):
             self.controller.log.error("a request failed", exc_info=(kind, value, traceback))
 
@@ -213,7 +216,7 @@ class Handler(RequestHandler):
         return body_of(self.request.method or "", self.request.path, self.request.body)
 
     def kernel(self, kernel_id: str) -> KernelRecord:
-        """A known kernel, or 404."""
+        """Return a known kernel. Raises ApiError 404."""
         kernels = self.controller.state.kernels
         kernel = kernels.get(self.identity.scoped(kernel_id))
         if kernel is None and self.identity.is_admin:
@@ -225,7 +228,7 @@ class Handler(RequestHandler):
         return kernel
 
     def made_known(self, kernel_id: str) -> KernelRecord:
-        """A kernel that a server speaks of, known from now on if it was not."""
+        """Return a kernel that a server describes; make its record if there is none."""
         state = self.controller.state
         if self.identity.is_admin and kernel_id in state.kernels:
             self.subject = state.kernels[kernel_id]
@@ -250,15 +253,15 @@ class Handler(RequestHandler):
         return kernel_view(self.identity, self.controller.kernel_json(kernel), kernel.account.owner)
 
     def for_admins(self, what: str, verb: str = "change") -> None:
-        """403 unless an administrator asks: no other user may change (or `verb`) `what`."""
+        """Raise ApiError 403 unless an administrator asks: no other user may change (or `verb`) `what`."""
         if not self.identity.is_admin:
             raise ApiError(403, Refusal.FORBIDDEN, f"only administrators may {verb} {what}")
 
     def now(self) -> float:
-        """The moment, for the state."""
+        """Return the present moment, for the state."""
         return time.monotonic()
 
     def speaker(self) -> int:
-        """The pid of the client."""
+        """Return the pid of the client."""
         clients: Clients = self.settings["clients"]
         return clients.pid_of(getattr(self.request.connection, "stream", None))

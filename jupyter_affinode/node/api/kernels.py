@@ -1,4 +1,4 @@
-"""The API's handlers of one kernel: what servers say of it, and what users ask for."""
+"""The API's handlers of one kernel: servers' descriptions and users' requests."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FIRST_LOOK_S = 1.0  # how long a controller that has just started is given to se
 
 
 class KernelHandler(Handler):
-    """One kernel: what servers say of it."""
+    """One kernel, as servers describe it."""
 
     def get(self, kernel_id: str) -> None:
-        """GET /kernels/{id}"""
+        """Serve GET /kernels/{id}."""
         self.finish(self.kernel_json(self.kernel(kernel_id)))
 
     def put(self, kernel_id: str) -> None:
-        """PUT /kernels/{id}: describe it."""
+        """Serve PUT /kernels/{id}: describe it."""
         description = self.body()
         kernel = self.made_known(kernel_id)
         kernel.describe(**description)
@@ -38,7 +38,7 @@ class KernelHandler(Handler):
         self.finish(self.kernel_json(kernel))
 
     def delete(self, kernel_id: str) -> None:
-        """DELETE /kernels/{id}: it was shut down. Processes that are left keep it until they end."""
+        """Serve DELETE /kernels/{id}: it was shut down. Processes that are left keep it until they end."""
         kernel = self.kernel(kernel_id)
         kernel.server.description = kernel.server.pid = kernel.server.place = (
             None  # else it lasts as long as its server
@@ -55,7 +55,7 @@ class MoveHandler(Handler):
     """Park and resume, waited for."""
 
     async def finish_with(self, kernel: KernelRecord, done: asyncio.Future[Outcome], wait: bool) -> None:
-        """Answer when it is done, refused, or has lasted a minute."""
+        """Answer when the move is done, refused, or has lasted a minute."""
         if not wait and not done.done():
             self.set_status(202)
             return await self.finish_kernel(kernel)
@@ -78,27 +78,27 @@ class ParkHandler(MoveHandler):
     """Free a kernel's GPU."""
 
     async def post(self, kernel_id: str) -> None:
-        """POST /kernels/{id}/park"""
+        """Serve POST /kernels/{id}/park."""
         wait = self.body()["wait"]
         kernel = self.kernel(kernel_id)
         await self.finish_with(kernel, self.controller.wishes.park(kernel), wait)
 
 
 class ResumeHandler(MoveHandler):
-    """Bring a kernel back."""
+    """Resume a kernel."""
 
     async def post(self, kernel_id: str) -> None:
-        """POST /kernels/{id}/resume"""
+        """Serve POST /kernels/{id}/resume."""
         wait = self.body()["wait"]
         kernel = self.kernel(kernel_id)
         await self.finish_with(kernel, self.controller.wishes.resume(kernel), wait)
 
 
 class PlaceHandler(Handler):
-    """Which GPU a kernel that is about to start should use."""
+    """The GPU that a kernel which is about to start should use."""
 
     async def post(self, kernel_id: str) -> None:
-        """POST /kernels/{id}/place"""
+        """Serve POST /kernels/{id}/place."""
         self.body()
         until = self.now() + FIRST_LOOK_S
         while not self.controller.has_looked_at_gpus and self.now() < until:  # it has just started
@@ -113,7 +113,7 @@ class EndHandler(Handler):
     """End a process that is stuck."""
 
     def post(self, kernel_id: str) -> None:
-        """POST /kernels/{id}/end"""
+        """Serve POST /kernels/{id}/end."""
         number = self.body()["process"]
         kernel = self.kernel(kernel_id)
         process = kernel.processes.get(number)
@@ -128,10 +128,10 @@ class EndHandler(Handler):
 
 
 class HoldHandler(Handler):
-    """Keep a kernel on the GPU."""
+    """Hold a kernel on the GPU."""
 
     def post(self, kernel_id: str) -> None:
-        """POST /kernels/{id}/hold"""
+        """Serve POST /kernels/{id}/hold."""
         duration = self.body().get("duration_s")
         kernel = self.kernel(kernel_id)
         try:
@@ -145,7 +145,7 @@ class ReleaseHandler(Handler):
     """End a hold."""
 
     def post(self, kernel_id: str) -> None:
-        """POST /kernels/{id}/release"""
+        """Serve POST /kernels/{id}/release."""
         self.body()
         kernel = self.kernel(kernel_id)
         self.controller.wishes.release(kernel)
@@ -153,20 +153,20 @@ class ReleaseHandler(Handler):
 
 
 class ActivityHandler(Handler):
-    """What a kernel calls."""
+    """A kernel's CUDA calls."""
 
     def get(self, kernel_id: str) -> None:
-        """GET /kernels/{id}/activity"""
+        """Serve GET /kernels/{id}/activity."""
         kernel = self.kernel(kernel_id)
         self.controller.look_at(kernel, self.now())
         self.finish(look_at_calls(kernel, self.now()))
 
 
 class CellHandler(Handler):
-    """What the execution tracker sees."""
+    """The execution tracker's reports."""
 
     def post(self, kernel_id: str) -> None:
-        """POST /kernels/{id}/cell"""
+        """Serve POST /kernels/{id}/cell."""
         body = self.body()
         kernel = self.made_known(kernel_id)
         cell_id = body.get("cell_id")
@@ -181,10 +181,10 @@ class CellHandler(Handler):
 
 
 class SignalHandler(Handler):
-    """What concerns the processes that a signal to the kernel reaches."""
+    """Requests about the processes that a signal to the kernel reaches."""
 
     def process_group(self) -> ProcessGroup | None:
-        """The group that was signalled, if the server says which."""
+        """Return the process group that was signalled, if the server names it."""
         number = self.body().get("process_group")
         return None if number is None else ProcessGroup(number, pid_namespace_of(self.speaker()))
 
@@ -193,7 +193,7 @@ class CancelHandler(SignalHandler):
     """An interrupt."""
 
     def post(self, kernel_id: str) -> None:
-        """POST /kernels/{id}/cancel"""
+        """Serve POST /kernels/{id}/cancel."""
         group = self.process_group()
         self.controller.wishes.cancel(self.kernel(kernel_id), group)
         self.set_status(204)
@@ -203,17 +203,17 @@ class DyingHandler(SignalHandler):
     """A shutdown is about to begin."""
 
     def post(self, kernel_id: str) -> None:
-        """POST /kernels/{id}/dying"""
+        """Serve POST /kernels/{id}/dying."""
         group = self.process_group()
         self.controller.wishes.dying(self.kernel(kernel_id), group)
         self.set_status(204)
 
 
 class FocusHandler(Handler):
-    """The user turns to a kernel, or types in its notebook."""
+    """Notes that the user opened a kernel's notebook, or types in it."""
 
     def post(self, kernel_id: str) -> None:
-        """POST /kernels/{id}/focus"""
+        """Serve POST /kernels/{id}/focus."""
         self.body()
         self.kernel(kernel_id).focus_at = self.now()
         self.controller.poke()

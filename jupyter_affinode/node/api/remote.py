@@ -42,14 +42,14 @@ SERVED = (
 
 
 class RemoteClients:
-    """Stands where `Clients` stands for the Unix socket: the grant alone says which administrator asks."""
+    """`Clients` for TCP: the grant alone names the administrator."""
 
     def __init__(self, access: Access, accounts: Accounts):
         self._access = access
         self._accounts = accounts
 
     def introduce(self, stream: IOStream, grant: str | None) -> Identity:
-        """As `Clients.introduce`. Raises NotAllowed and TooMuch."""
+        """Return the administrator that the grant names. Raises NotAllowed and TooMuch."""
         try:
             ip, port = stream.socket.getsockname()[:2]
         except OSError:
@@ -60,7 +60,7 @@ class RemoteClients:
         return identity
 
     def pid_of(self, stream: IOStream | None) -> int:
-        """As `Clients.pid_of`: processes elsewhere have no number here."""
+        """Return 0: processes on other machines have no pid here."""
         return 0
 
 
@@ -72,7 +72,9 @@ def audience_at(ip: str, port: int) -> str:
 
 
 def serve_remote(controller: Controller, ip: str, port: int) -> HTTPServer | None:
-    """Listen; None, with a line in the log, where that is not possible: the controller goes on without."""
+    """Listen and return the server; None, with a line in the log, where that is not possible: the controller serves all
+    the same.
+    """
     request_checks()
     application = Application(
         [(path, handler) for path, handler in ROUTES if handler in SERVED],

@@ -20,12 +20,12 @@ PARAMETERS = ("since", "until", "by", "user")
 
 
 class ReportHandler(Handler):
-    """GPU memory held, used and given back; parks, waits and refusals."""
+    """GPU memory held, used and freed; parks, waits and refusals."""
 
     _readers: ClassVar[list[str]] = []  # users
 
     async def get(self) -> None:
-        """GET /report"""
+        """Serve GET /report."""
         ledger = self.controller.history.ledger
         if ledger is None:
             raise ApiError(409, Refusal.NO_LEDGER, "this controller keeps no history")
@@ -60,7 +60,7 @@ class AuditHandler(Handler):
     """What administrators did to other users' kernels and to the settings."""
 
     async def get(self) -> None:
-        """GET /audit"""
+        """Serve GET /audit."""
         self.for_admins("what administrators did", verb="see")
         ledger = self.controller.history.ledger
         if ledger is None:
@@ -77,7 +77,7 @@ class AuditHandler(Handler):
 
 
 def in_a_thread(work: Callable[[], Any]) -> asyncio.Future[Any]:
-    """Have something done by a daemon thread: one that hangs does not keep the process from ending."""
+    """Run `work` on a daemon thread, which does not keep the process from ending; return a future of its result."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
 

@@ -21,7 +21,7 @@ class RoomHandler(Handler):
     """Make room on a GPU for a kernel that is about to start."""
 
     async def post(self) -> None:
-        """POST /room"""
+        """Serve POST /room."""
         body = self.body()
         size, priority, timeout_s = body["bytes"], body.get("priority"), body["timeout_s"]
         identity = self._for_whom(body.get("user"))
@@ -47,7 +47,7 @@ class RoomHandler(Handler):
         return Identity(f"name-{quote(user, safe='')}" if uid is None else of_unix_user(uid), user)
 
     async def _follow_until(self, request: RequestedRoom, deadline: float) -> None:
-        """Send how the request stands, each time that it changes, until it is answered."""
+        """Send the request's status, each time that it changes, until it is answered."""
         requests = self.controller.room_requests
         while True:
             request.news.clear()

@@ -1,4 +1,4 @@
-"""The HTTP API on the controller's Unix socket; `openapi.json` is its description, held to it by a test."""
+"""The HTTP API on the controller's Unix socket; `openapi.json` describes it, and a test compares the two."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ HEADER_BYTES_MAX = 16 * 1024
 IDLE_S = 60.0
 BACKLOG = 512  # what one user may send at once; short, since a flood of connections stands before all others
 ACCEPTS_IN_A_ROW = 64
-WAITING_MAX = 2 * BACKLOG  # accepted connections that wait for their turn; more are served at once
+WAITING_MAX = 2 * BACKLOG  # accepted connections that wait; more are served at once
 PING_S = 5.0
 KERNEL_ID = r"[^/\s]+"
 
 
 class ApiServer(HTTPServer):
-    """Serves the users that may enter, a bounded number of connections of each."""
+    """Serves the users that may connect, a bounded number of connections of each."""
 
     controller: Controller
     drops: DropLog
@@ -63,7 +63,7 @@ class ApiServer(HTTPServer):
         super().stop()
 
     def _take(self, connected: socket.socket, address: Any) -> None:
-        """Accept or refuse a connection with as little work as can be, since others wait behind a flood of them."""
+        """Accept or refuse a connection with as little work as possible, since others wait behind a flood of them."""
         assert isinstance(connected, PeerSocket)
         if not self.clients.may_connect(connected.peer_place):
             self.drops.drop("an API client", "its user connects more often than one user may")
@@ -76,7 +76,7 @@ class ApiServer(HTTPServer):
             self._waiting.setdefault(connected.peer_place, deque()).append(connected)
 
     def _serve_waiting(self) -> None:
-        """Serve one connection from each place, so that many from one keep no other's waiting."""
+        """Serve one connection from each place, so that many from one place do not delay the others."""
         for place, waiting in list(self._waiting.items()):
             self.handle_stream(IOStream(waiting.popleft()), "")
             if not waiting:
@@ -85,7 +85,7 @@ class ApiServer(HTTPServer):
             asyncio.get_running_loop().call_soon(self._serve_waiting)
 
     def handle_stream(self, stream: IOStream, address: Any) -> None:
-        """Identify the peer before a byte is read; called by tornado for each connection."""
+        """Identify the peer before a byte is read."""
         why = self.clients.enter(stream)
         if why is not None:
             self.drops.drop("an API client", why)
@@ -94,14 +94,14 @@ class ApiServer(HTTPServer):
             super().handle_stream(stream, address)
 
     def on_close(self, server_conn: object) -> None:
-        """A connection ended; called by tornado."""
+        """Forget a connection that ended."""
         super().on_close(server_conn)
         assert isinstance(server_conn, HTTP1ServerConnection)
         self.clients.leave(server_conn.stream)
 
 
 def serve(controller: Controller) -> ApiServer:
-    """Bind the API socket; the caller holds the lock that makes removing an old socket right."""
+    """Bind the API socket and return the server; the caller holds the lock that makes removing an old socket right."""
     request_checks()  # made now, so that no request waits for it
     clients, drops = Clients(controller.access, controller.accounts), DropLog(controller.log)
     server = ApiServer(
@@ -126,7 +126,7 @@ class NodeHandler(Handler):
     """The machine."""
 
     def get(self) -> None:
-        """GET /node"""
+        """Serve GET /node."""
         self.finish(self.controller.node_json(self.identity))
 
 
@@ -134,7 +134,7 @@ class KernelsHandler(Handler):
     """All kernels."""
 
     async def get(self) -> None:
-        """GET /kernels"""
+        """Serve GET /kernels."""
         self.set_header("Content-Type", "application/json; charset=UTF-8")
         if await self.send_kernels('{"kernels": [', self.seen_kernels(), "]}"):
             await self.finish()
@@ -144,11 +144,11 @@ class PolicyHandler(Handler):
     """The settings."""
 
     def get(self) -> None:
-        """GET /policy"""
+        """Serve GET /policy."""
         self.finish(settings_view(self.identity, self.controller.state.settings.as_dict()))
 
     def patch(self) -> None:
-        """PATCH /policy"""
+        """Serve PATCH /policy."""
         self.for_admins("the settings of this machine's controller")
         changes = json_object(self.request.body)
         said_at, times = self._said_at(), self.controller.setting_times
@@ -160,11 +160,13 @@ class PolicyHandler(Handler):
             raise ApiError(400, Refusal.BAD_SETTING, str(refused)) from None
 
     def acts_for_others(self) -> bool:
-        """As `Handler.acts_for_others`: the settings are for all users."""
+        """Return whether the request changes the settings, which are for all users."""
         return self.request.method == "PATCH"
 
     def _said_at(self) -> float:
-        """Since when the settings are configured so, in monotonic seconds; now, unless the request says."""
+        """Return since when the settings have been configured so, in monotonic seconds; now, unless the request
+        tells.
+        """
         text, now = self.get_query_argument("configured_at", None), self.now()
         try:
             moment = now if text is None else float(text)
@@ -179,7 +181,7 @@ class EventsHandler(Handler):
     """The stream of changes."""
 
     async def get(self) -> None:
-        """GET /events"""
+        """Serve GET /events."""
         account = self.account
         assert account is not None
         if account.streams >= self.controller.access.limits.streams:
@@ -203,7 +205,7 @@ class EventsHandler(Handler):
             self.controller.events.unsubscribe(subscriber)
 
     async def _send_snapshot(self) -> bool:
-        """Send everything that there is, as one event."""
+        """Send everything as one event; return whether the client has taken it."""
         node = json.dumps(self.controller.node_json(self.identity))
         begin = f'{{"event": "snapshot", "node": {node}, "kernels": ['
         return await self.send_kernels(begin, self.seen_kernels(), "]}\n")
@@ -213,7 +215,7 @@ class MetricsHandler(Handler):
     """Prometheus."""
 
     def get(self) -> None:
-        """GET /metrics"""
+        """Serve GET /metrics."""
         if self.controller.metrics.with_users and not self.identity.is_admin:
             raise ApiError(403, Refusal.FORBIDDEN, "metrics by user are for administrators here")
         self.set_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
@@ -221,10 +223,9 @@ class MetricsHandler(Handler):
 
 
 class UnknownHandler(Handler):
-    """Everything else."""
+    """Any other path."""
 
     async def prepare(self) -> None:  # type: ignore[override]  # tornado awaits it
-        """Called by tornado."""
         await super().prepare()
         raise ApiError(404, Refusal.NOT_FOUND, f"there is nothing at {self.request.path}")
 

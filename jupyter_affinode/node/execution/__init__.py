@@ -1,1 +1,1 @@
-"""Carrying out what was decided: moves, allocations, lots, evictions, requests of users."""
+"""Carries out decisions: moves, allocations, lots, evictions, users' requests."""

@@ -1,4 +1,4 @@
-"""Allocations that met a full GPU and wait for room: what shims say of them, and what they are answered."""
+"""Allocations that found a full GPU and wait for room: shims' requests and the answers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ ROOMS_OF_A_USER_MAX = 1024  # each is looked at in every pass
 
 
 class Rooms:
-    """Takes the shims' requests for room and carries out what was decided on them."""
+    """Takes the shims' requests for room and carries out the decisions about them."""
 
     def __init__(self, state: NodeState, log: logging.Logger, observer: Observer):
-        """`observer` hears of every answer."""
+        """Prepare; `observer` is told of every answer."""
         self._state = state
         self._log = log
         self._observer = observer
 
     def take_notify(self, process: Process, message: Notify, now: float) -> bool:
-        """A shim asks for room, or no longer; whether a new look at the GPUs' figures is worth it."""
+        """Take a shim's ROOM or ROOM_END; return whether new figures of the GPUs should be read."""
         if message.kind is NotifyKind.ROOM:
             self._take_room(process, message, now)
         elif message.kind is NotifyKind.ROOM_END:
@@ -65,7 +65,7 @@ class Rooms:
             )
 
     def _take_room(self, process: Process, message: Notify, now: float) -> None:
-        """An allocation met a full GPU."""
+        """Record an allocation that found a full GPU."""
         kernel = self._state.kernels[process.kernel_id]
         self._state.look_at(kernel, now)
         if message.gpu_uuid not in self._state.gpus.uuids:
@@ -95,9 +95,9 @@ class Rooms:
 
 
 def _remember(process: Process, kernel: KernelRecord, number: int, room: Room) -> bool:
-    """Remember an allocation that waits for room; True if it was granted room before and failed all the same.
+    """Record an allocation that waits for room; return whether it failed although it was granted room before.
 
-    Such a one keeps its place. A shim numbers each try anew, so it is known by its size and its moment.
+    Such an allocation keeps its place. A shim numbers each try anew, so it is recognised by its size and time.
     """
     failed = None
     for old_number, old in list(process.rooms.items()):

@@ -1,8 +1,8 @@
-"""What frameworks only cache on the GPU is dropped before a park, where the setting says so.
+"""Cache drops before a park, where the setting says so: what frameworks only cache on the GPU need not be copied.
 
-PyTorch and CuPy keep freed memory for later allocations. A park would move it like any other. Asked for is
-that they give it back, on the kernel's main thread between cells; a kernel that does not answer soon is parked
-as it is. Dropping makes CUDA calls: the shim does not count them as use of the GPU.
+PyTorch and CuPy keep freed memory for later allocations, and a park would move it like any other. They are asked to
+free it on the kernel's main thread, between cells; a kernel that does not answer soon is parked as it is. Dropping
+caches makes CUDA calls, which the shim does not count as use of the GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LASTS_S = 2.0  # PyTorch frees a thousand blocks in some 50 ms
 
 
 class CacheDrops:
-    """Asks, and waits no longer than a bounded moment; the policy parks in its next pass."""
+    """Asks kernels to drop caches, and waits for a bounded time; the policy parks in its next pass."""
 
     def __init__(self, state: NodeState, log: logging.Logger, on_change: Callable[[], None]):
         self._state = state
@@ -31,7 +31,7 @@ class CacheDrops:
         self._on_change = on_change
 
     def begin(self, kernel: KernelRecord, reason: str) -> None:
-        """Ask every process of the kernel that serves such requests."""
+        """Ask every process of the kernel that supports it."""
         drop = kernel.caches.drop = CacheDrop(time.monotonic())
         for process in kernel.connected():
             if process.drops_caches and process.connection is not None:
@@ -41,7 +41,7 @@ class CacheDrops:
         self._end_if_done(kernel)
 
     def take_reply(self, process: Process, reply: Reply) -> None:
-        """A process answered; only the answer to the last wish counts."""
+        """Take a process's answer; only the answer to the last request counts."""
         kernel = self._state.kernels[process.kernel_id]
         drop = kernel.caches.drop
         if drop is None or drop.pending.get(process.key) != reply.epoch:
@@ -52,7 +52,7 @@ class CacheDrops:
         self._end_if_done(kernel)
 
     def look(self, now: float) -> None:
-        """Wait no longer for processes that are gone, or take too long."""
+        """Stop waiting for processes that are gone, or take too long."""
         for kernel in self._state.kernels.values():
             drop = kernel.caches.drop
             if drop is None:

@@ -1,8 +1,8 @@
-"""Ends one process that its owner says to end, and that one for certain.
+"""Ends a stuck process at its owner's request, and makes sure that it is the right one.
 
-A process is known by the descriptor (pidfd) that was opened when its shim said HELLO, never by its number. That
-the number was still its own then follows from its link, which was up afterwards: a process that has ended has none.
-Its user and when it began are looked at besides. SIGTERM first; SIGKILL if it is still there after some seconds.
+A process is identified by the descriptor (pidfd) that was opened when its shim said HELLO, never by its pid. The pid
+was still its own then, because its link was up afterwards: a process that has ended has none. Its user and start time
+are checked too. SIGTERM comes first, SIGKILL if it is still there after some seconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KILL_AFTER_S = 5.0
 
 
 class CannotEnd(Exception):
-    """It is not ended; `slug` is for programs, the message for users."""
+    """The process is not ended; `slug` is for programs, the message for users."""
 
     def __init__(self, slug: Refusal, message: str):
         super().__init__(message)
@@ -39,7 +39,7 @@ class CleanUp:
         self._log = log
 
     def end(self, kernel: KernelRecord, process: Process, verdict: Stuck | None) -> None:
-        """Have a process end; raises CannotEnd for one that is not stuck, or that cannot be told for certain."""
+        """End a process. Raises CannotEnd for one that is not stuck, or that cannot be identified for certain."""
         if verdict is None:
             raise CannotEnd(Refusal.NOT_STUCK, "the process is not stuck; shut its kernel down to end it")
         watch = process.watch
@@ -75,9 +75,9 @@ class CleanUp:
 
 
 def _is_who_connected(process: Process) -> bool:
-    """Whether the process behind the descriptor began before its shim connected, and is of the same user.
+    """Return whether the process behind the descriptor began before its shim connected, and is of the same user.
 
-    Where a number was given to another between the connection and our opening the descriptor, it began later.
+    If the pid was reused between the connection and our opening the descriptor, the new process began later.
     """
     if process.peer_uid is None:
         return False

@@ -1,4 +1,4 @@
-"""Carries out what the policy says."""
+"""Carries out the policy's actions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .parts import Parts
 
 
 class Effects:
-    """What each action sets going; all of it ends later, and is heard of by the controller's parts."""
+    """Begins each action; all of them end later, and the controller's parts are told."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Effects:
         self._parts = parts
 
     def carry_out(self, action: Action, now: float) -> None:
-        """Begin with one action, decided at `now` (monotonic seconds) on what is still known."""
+        """Begin one action, decided at `now` (monotonic seconds), on what is still known."""
         request = self._state.room_requests.get(action.kernel_id)
         if request is not None:
             return self._answer(request, action, now)

@@ -1,9 +1,9 @@
-"""Kernels that are to be shut down for others (`when_full="terminate_newest"`), by their own Jupyter servers.
+"""Kernels that their own Jupyter servers are to shut down for others (`when_full="terminate_newest"`).
 
-The controller ends no process: it says in the kernel's JSON that the end is asked and why, and the server that
-described the kernel carries it out and tells the user. That is a state and no message, so that nothing is lost
-when a server reconnects; and it is over as soon as no kernel waits for it any more, since a user's results are not
-lost for nothing. A server that does not do it is not asked again for a while.
+The controller ends no process. The kernel's JSON tells that its end is asked and why; the server that described the
+kernel carries it out and tells the user. That is a state and no message, so that nothing is lost when a server
+reconnects. It is withdrawn as soon as no kernel waits for it any more, since a user's results are not lost for nothing.
+A server that does not do it is not asked again for a while.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALL_ARE_BACK_S = 10.0  # after a controller's start: the waiter and the server m
 def ask_for_end(
     kernel: KernelRecord, reason: str, for_kernel: str | None, now: float, log: logging.Logger
 ) -> None:
-    """Have the kernel's server shut it down, for another that waits."""
+    """Have the kernel's server shut it down, for another kernel that waits."""
     kernel.ending.reason, kernel.ending.asked_at, kernel.ending.for_kernel = reason, now, for_kernel
     kernel.ending.is_recalled = False
     log.warning("the server of %s is asked to shut it down: %s", kernel.id, reason)
@@ -31,7 +31,7 @@ def ask_for_end(
 def look_for_unended(
     kernels: Mapping[str, KernelRecord], now: float, log: logging.Logger, on_change: Callable[[], None]
 ) -> None:
-    """Take back what no waiter needs any more, and give up on servers that have not done it."""
+    """Withdraw ends that no waiter needs any more, and give up on servers that have not carried them out."""
     for kernel in kernels.values():
         if kernel.ending.reason is None:
             continue
@@ -51,8 +51,10 @@ def look_for_unended(
 
 
 def end_shown(kernel: KernelRecord, kernels: Mapping[str, KernelRecord]) -> str | None:
-    """Return why the kernel is to end, as its server is told; None where it is not to. An end that an earlier
-    controller asked for counts only once the waiter is back: it may have given up meanwhile.
+    """Return why the kernel is to end, as its server is told; None if it is not.
+
+    An end that an earlier controller asked for counts only once the waiter has connected: it may have given up
+    meanwhile.
     """
     is_sure = (
         not kernel.ending.is_recalled
@@ -63,7 +65,7 @@ def end_shown(kernel: KernelRecord, kernels: Mapping[str, KernelRecord]) -> str 
 
 
 def _waits(kernel: KernelRecord | None) -> bool:
-    """Whether a kernel still waits for room on a GPU."""
+    """Return whether a kernel still waits for room on a GPU."""
     if kernel is None or kernel.residency is Residency.RESUMING:
         return False
     rooms = (room for process in kernel.connected() for room in process.rooms.values())

@@ -1,19 +1,19 @@
 """Exchanges under way: kernels leave the GPU while a waiter comes in ("Exchanges" in shim/src/protocol.h).
 
-Victims are told to PARK with PREPARE and STREAM. Until all are prepared nothing is given up, and whatever is in the way
-calls all of them off: a victim that is used, cannot be parked, ends or takes too long; a waiter that ends, is cancelled
-or is resumed by other room; room that a foreign program took. Victims that are called off for another's reason are not
-blamed, and may be chosen again at once, to be parked before the waiter is resumed: nothing is called off twice. As soon
-as the last one is prepared, all are told to COMMIT and the waiter is told to RESUME in the same step, since a prepared
-kernel keeps its calls waiting.
+Victims are told to PARK with PREPARE and STREAM. Until all are prepared nothing is given up, and any obstacle calls all
+of them off: a victim that is used, cannot be parked, ends or takes too long; a waiter that ends, is cancelled or is
+resumed into other room; room that an unmanaged program took. Victims that are called off for another's reason are not
+blamed. They may be chosen again at once, to be parked before the waiter is resumed: nothing is called off twice. As
+soon as the last one is prepared, all are told to COMMIT and the waiter is told to RESUME in the same step, since a
+prepared kernel keeps its calls waiting.
 
-Where there is host memory for one copy only, the waiter hands its own over (policy/reclaim/hand_over.py): what a
-victim lacks beside what it got when it prepared, it is lent in lots as they come. A victim that was parked in part has
-nothing to prepare, and is told to park its rest when the others are told to COMMIT.
+Where there is host memory for one copy only, the waiter hands its own over (policy/reclaim/hand_over.py): what a victim
+lacks beside what it got when it prepared, it is lent in lots as they come. A victim that was parked in part has nothing
+to prepare, and is told to park its rest when the others are told to COMMIT.
 
-From then on each goes on by itself. A victim whose copy fails stays on the GPU, wholly or in part; the policy brings
-the rest of it back (policy/decide.py), and the park counts as failed. A waiter that finds no room is parked as before,
-at its place in the queue; if a victim is to blame for that, it is tried again without a pause. A victim that ended has
+From then on each continues by itself. A victim whose copy fails stays on the GPU, wholly or in part; the policy resumes
+the rest of it (policy/decide.py), and the park counts as failed. A waiter that finds no room is parked as before, at
+its place in the queue; if a victim is to blame for that, it is tried again without a pause. A victim that ended has
 left its memory, and a waiter that ended needs none. A controller that is killed leaves prepared parks, which the shims
 undo, or moves that end by themselves.
 """
@@ -43,19 +43,17 @@ Promise = Callable[[Process, int], None]
 
 
 class Exchanges:
-    """Decides when an exchange is begun or called off; asked by `Moves`."""
+    """Decides when an exchange begins or is called off, for `Moves`."""
 
     def __init__(self, state: NodeState, log: logging.Logger, bring_in: BringIn, promise: Promise):
-        """`bring_in` resumes the waiter, with its room; `promise` has a process lent lots."""
+        """Prepare. `bring_in` resumes the waiter, with its room; `promise` reserves lots for a process."""
         self._state = state
         self._log = log
         self._bring_in = bring_in
         self._promise = promise
 
     def join(self, victim: KernelRecord, move: Move, waiter_id: str, *, hands_over: bool) -> None:
-        """A kernel is to leave for a waiter, beside those that have been told already. `hands_over`: it is given the
-        waiter's host memory.
-        """
+        """Add a victim to the exchange with a waiter. `hands_over`: it gets the waiter's host memory."""
         waiter = self._state.kernels.get(waiter_id)
         if waiter is None:
             return
@@ -78,7 +76,7 @@ class Exchanges:
             self._begin(exchange)
 
     def look(self) -> None:
-        """Call off what is not wanted any more, or lasts too long (failed_parks.py)."""
+        """Call off exchanges that are not wanted any more, or last too long (failed_parks.py)."""
         for waiter in list(self._state.kernels.values()):
             exchange = waiter.exchange
             if exchange is None:
@@ -89,7 +87,7 @@ class Exchanges:
             self.advance(exchange)
 
     def park_ended(self, kernel: KernelRecord, move: Move, failed: tuple[Status, str] | None) -> None:
-        """A victim's park is over; `failed`: why it came to nothing."""
+        """Take note of a victim's ended park; `failed`: why it came to nothing."""
         if move.exchange is None:
             return
         if move.exchange.hands_over:
@@ -100,11 +98,11 @@ class Exchanges:
         self.advance(move.exchange)
 
     def is_waiters_fault(self, move: Move) -> bool:
-        """Whether a resume that failed is not for want of what a victim was to free."""
+        """Return whether a resume failed for another reason than that a victim did not free its memory."""
         return move.exchange is None or move.exchange.parked >= move.exchange.parks.keys()
 
     def _parks(self, exchange: Exchange) -> Iterator[tuple[KernelRecord, Move]]:
-        """Those that are under way."""
+        """Yield the parks that are under way."""
         for kernel_id, move in exchange.parks.items():
             kernel = self._state.kernels.get(kernel_id)
             if kernel is not None and kernel.move is move:
@@ -127,7 +125,7 @@ class Exchanges:
             if hands_over:
                 self._log.info("%s hands its host memory over to %s", waiter.id, kernel.id)
                 if not move.in_part:
-                    kernel.host.budget_bytes = 0  # of what it may take by itself it has what it needs
+                    kernel.host.budget_bytes = 0  # it has taken by itself what it needs
             together.commit(kernel, move)
         priority = standing(waiter, self._state.settings).priority
         self._state.turns.take(waiter.account.payer or "", priority, needs, now)

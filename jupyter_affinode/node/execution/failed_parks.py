@@ -1,12 +1,13 @@
-"""Sees which parks came to nothing while a waiter waited for them, and says so in the log.
+"""Failed parks: finds parks for a waiter that came to nothing, and logs them.
 
-A victim is chosen by what pages say, and any user can write a page. So each failure puts all kernels of its user behind
-other users', for ten seconds at first (user_back_off.py). A failure is a park that was refused for whatever reason, was
-not answered, lasts far longer than it should (`eviction_cost.is_late`), whatever comes of it, or after which NVML shows
-as much in use as before. That a kernel is at work again is an honest answer, and the pause is short enough for it.
+A victim is chosen by what pages show, and any user can write a page. So each failure deprioritizes all kernels of its
+user behind other users', for ten seconds at first (user_back_off.py). A park has failed if it was refused for whatever
+reason, was not answered, lasts far longer than it should (`eviction_cost.is_late`) however it ends, or if NVML shows as
+much memory in use afterwards as before. A kernel that computes again is an honest reason, and the pause is short enough
+for it.
 
-To be behind is no gain but that of being parked later, which a kernel that refuses parks has anyway. And a user that
-makes other users' parks fail only has its own kernels asked first.
+The only gain of being deprioritized is that other users' kernels are parked first, and a kernel that refuses parks has
+that gain anyway. A user that makes other users' parks fail only has its own kernels parked first.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from ..state.records.moves import Move
 from ..state.registry import NodeState
 
 PREEMPTS_WITHIN_S = (
-    4.0  # an honest process at work waits for its next call and for the GPU (shim/src/mover/park.c)
+    4.0  # a computing process is parked at its next call, and waits for the GPU (shim/src/mover/park.c)
 )
-SHOWN_AFTER_S = 0.5  # NVML's figures then are the memory's that a park gave back
-LEAST_BYTES = 1 * GIB  # smaller parks are not looked at: other programs' memory changes by as much
-HOLLOW_PART = 0.75  # of what was to become free and is still in use: then it was not there
+SHOWN_AFTER_S = 0.5  # NVML's figures show what a park freed after that
+LEAST_BYTES = 1 * GIB  # smaller parks are not checked: other programs' memory changes by as much
+HOLLOW_PART = 0.75  # of what was to become free: if so much is still in use, the kernel did not have it
 
 
 class FailedParks:
-    """Fills the state's back-off of users whose parks failed; asked by `Moves`."""
+    """Fills the state's back-off of users whose parks failed, for `Moves`."""
 
     def __init__(self, state: NodeState, log: logging.Logger):
         self._state = state
         self._log = log
-        self._parked: list[tuple[KernelRecord, Move, float]] = []  # by their own word, and when
+        self._parked: list[tuple[KernelRecord, Move, float]] = []  # parked as their shims report, and when
 
     def park_begins(self, kernel: KernelRecord, move: Move) -> None:
-        """Note by GPU what the kernel says it has, and how much of what is in use belongs to no kernel."""
+        """Note by GPU what the kernel claims to have, and how much memory in use belongs to no kernel."""
         if move.for_kernel is None or kernel.account.payer is None:
             return
         sizes = {uuid: gpu.resident_bytes for uuid, gpu in kernel.by_gpu().items()}
@@ -51,7 +52,7 @@ class FailedParks:
         }
 
     def look(self, node: Node, now: float) -> None:
-        """Count the parks that last so long that others are asked for room, too, and the hollow ones."""
+        """Count the parks that last so long that other kernels are parked too, and those that freed nothing."""
         self._look_for_hollow()
         for seen in node.kernels:
             if not seen.is_moving or seen.moves_since is None:
@@ -67,7 +68,7 @@ class FailedParks:
                 self._count(kernel, move, "it lasts too long", now)
 
     def park_ended(self, kernel: KernelRecord, move: Move, failed: tuple[Status, str] | None) -> None:
-        """A park is over; `failed`: why it came to nothing."""
+        """Take note of an ended park; `failed`: why it came to nothing."""
         if move.for_kernel is None or move.is_late or not kernel.processes:
             return
         now = time.monotonic()
@@ -77,7 +78,7 @@ class FailedParks:
             self._parked.append((kernel, move, now))
 
     def _look_for_hollow(self) -> None:
-        """Whether what was parked has become free, by the first figure that can say so."""
+        """Check by the first figures that can show it whether parked memory has become free."""
         sample = self._state.gpus.sample
         for each in self._parked[:]:
             kernel, move, parked_at = each
@@ -88,9 +89,9 @@ class FailedParks:
                 self._count(kernel, move, "its memory is not free", sample.began)
 
     def _is_hollow(self, move: Move) -> bool:
-        """Whether what belongs to no kernel has grown by what was to become free, less what others were given.
+        """Return whether unmanaged memory has grown by what the park was to free, less what others were granted.
 
-        A program without a shim that took as much in the same second is taken for it: little comes of that.
+        A program without a shim that took as much in the same second is mistaken for it; that does little harm.
         """
         for uuid in move.claims.keys() & self._state.gpus.measured.keys():
             size, before = move.claims[uuid]
@@ -100,7 +101,9 @@ class FailedParks:
         return False
 
     def _unmanaged(self, uuid: str) -> int:
-        """What is in use on a GPU and none of our kernels', by their pages; less than nothing where they claim more."""
+        """Return the bytes in use on a GPU that are none of our kernels', by their pages; negative where they claim
+        more.
+        """
         gpus = self._state.gpus
         return gpus.measured[uuid].used_bytes - gpus.managed_bytes(uuid)
 

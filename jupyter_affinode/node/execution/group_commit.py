@@ -1,8 +1,8 @@
-"""A move of several processes in two steps, so that all of them move or none ("Prepared moves" in
+"""Group commit: a move of several processes in two steps, so that all of them move or none ("Prepared moves" in
 shim/src/protocol.h).
 
-`begin` sends PARK or RESUME, with MoveFlag.PREPARE where that is possible, and `Moves` gathers the replies; here is
-decided between COMMIT and ABORT. What is prepared has given nothing up, so until all are prepared each way back costs
+`begin` sends PARK or RESUME, with MoveFlag.PREPARE where that is possible, and `Moves` gathers the replies; this module
+decides between COMMIT and ABORT. A prepared process has given nothing up, so until all are prepared an abort costs
 nothing.
 """
 
@@ -28,11 +28,10 @@ SILENT = (Status.STALE, "one of the kernel's processes did not react in time (is
 
 
 def can_prepare(targets: Sequence[Process]) -> bool:
-    """Whether a move of these takes two steps.
+    """Return whether a move of these processes takes two steps.
 
-    One process alone needs no agreement, and old shims know none. A process that resumes from context depth holds its
-    GPU's lock from before its context is restored until it is resident: peers on that GPU cannot prepare
-    beside it.
+    A single process needs no agreement, and old shims know none. A process that resumes from context depth holds its
+    GPU's lock from before its context is restored until it is resident: peers on that GPU cannot prepare beside it.
     """
     return len(targets) > 1 and all(
         process.hello.flags & HelloFlag.PREPARES and process.data.depth is not Depth.CONTEXT
@@ -61,7 +60,7 @@ def begin(
 def _tell(
     kernel: KernelRecord, move: Move, targets: Sequence[Process], kind: CommandKind, lasts_s: float
 ) -> None:
-    """Send the command."""
+    """Send the command to each process."""
     is_exchange = move.exchange is not None
     flags = MoveFlag.PREPARE if move.phase is Phase.PREPARING else MoveFlag(0)
     if is_exchange or move.in_part:
@@ -84,8 +83,8 @@ def _tell(
 
 
 def advance(kernel: KernelRecord, move: Move) -> None:
-    """Decide, as soon as it can be decided: abort at the first obstacle, commit once all are prepared; those of an
-    exchange are committed together (exchanges.py).
+    """Decide as soon as possible: abort at the first obstacle, commit once all are prepared; the parks of an exchange
+    are committed together (exchanges.py).
 
     Called on each reply, on each change of the kernel's processes and before COMMIT; pages should be fresh.
     """
@@ -100,7 +99,7 @@ def advance(kernel: KernelRecord, move: Move) -> None:
 
 
 def commit(kernel: KernelRecord, move: Move) -> None:
-    """Carry out what is prepared."""
+    """Commit a prepared move."""
     if move.in_part:
         targets = [kernel.processes[key] for key in move.pending if key in kernel.processes]
         move.phase, move.decided_at = Phase.COMMITTING, time.monotonic()
@@ -110,14 +109,16 @@ def commit(kernel: KernelRecord, move: Move) -> None:
 
 
 def abort(kernel: KernelRecord, move: Move, failure: tuple[Status, str]) -> None:
-    """Abort a move that is not decided yet, for a reason that no reply and no page tells."""
+    """Abort a move that is not decided yet, for a reason that no reply and no page shows."""
     if move.phase is Phase.PREPARING:
         move.failure = failure
         _decide(kernel, move, Phase.ABORTING, CommandKind.ABORT, failure[1])
 
 
 def _decide(kernel: KernelRecord, move: Move, phase: Phase, command: CommandKind, reason: str) -> None:
-    """Tell each process that has no last answer. One that was given up may have begun: it is told, too."""
+    """Send the decision to each process without a last answer; one that was given up may have begun, so it is told
+    too.
+    """
     move.phase, move.decided_at = phase, time.monotonic()
     if move.in_part:
         move.pending.clear()  # none was told

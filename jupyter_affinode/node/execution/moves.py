@@ -1,7 +1,6 @@
 """Parks and resumes under way: all processes of a kernel together, or none.
 
-The policy decides, `Moves` tells the shims, gathers their replies and keeps what failed from being tried in
-a loop.
+The policy decides; `Moves` commands the shims, gathers their replies and keeps failed moves from being tried in a loop.
 """
 
 from __future__ import annotations
@@ -54,7 +53,9 @@ class Moves:
         observer: Observer,
         promise: Callable[[Process, int], None] = lambda process, size: None,
     ):
-        """`observer` hears of all that ended. `promise` has a process lent so much in lots as they come; 0: no more."""
+        """Prepare. `observer` is told of all that ended. `promise` reserves lots for a process, lent as they come; 0
+        ends that.
+        """
         self._state = state
         self._log = log
         self._on_change = on_change
@@ -78,9 +79,9 @@ class Moves:
     ) -> None:
         """Tell every resident process to park, and how much host memory they may take together.
 
-        `to_context`: the CUDA context too; `preempts`: although it is at work; both for one process alone.
-        `for_kernel`: the kernel that waits for the memory; `exchanges`: it comes in meanwhile; `hands_over`: and gives
-        this one its host memory.
+        `to_context`: the CUDA context too; `preempts`: although it computes; both for a single process only.
+        `for_kernel`: the kernel that waits for the memory; `exchanges`: it is resumed meanwhile; `hands_over`: and
+        hands its host memory over.
         """
         now = time.monotonic()
         kernel.host.budget_bytes = budget_bytes
@@ -109,14 +110,14 @@ class Moves:
     ) -> None:
         """Reserve the kernel's room and tell every parked process to resume.
 
-        `gpu`: on that one, on which the room is, and not where it was; for one process alone.
+        `gpu`: migrate to that GPU, where the room is; for a single process only.
         """
         targets = [process for process in kernel.connected() if process.is_parked]
         is_asked = cause is Cause.CELL and kernel.asked.resume
         self._resume(kernel, targets, needs, reason, Cause.ASKED if is_asked else cause, gpu)
 
     def take_reply(self, process: Process, reply: Reply) -> None:
-        """A shim answered; one to anything but the command under way is ignored."""
+        """Take a shim's reply; a reply to anything but the command under way is ignored."""
         kernel = self._state.kernels[process.kernel_id]
         move = kernel.move
         if move is None or move.pending.get(process.key) != reply.epoch:
@@ -133,13 +134,13 @@ class Moves:
         self._go_on(kernel, move)
 
     def process_came(self, process: Process) -> None:
-        """A process said HELLO: a park of its kernel that is not decided yet would leave it out."""
+        """Check a park of the kernel after a process said HELLO: an undecided park would leave the process out."""
         kernel = self._state.kernels[process.kernel_id]
         if kernel.move is not None:
             self._go_on(kernel, kernel.move)
 
     def process_wants(self, process: Process) -> None:
-        """A call waits: at the gate of a prepared park it is let through, and no process parks."""
+        """Abort an undecided park of which a call waits at the gate: the call is let through, and no process parks."""
         kernel = self._state.kernels[process.kernel_id]
         move = kernel.move
         if move is not None and move.parks and process.key in move.epochs:
@@ -147,7 +148,7 @@ class Moves:
             self._go_on(kernel, move)
 
     def process_gone(self, process: Process, kernel: KernelRecord) -> None:
-        """A process ended or fell silent: its reply is not waited for."""
+        """Stop waiting for the reply of a process that ended or fell silent."""
         if kernel.exchange is not None:  # it waits for others that are to leave the GPU
             self._state.refresh(time.monotonic())
             self._exchanges.advance(kernel.exchange)
@@ -172,7 +173,7 @@ class Moves:
             self._go_on(kernel, move)
 
     def look_at_promises(self, node: Node, now: float) -> None:
-        """Count the parks that last too long and the room that is not taken; `node` is what was decided on last."""
+        """Count the parks that last too long and the room that is not taken; `node` is the last snapshot."""
         self._failed_parks.look(node, now)
         self._unused_room.look(now)
 
@@ -187,12 +188,11 @@ class Moves:
         found_less: bool = False,
         figures: Mapping[str, int] | None = None,
     ) -> None:
-        """A park cannot be: remember why, tell the client that asked, and leave the kernel alone for a while.
+        """Record why a kernel cannot be parked, answer the client that asked, and leave the kernel alone for a while.
 
-        For want of host memory, until there is more of it.
-
-        One that was tried and asked for is decided on again first: what it lacks is known better now.
-        `found_less`: its processes found less host memory than there is by all that we know. `figures`: of the reason.
+        For lack of host memory that lasts until there is more of it. A park that was asked for and tried is decided on
+        again first: what it lacks is known better now. `found_less`: its processes found less host memory than there is
+        by all that we know. `figures`: of the reason.
         """
         now = time.monotonic()
         may_pass = status is Status.BUSY or (status is Status.NO_HOST_ROOM and was_tried)
@@ -216,20 +216,20 @@ class Moves:
         self.end_park_wish(kernel, Outcome(status, slug, reason))
 
     def for_whom(self, kernel: KernelRecord, other_id: str | None) -> dict[str, str]:
-        """Whose the kernel is that this one makes room for, as its user is told; {} if that is not known."""
+        """Return which user this kernel was parked for, as its own user is told; {} if that is not known."""
         request = self._state.room_requests.get(other_id or "")
         other = self._state.kernels.get(other_id or "") if request is None else request.record
         return {} if other is None else {"for": whose(kernel, other)}
 
     def end_park_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:
-        """Tell the client that asked for a park. Whatever came of it, a kernel without processes has ended."""
+        """Answer the client that asked for a park; a kernel without processes has ended, whatever came of the park."""
         kernel.asked.park = None
         done, kernel.asked.park_done = kernel.asked.park_done, None
         if done is not None:
             done.set_result(outcome if kernel.processes else KERNEL_ENDED)
 
     def end_resume_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:
-        """Tell the client that asked for a resume, as above."""
+        """Answer the client that asked for a resume, in the same way."""
         kernel.asked.resume = False
         done, kernel.asked.resume_done = kernel.asked.resume_done, None
         if done is not None:
@@ -270,7 +270,7 @@ class Moves:
         self._resume(kernel, targets, needs, reason, cause, exchange=exchange)
 
     def _go_on(self, kernel: KernelRecord, move: Move) -> None:
-        """Decide on a move in two steps if that is due; finish what has ended everywhere."""
+        """Decide on a move in two steps if that is due; finish a move that has ended in every process."""
         if move.phase is Phase.PREPARING:
             self._state.refresh(time.monotonic())
             together.advance(kernel, move)
@@ -300,7 +300,7 @@ class Moves:
         self._on_change()
 
     def _look_where_it_is(self, kernel: KernelRecord, move: Move) -> None:
-        """Return where a migrated kernel is by its page: users are told that, and not what was wished."""
+        """Correct a migration's target by the kernel's page: users are told where the kernel is."""
         found = kernel.main_gpu()
         if move.gpu is None or found in ("", move.gpu):
             return
@@ -348,7 +348,7 @@ class Moves:
         )
 
     def _bring_back(self, kernel: KernelRecord, move: Move, why: str) -> None:
-        """Undo a park in those processes that carried it out although others did not."""
+        """Undo a park in the processes that carried it out although others did not."""
         parked = [
             process for process in kernel.connected() if process.key in move.epochs and process.is_parked
         ]
@@ -394,7 +394,7 @@ class Moves:
             self.end_resume_wish(kernel, Outcome(status, SLUGS[status], text))
 
     def _stays_off(self, kernel: KernelRecord, gpu: str, text: str, now: float) -> None:
-        """It could not come back on another GPU, and is parked as before: at home it may be served at once."""
+        """Note that a migration failed. The kernel is parked as before, and may be resumed at home at once."""
         pause = kernel.failures.migration.setdefault(gpu, Backoff()).fail(now)
         kernel.because(text, Cause.FAILED)
         self._log.warning(

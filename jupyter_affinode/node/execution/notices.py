@@ -1,7 +1,7 @@
-"""What users are told of what the controller does to their kernels, in plain words and not too often.
+"""Notices: what users are told about moves of their kernels, in plain words and not too often.
 
-A notice is for users who may see its kernel, or for all where it is about the machine. No user is named: others
-are "another user". Nothing is kept: a client that does not listen then reads the kernel's state instead.
+A notice is for users who may see its kernel, or for all where it is about the machine. No user is named: others are
+"another user". Nothing is stored: a client that was not listening reads the kernel's state instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOOKS_APART_S = 1.0
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing to tell."""
+    """One message for users."""
 
     kind: NoticeKind
     level: str  # "info" or "warning"
@@ -36,7 +36,7 @@ class Notice:
     args: Mapping[str, Any] = field(default_factory=dict)  # what a sentence about it needs, beside the text
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return it for JSON."""
         return {
             "kind": self.kind,
             "level": self.level,
@@ -47,7 +47,7 @@ class Notice:
 
 
 class Notices(Observer):
-    """An observer that makes notices of what it hears."""
+    """An observer that makes notices of what is reported to it."""
 
     def __init__(self, state: NodeState, tell: Callable[[Notice], None]):
         self._state = state
@@ -56,7 +56,7 @@ class Notices(Observer):
         self._told: dict[tuple[str, str], float] = {}  # when, by kind and kernel or GPU
 
     def move_ended(self, kernel: KernelRecord, ended: MoveEnded) -> None:
-        """Told: that its memory had to go for others, that it came back elsewhere, and that it could not."""
+        """Tell that a kernel was parked for others, that it migrated, or that its resume failed."""
         if ended.parks and ended.outcome == "ok":
             why = self._why_parked(kernel, ended)
             if why is not None:
@@ -75,7 +75,7 @@ class Notices(Observer):
             self._tell(Notice(NoticeKind.RESUME_FAILED, "warning", text, kernel.id, args))
 
     def park_refused(self, kernel: KernelRecord, slug: Refusal, was_tried: bool) -> None:
-        """Told: why it stays although others wait. Being at work is no news."""
+        """Tell why a kernel stays although others wait; a kernel that computes is no news."""
         if slug in EVERYDAY_REFUSALS:
             return
         if kernel.asked.park is not None:
@@ -85,7 +85,7 @@ class Notices(Observer):
         self._tell(Notice(NoticeKind.REFUSED, "info", text, kernel.id, args))
 
     def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
-        """Told: that an allocation fails, and that waiting would not help."""
+        """Tell that an allocation fails and that waiting would not help."""
         if not answered.granted:
             size = bytes_in_words(answered.bytes)
             text = f"asked for {size} more GPU memory, which cannot become free: it runs out of memory there."
@@ -93,7 +93,7 @@ class Notices(Observer):
             self._tell(Notice(NoticeKind.NO_ROOM, "warning", text, kernel.id, args))
 
     def looked(self, now: float, queue: Sequence[Waiter]) -> None:
-        """Tell that memory runs low, and which processes are stuck. The place in the queue is in the kernel's state."""
+        """Tell that memory runs low, and which processes are stuck; a kernel's own state has its place in the queue."""
         if now - self._looked_at < LOOKS_APART_S:
             return
         self._looked_at = now
@@ -129,7 +129,7 @@ class Notices(Observer):
                 self._tell(Notice(NoticeKind.STUCK, "warning", text, kernel.id, args), again_s=0.0)
 
     def _why_parked(self, kernel: KernelRecord, ended: MoveEnded) -> str | None:
-        """Why its memory went, if it is not what its own user asked for or set."""
+        """Return why it was parked; None if its own user asked for that or set it."""
         if ended.cause is Cause.ROOM:
             return f"to make room for {self._who(kernel, ended.for_kernel)}"
         if ended.cause is Cause.TIME_SLICE:
@@ -141,17 +141,17 @@ class Notices(Observer):
         return None
 
     def _gpu(self, uuid: str) -> str:
-        """A GPU by its number, for users."""
+        """Return a GPU by its number, for users."""
         gpu = self._state.gpus.measured.get(uuid)
         return "another GPU" if gpu is None else f"GPU {gpu.index}"
 
     def _index(self, uuid: str | None) -> int | None:
-        """A GPU's number; None where NVML does not know it."""
+        """Return a GPU's number; None where NVML does not know it."""
         gpu = self._state.gpus.measured.get(uuid or "")
         return None if gpu is None else gpu.index
 
     def _for(self, kernel: KernelRecord, other_id: str | None) -> dict[str, str]:
-        """Whose the kernel is that it made room for; {} if that is not known."""
+        """Return which user a kernel was parked for; {} if that is not known."""
         other = self._state.kernels.get(other_id) if other_id is not None else None
         return {} if other is None else {"for": whose(kernel, other)}
 
@@ -160,7 +160,7 @@ class Notices(Observer):
         return words.get(self._for(kernel, other_id).get("for", ""), "another notebook")
 
     def _tell(self, notice: Notice, about: str | None = None, *, again_s: float = SAME_AGAIN_S) -> None:
-        """Tell it, unless much the same was told a moment ago."""
+        """Send a notice, unless much the same was sent a moment ago."""
         now = time.monotonic()
         key = notice.kind, about if about is not None else notice.kernel_id or ""
         if now - self._told.get(key, -again_s) < again_s:

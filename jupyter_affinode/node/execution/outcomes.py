@@ -1,4 +1,4 @@
-"""How a move ended, from the shims' replies and their pages."""
+"""Outcomes of moves, from the shims' replies and their pages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PLAIN = {
 
 
 def failure(move: Move, kernel: KernelRecord) -> tuple[Status, str] | None:
-    """What kept the move from being done in every process that still lives; None if nothing did."""
+    """Return why the move was not done in every process that still lives; None if it was."""
     if move.failure is not None:
         status, said = move.failure
         return status, said or PLAIN[status]
@@ -56,7 +56,7 @@ def failure(move: Move, kernel: KernelRecord) -> tuple[Status, str] | None:
 
 
 def summary(kernel: KernelRecord, move: Move, failed: tuple[Status, str] | None, now: float) -> MoveEnded:
-    """A move that is over, for the observer; the pages are fresh."""
+    """Return an ended move as the observer is told; the pages are fresh."""
     done = [reply for reply in move.replies.values() if reply.status is Status.OK]
     is_context = kernel_depth(kernel) is Depth.CONTEXT if move.parks else move.from_context
     return MoveEnded(
@@ -74,13 +74,13 @@ def summary(kernel: KernelRecord, move: Move, failed: tuple[Status, str] | None,
 
 
 def in_words(move: Move, status: Status) -> str:
-    """What the shims said, in plain words."""
+    """Return what the shims reported, in plain words."""
     said = next((reply.text for reply in move.replies.values() if reply.status is status and reply.text), "")
     return said or PLAIN[status]
 
 
 def is_lost(move: Move, process: Process | None, now: float) -> bool:
-    """Whether a process's last word will not come, or is not worth waiting for."""
+    """Return whether a process's last reply will not come, or is not worth waiting for."""
     since = move.began if move.decided_at is None else move.decided_at
     if process is None or now - since > MOVE_LASTS_S:
         return True
@@ -96,12 +96,12 @@ def is_lost(move: Move, process: Process | None, now: float) -> bool:
 
 
 def _is_where_it_should_be(move: Move, process: Process) -> bool:
-    """Whether the page says that the move was carried out."""
+    """Return whether the page shows that the move was carried out."""
     return process.is_parked if move.parks else process.data.state is State.RESIDENT
 
 
 def count_failed_resumes(kernel: KernelRecord, move: Move) -> None:
-    """Remember processes that could not be resumed for a reason that will not pass by itself."""
+    """Count the processes that could not be resumed for a reason that will not pass by itself."""
     for key, reply in move.replies.items():
         process = kernel.processes.get(key)
         if process is None:

@@ -1,4 +1,4 @@
-"""The parts of a controller that carry on what was begun."""
+"""The parts of a controller that carry out what was begun."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .user_requests import Wishes
 
 @dataclass(frozen=True)
 class Parts:
-    """`Effects` sets them going, `Shims` brings them what the shims say to it."""
+    """The parts that `Effects` starts and that `Shims` passes messages to."""
 
     moves: Moves
     cache_drops: CacheDrops

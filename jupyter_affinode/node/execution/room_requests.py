@@ -1,4 +1,4 @@
-"""Requests for room before a kernel needs it (`POST /room`): taken, told how they stand, answered."""
+"""Requests for room ahead of need (`POST /room`): taken, reported on, answered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RoomRequests:
     """One request of each user; a second one replaces the first."""
 
     def __init__(self, state: NodeState, log: logging.Logger, look: Callable[[], None]):
-        """`look`: have a new look at the GPUs' figures, and decide anew."""
+        """Prepare; `look` reads the GPUs' figures anew, and has the policy decide again."""
         self._state = state
         self._log = log
         self._look = look
@@ -41,8 +41,9 @@ class RoomRequests:
         *,
         may_raise: bool,
     ) -> RequestedRoom:
-        """Begin to wait for `size` bytes on one GPU. `priority` lowers the user's class; with `may_raise` it is the
-        class, unless a setting names the user.
+        """Begin to wait for `size` bytes on one GPU; return the request.
+
+        `priority` lowers the user's class; with `may_raise` it is the class, unless a setting names the user.
         """
         number = next(self._numbers)
         record = KernelRecord(f"{PREFIX}{number}")
@@ -80,7 +81,7 @@ class RoomRequests:
             self._look()
 
     def carry_out(self, request: RequestedRoom, action: Action) -> None:
-        """Answer a request as the policy says."""
+        """Answer a request as the policy decided."""
         if isinstance(action, GrantRoom):
             count = len(request.parked)
             parked = f", {count} idle kernel{' was' if count == 1 else 's were'} parked" if count else ""
@@ -99,7 +100,7 @@ class RoomRequests:
             request.parked[kernel.id] = sum(gpu.resident_bytes for gpu in kernel.by_gpu().values())
 
     def tell(self, outlooks: Mapping[str, Outlook], now: float) -> None:
-        """Tell each waiting request how it stands, if that has changed."""
+        """Tell each waiting request its status, if that has changed."""
         for request in self._state.room_requests.values():
             line = self._line(request, outlooks, now)
             if _lasting(line) != _lasting(request.line):
@@ -140,13 +141,13 @@ class RoomRequests:
         return f"{which} being parked to free {bytes_in_words(sum(moving.values()))}"
 
     def _is_on_gpu(self, kernel: KernelRecord) -> bool:
-        """Whether a kernel's memory is there still, or the GPU's figures are older than its park."""
+        """Return whether a kernel's memory is still on the GPU, or the GPU's figures are older than its park."""
         sample = self._state.gpus.sample
         is_late = sample is not None and sample.began <= kernel.last_move.ended_at
         return kernel.residency is not Residency.PARKED or is_late
 
     def _said(self, text: str) -> str:
-        """Return a text for users, with a word of what kind of GPU it is about."""
+        """Return a text for users, marked if the GPU is simulated."""
         simulated = any(gpu.is_simulated for gpu in self._state.gpus.measured.values())
         return f"{text} (simulated GPU)" if simulated and text else text
 

@@ -1,7 +1,7 @@
-"""Parked memory on its way to disk: what the policy chose is told to the shims, and what comes of it is learnt.
+"""Spills under way: passes the policy's choice to the shims, and learns from the results.
 
-The shim writes, and ends it by itself as soon as a call waits for the GPU. A user's request for the GPU, which no call
-waits for, it is told of here. Whatever was not written by then is still in host memory.
+The shim writes, and stops by itself as soon as a call waits for the GPU. A user's request for the GPU, which no call
+waits for, is passed to it here. Whatever was not written by then is still in host memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..state.records.process import Process
 from ..state.registry import NodeState
 
 BEGINS_WITHIN_S = 2.0
-STALLED_S = 10.0  # nothing was seen to be written for so long: others do not wait for it any more
+STALLED_S = 10.0  # without progress for so long, others do not wait for it any more
 GIVEN_UP_S = 60.0  # after that its answer is not waited for either
 
 
@@ -37,7 +37,7 @@ class Spills:
         self._observer = observer
 
     def begin(self, kernel: KernelRecord, action: Spill) -> None:
-        """Tell the kernel's processes how much each is to write, or to forget what they only keep on disk."""
+        """Tell the kernel's processes how much each is to write, or to drop what they only retain on disk."""
         now, left = time.monotonic(), action.bytes
         before = on_disk_bytes(kernel)
         spill = kernel.host.spill = SpillRecord(now, action.bytes, before, kernel.wants_since is not None)
@@ -59,7 +59,7 @@ class Spills:
         self._end_if_done(kernel)
 
     def take_reply(self, process: Process, reply: Reply) -> None:
-        """A process has written what it was told to, or could not."""
+        """Take the reply of a process that has written what it was told to, or could not."""
         kernel = self._state.kernels[process.kernel_id]
         spill = kernel.host.spill
         if spill is None or spill.pending.get(process.key) != reply.epoch:
@@ -72,7 +72,7 @@ class Spills:
         self._end_if_done(kernel)
 
     def look(self, now: float) -> None:
-        """End what is not wanted any more, and wait no longer for what is gone or makes no progress."""
+        """End spills that are not wanted any more, and stop waiting for those that are gone or make no progress."""
         for kernel in self._state.kernels.values():
             spill = kernel.host.spill
             if spill is None:

@@ -1,8 +1,8 @@
-"""Sees which room was reserved for kernels that did not take it, and says so in the log.
+"""Unused room: finds room that was reserved for kernels which did not take it, and logs that.
 
-While it was theirs, others waited for it. So the kernels of such a user are given no room for a second, and for twice
-as long each time (user_back_off.py): a user with many processes that never take what they ask for keeps others waiting
-for seconds now and then, and an honest kernel that was stopped in a bad moment hardly notices.
+While it was reserved, others waited for it. So the kernels of such a user get no room for a second, and twice as long
+each time (user_back_off.py). A user with many processes that never take what they ask for keeps others waiting for
+seconds now and then; an honest kernel that was stopped at a bad moment hardly notices.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ PROMPT_S = 1.0  # a resume that fails sooner keeps hardly anything from others
 
 
 class UnusedRoom:
-    """Fills the state's back-off of users that do not take their room; asked by `Moves`."""
+    """Fills the state's back-off of users that do not take their room, for `Moves`."""
 
     def __init__(self, state: NodeState, log: logging.Logger):
         self._state = state
         self._log = log
 
     def look(self, now: float) -> None:
-        """Count the reservations that nothing came of; others may have the room by now."""
+        """Count the expired reservations; others may have the room by now."""
         expired, self._state.reservations.expired = self._state.reservations.expired, []
         for entry in expired:
             kernel = self._state.kernels.get(entry.kernel_id)
@@ -38,7 +38,7 @@ class UnusedRoom:
                 self._count(kernel, entry, now)
 
     def resume_failed(self, kernel: KernelRecord, reserved: list[Reserved], now: float) -> None:
-        """Count a resume that was not done, unless it failed at once or had taken its room."""
+        """Count a failed resume, unless it failed at once or had taken its room."""
         is_unused = reserved and not any(entry.is_borne_out for entry in reserved)
         if is_unused and now - reserved[0].began > PROMPT_S:
             self._count(kernel, reserved[0], now)

@@ -1,4 +1,4 @@
-"""What users ask for: park now, resume now, hold, release; by the API and by magics in the kernel."""
+"""Users' requests: park now, resume now, hold, release; by the API and by magics in the kernel."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Done = asyncio.Future[Outcome]
 
 
 class Wishes:
-    """Takes wishes; the next decision sees them."""
+    """Takes users' requests; the next decision sees them."""
 
     def __init__(self, state: NodeState, moves: Moves, log: logging.Logger, on_change: Callable[[], None]):
         self._state = state
@@ -45,11 +45,11 @@ class Wishes:
         self._on_change = on_change
 
     def park(self, kernel: KernelRecord) -> Done:
-        """Free the kernel's GPU now, open cell or not; ends a hold and a wish to have it back. The future tells how it
-        went; a second request meanwhile gets the same, so it is never to be cancelled.
+        """Ask for the kernel's park now, open cell or not; ends a hold and a request to resume. Return a future of the
+        outcome, the same for all requests meanwhile: never cancel it.
 
-        A kernel that is parked and waits in the queue for a call of its own stays there, and that is said: only an
-        interrupt takes a call back.
+        A kernel that is parked and waits in the queue for a call of its own stays there, and the outcome tells that:
+        only an interrupt ends the call.
         """
         was_wanted = kernel.asked.resume
         self._moves.end_resume_wish(
@@ -74,7 +74,9 @@ class Wishes:
         return done
 
     def resume(self, kernel: KernelRecord) -> Done:
-        """Get the kernel's GPU back as soon as there is room; it waits in the queue. The future as above."""
+        """Ask for the kernel's resume as soon as there is room; it waits in the queue. Return a future of the outcome,
+        as `park` does.
+        """
         if kernel.residency in (Residency.NONE, Residency.RESIDENT) and not any(
             process.is_parked for process in kernel.processes.values()
         ):
@@ -92,7 +94,7 @@ class Wishes:
         return done
 
     def hold(self, kernel: KernelRecord, duration_s: float | None) -> str:
-        """Keep the kernel on the GPU for a while; returns it in words. Raises HoldRefused."""
+        """Hold the kernel on the GPU for a while; return that in words. Raises HoldRefused."""
         settings: Settings = self._state.settings
         lasts, now = min(duration_s or HOLD_DEFAULT_S, settings.hold_max_s), time.monotonic()
         check_hold(kernel, self._state.kernels.values(), settings, now)
@@ -104,14 +106,14 @@ class Wishes:
         return f"the GPU is kept for {duration_in_words(lasts)}{limit}"
 
     def release(self, kernel: KernelRecord) -> str:
-        """End a hold."""
+        """End a hold; return that in words."""
         was_held, kernel.held_until = kernel.held_until is not None, None
         self._on_change()
         return "the GPU is no longer kept" if was_held else "the GPU was not kept"
 
     def cancel(self, kernel: KernelRecord, group: ProcessGroup | None = None) -> None:
-        """The user interrupted: waiting calls in the processes that the signal reaches fail, until the cell ends or for
-        5 s.
+        """Have waiting calls fail in the processes that the user's interrupt reaches, until the cell ends or
+        for 5 s.
         """
         lasts = CANCEL_LASTS_S if kernel.cell.is_open else UNTRACKED_CANCEL_LASTS_S
         if kernel.cell.is_tracked and not kernel.cell.is_open:
@@ -125,7 +127,7 @@ class Wishes:
         self._on_change()
 
     def end_cancel(self, kernel: KernelRecord) -> None:
-        """The interrupted cell ended: calls may wait again."""
+        """Let calls wait again: the interrupted cell ended."""
         if kernel.is_cancelling:
             kernel.is_cancelling = False
             for process in kernel.connected():
@@ -133,7 +135,7 @@ class Wishes:
                     process.connection.command(CommandKind.CANCEL_END)
 
     def dying(self, kernel: KernelRecord, group: ProcessGroup | None = None) -> None:
-        """The processes that signals reach are about to be ended: they must not wait for the GPU any more."""
+        """Tell the processes that a signal is about to end that they must not wait for the GPU any more."""
         self._log.info("%s is being shut down", kernel.id)
         for process in reached(kernel.connected(), group):
             process.said_dying = True
@@ -142,7 +144,7 @@ class Wishes:
         self._on_change()
 
     def take_request(self, process: Process, request: Request, text: Callable[[KernelRecord], str]) -> None:
-        """A magic asks; its RESULT is sent when it is done. `text` gives the kernel's state in words."""
+        """Take a magic's request; its RESULT is sent when it is done. `text` returns the kernel's state in words."""
         kernel = self._state.kernels[process.kernel_id]
         if process.open_requests >= OPEN_REQUESTS_MAX:
             return _answer(process, request, Status.REFUSED, "too many requests at once")
@@ -161,13 +163,14 @@ class Wishes:
             _answer(process, request, Status.OK, text(kernel))
 
     def ended(self, kernel: KernelRecord) -> None:
-        """The kernel was shut down: clients that still wait for its move are told so."""
+        """Answer the clients that wait for a move of a kernel that was shut down."""
         for end in (self._moves.end_park_wish, self._moves.end_resume_wish):
             end(kernel, KERNEL_ENDED)
 
     def look_for_fulfilled(self, kernel: KernelRecord) -> None:
-        """End wishes that came true in another way: a shim resumed by itself, a process with memory ended; and those
-        that cannot come true any more.
+        """End requests that were fulfilled in another way, or cannot be fulfilled any more.
+
+        A shim resumed by itself, say, or a process with memory ended.
         """
         if kernel.asked.resume_done is not None and kernel.residency in (Residency.RESIDENT, Residency.NONE):
             parked = any(process.data.state is State.PARKED for process in kernel.processes.values())
@@ -193,7 +196,9 @@ class Wishes:
 
 
 def _parked_already(kernel: KernelRecord, *, was_wanted: bool) -> Outcome:
-    """Return what a park is to a parked kernel, or a partly parked one; `was_wanted`: a wish asked for the GPU."""
+    """Return the outcome of a request to park a kernel that is parked, or in part; `was_wanted`: a request to resume
+    was open.
+    """
     if not any(process.data.state is State.QUEUED for process in kernel.connected()):
         withdrawn = "; it waited in the queue by a wish alone, which is withdrawn" if was_wanted else ""
         return Outcome(Status.NOTHING, None, f"already parked{withdrawn}")
@@ -227,8 +232,8 @@ class HoldRefused(Exception):
 def check_hold(kernel: KernelRecord, kernels: Iterable[KernelRecord], settings: Settings, now: float) -> None:
     """Raise HoldRefused if its owner may not hold this kernel beside `kernels` (all users').
 
-    One that is held already may have its end put off: that takes no more of the quota. So no user gets more
-    by asking twice, and a kernel that grows while it is held stays held until its end.
+    A kernel that is held already may be held for longer: that takes no more of the quota. So no user gets more by
+    asking twice, and a kernel that grows while it is held stays held until the hold ends.
     """
     is_held = kernel.held_until is not None and kernel.held_until > now
     if settings.hold_bytes_max is None or is_held:
@@ -258,7 +263,7 @@ def _bytes(kernel: KernelRecord) -> int:
 # ---- which processes a signal to a kernel reaches
 #
 # Interrupts and ends of a kernel concern the process group that it was started in. A job in a session of its own goes
-# on, and what is said of a kernel that was restarted since does not reach the new processes: they have another group.
+# on. A late message about a kernel that was restarted since does not reach the new processes: they have another group.
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Which controller serves: one for a socket, and one for each GPU, by locks held for life.
+"""Election: one controller serves a socket, and one serves each GPU, by locks held for life.
 
-A lock is held by an open file, so it ends with its process however that ends. The files of GPUs go with the
+A lock is held by an open file, so it ends with its process however that ends. The files of GPUs are removed by the
 controller, or, if that was killed, at the next one's start: each simulated machine has GPUs of its own.
 """
 
@@ -17,12 +17,12 @@ from .handover import serves_gpu
 
 LOCK_NAME = "node.lock"
 GPU_LOCKS = "serves-*.lock"
-LOOK_S = 0.2  # how long a lock may be taken by a process that only looks whether it is held
+LOOK_S = 0.2  # how long a process may hold a lock that only checks it
 TRY_EVERY_S = 0.005
 
 
 class AlreadyServed(Exception):
-    """Another controller serves this socket; `holder` says which."""
+    """Another controller serves this socket; `holder` names it."""
 
     def __init__(self, path: Path):
         self.holder = _holder(path)
@@ -30,15 +30,15 @@ class AlreadyServed(Exception):
 
 
 class GpuServed(Exception):
-    """Another controller, of another socket, serves this GPU; the message says which."""
+    """Another controller, of another socket, serves this GPU; the message names it."""
 
 
 class Election:
     """The locks of one controller."""
 
     def __init__(self, socket: Path, gpu_folder: Path | None = None, *, is_machines: bool = False):
-        """`gpu_folder` is one for all controllers of the user, whatever their sockets. `is_machines`: this is the
-        controller of all users, to which others give way (`handover`).
+        """Prepare. `gpu_folder` is one for all controllers of the user, whatever their sockets. `is_machines`: this is
+        the controller of all users, to which others give way (`handover`).
         """
         self._socket = socket
         self._is_machines = is_machines
@@ -52,7 +52,7 @@ class Election:
             raise AlreadyServed(path)
 
     def serve_gpu(self, uuid: str) -> None:
-        """Become the one controller of a GPU; again is fine. Raises GpuServed."""
+        """Become the one controller of a GPU, or stay it. Raises GpuServed."""
         if not self._is_machines:
             environment.make_folder(self._gpu_folder)
             if serves_gpu(uuid):
@@ -76,18 +76,20 @@ class Election:
             if time.monotonic() > until:
                 return False
             time.sleep(TRY_EVERY_S)
-        with contextlib.suppress(OSError):  # which it is, for people: a full disk is no reason not to serve
+        with contextlib.suppress(
+            OSError
+        ):  # it is only informative: a full disk does not keep the controller from serving
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} ({self._socket})\n".encode())
         self._files[path] = descriptor
         return True
 
     def is_intact(self) -> bool:
-        """Whether the lock files are still where others look for them."""
+        """Return whether the lock files are still where others look for them."""
         return all(_is_at(path, descriptor) for path, descriptor in self._files.items())
 
     def close(self) -> None:
-        """Let others serve."""
+        """Release the locks, so that others may serve."""
         for path, descriptor in self._files.items():
             if path.name != LOCK_NAME and _is_at(path, descriptor):
                 with contextlib.suppress(OSError):
@@ -97,7 +99,7 @@ class Election:
 
 
 def _locked(path: Path, flags: int = 0) -> int | None:
-    """Lock the file at `path`; its descriptor, or None if another process holds it or has just removed it."""
+    """Lock the file at `path`; return its descriptor, or None if another process holds it or has just removed it."""
     # Sticky: systemd-tmpfiles does not remove it from /tmp, however old it is.
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o1600)
     try:

@@ -1,10 +1,10 @@
-"""One authority over each GPU while users' own controllers give way to the machine's.
+"""Handover: users' own controllers give way to the machine's, so that each GPU has one controller.
 
-A user's controller at the usual place ends as soon as the machine's answers; its shims and clients then find
-that one by themselves, as after any end of a controller. One at another place, which they would not leave,
-is refused the GPUs that the machine's serves. The machine's decides nothing before the users' locks on the
-GPUs are free. Any user can hold a lock: one who does not let go in time is not waited for, and
-what their kernels have on the GPU then counts as that of foreign programs.
+A user's controller at the usual place ends as soon as the machine's answers; its shims and clients then find that one
+by themselves, as after any end of a controller. At another place, which its clients would not leave, it is refused the
+GPUs that the machine's controller serves. The machine's controller decides nothing before the users' locks on the GPUs
+are free. Any user can hold a lock: after a time it is not waited for, and that user's memory on the GPU then counts as
+unmanaged.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ FOLDER_NAME = re.compile(r"affinode-(\d+)")
 
 
 def machine_answers() -> bool:
-    """Whether the machine's own controller, run by root or by us, listens now."""
+    """Return whether the machine's own controller, run by root or by us, listens now."""
     return environment.listens(environment.NODE_SOCKET)
 
 
 def gives_way(own_socket: Path) -> bool:
-    """Whether a user's controller must end: the machine's answers, and no client looks for ours then."""
+    """Return whether a user's controller must end: the machine's answers, and no client looks for ours then."""
     is_usual = own_socket.name == environment.SOCKET_NAME and own_socket.parent in environment.user_folders()
     return is_usual and machine_answers()
 
 
 def serves_gpu(uuid: str) -> bool:
-    """Whether the machine's controller serves a GPU now."""
+    """Return whether the machine's controller serves a GPU now."""
     return environment.NODE_SOCKET.with_name(f"serves-{uuid}.lock").exists() and machine_answers()
 
 
 def users_who_serve(uuids: Collection[str]) -> list[str]:
-    """The users' controllers that serve one of these GPUs now, in words."""
+    """Return the users' controllers that serve one of these GPUs now, in words."""
     locks = [folder / f"serves-{uuid}.lock" for folder in _users_folders() for uuid in uuids]
     return [holder for lock in locks if (holder := _holder(lock)) is not None]
 
@@ -64,7 +64,7 @@ class Standby:
         self._told: list[str] = []
 
     def look(self, now: float, uuids: Collection[str] | None) -> bool:
-        """Whether it is over; asks the locks now and then, and never again once it is.
+        """Return whether it is over; check the locks now and then, and never again once it is.
 
         `uuids` are the GPUs that NVML sees; None as long as it has not answered.
         """
@@ -90,7 +90,7 @@ class Standby:
         return self.is_over
 
     def _ask(self, uuids: Collection[str]) -> None:
-        """Ask on a thread: a user's folder may be a file system of that user's, which need not answer."""
+        """Check the locks on a thread: a user's folder may be a file system of that user's, which need not answer."""
         if self._asking is None or not self._asking.is_alive():
             self._asking = threading.Thread(target=self._find_holders, args=(uuids,), daemon=True)
             self._asking.start()
@@ -101,7 +101,7 @@ class Standby:
 
 
 def _users_folders() -> list[Path]:
-    """One a user, so that no user can make us look at more; none where the folder above cannot be read."""
+    """Return one folder a user, so that no user can make us look at more; [] where the folder above cannot be read."""
     folders: list[Path] = []
     try:
         entries = list(os.scandir(USERS_FOLDERS))
@@ -121,7 +121,7 @@ def _users_folders() -> list[Path]:
 
 
 def _holder(lock: Path) -> str | None:
-    """The holder of a lock in words; None if it is free, or not a regular file, as locks of controllers are."""
+    """Return the holder of a lock in words; None if it is free, or not a regular file, as locks of controllers are."""
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""What happens, as it is remembered: an observer of the controller that measures, counts and writes the ledger."""
+"""History's observer: measures, counts and writes the ledger."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KERNELS_WRITTEN_EVERY_S = 60.0  # as exact is what is known of a kernel whose en
 
 
 class EventKind(str, Enum):
-    """What a row of the ledger's `events` is about."""
+    """The subject of a row of the ledger's `events`."""
 
     PARK = "park"
     RESUME = "resume"
@@ -36,16 +36,16 @@ class EventKind(str, Enum):
 
 
 class Figures(Protocol):
-    """Takes what was measured, for the metrics."""
+    """Takes measurements for the metrics."""
 
     def waited(self, ended: WaitEnded) -> None:
-        """A wait ended."""
+        """Take a wait that ended."""
 
     def metered(self, seen: Seen, gpu: str, sums: ByteSeconds) -> None:
-        """What a kernel held of a GPU since the last look."""
+        """Take what a kernel held of a GPU since the last look."""
 
     def seen(self, kernels: Sequence[Seen], now: float) -> None:
-        """Every kernel that uses CUDA, as it is now."""
+        """Take every kernel that uses CUDA, as it is now."""
 
 
 class History(Observer):
@@ -60,7 +60,7 @@ class History(Observer):
         with_names: bool = False,
         wall: Callable[[], float] = time.time,
     ):
-        """`with_names`: the notebook's name, path and server are written too."""
+        """Prepare. `with_names`: the notebook's name, path and server are written too."""
         self.ledger = ledger
         self._state = state
         self._figures = figures
@@ -129,18 +129,18 @@ class History(Observer):
         self._write(EventKind.END, kernel, cause=cause.value, outcome="asked")
 
     def as_json(self) -> dict[str, Any]:
-        """Whether history is kept, for the API."""
+        """Return whether history is kept, for the API."""
         problem = None if self.ledger is None else self.ledger.problem
         return {"kept": self.ledger is not None, "problem": problem}
 
     def close(self) -> None:
-        """The controller ends; the kernels live on."""
+        """Write the last measurements, as the controller ends; the kernels live on."""
         if self.ledger is not None:
             self.measure_now()
             self.ledger.close(self._wall())
 
     def measure_now(self) -> None:
-        """Look, whenever the last look was."""
+        """Measure, whenever the last look was."""
         self._measure(time.monotonic())
 
     # ---- measuring
@@ -174,8 +174,10 @@ class History(Observer):
         )
 
     def _gpus(self, kernel: KernelRecord) -> dict[str, tuple[int, int]]:
-        """Bytes held and parked by GPU. One that NVML does not know is "", and no kernel has more than a GPU has: pages
-        may say anything, and reports are for all users.
+        """Return bytes held and parked by GPU.
+
+        A GPU that NVML does not know is "", and no kernel counts more than a GPU has: pages may claim anything, and
+        reports are for all users.
         """
         sizes = self._state.gpus.sizes
         largest = max((sizes or {}).values(), default=LARGEST_BYTES)
@@ -192,7 +194,7 @@ class History(Observer):
     # ---- writing
 
     def _write_kernels(self, ledger: Ledger, seen: Sequence[Seen], now: float, wall: float) -> None:
-        """Kernels that came and went; now and then all, so that it is known until when they lived."""
+        """Write the kernels that came and went; now and then all, so that it is known until when they lived."""
         is_due = now - self._kernels_written_at >= KERNELS_WRITTEN_EVERY_S
         if is_due:
             self._kernels_written_at = now
@@ -272,7 +274,7 @@ class History(Observer):
         self.ledger.event(row)
 
     def _user(self, kernel: KernelRecord) -> str:
-        """Whose kernel it is; remembered for the waits that end because it is gone."""
+        """Return the kernel's user; remembered for the waits that end because the kernel is gone."""
         user = self._users[plain(kernel.id)] = plain(owner_of(kernel))
         if self.ledger is not None:
             self.ledger.user(user, plain(owner_name(kernel)))
@@ -280,12 +282,12 @@ class History(Observer):
 
 
 def owner_name(kernel: KernelRecord) -> str:
-    """The same for users."""
+    """Return the kernel's user as users see it."""
     return (kernel.account.name or kernel.account.owner) if kernel.account.owner else own_name()
 
 
 def plain(text: str) -> str:
-    """Text that every file takes: JSON may carry halves of surrogate pairs."""
+    """Return text that every file takes: JSON may carry halves of surrogate pairs."""
     return text.encode("utf-8", "replace").decode()
 
 

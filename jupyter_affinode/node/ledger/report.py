@@ -26,7 +26,7 @@ _DAY_OF_EVENT = "CAST(at / 86400 AS INTEGER)"
 
 
 class ReportRefused(ValueError):
-    """A question that makes no sense, or a ledger that cannot be read; the message says why."""
+    """An invalid question, or a ledger that cannot be read; the message tells why."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Question:
         user: str | None = None,
         only: str | None = None,
     ) -> Question:
-        """From text: days as 2026-01-31, or `since` as "7d", so many days up to `until`. Raises ReportRefused.
+        """Make a question from text: days as 2026-01-31, or `since` as "7d", so many days up to `until`. Raises
+        ReportRefused.
 
         Default: the last 30 days by user.
         """
@@ -70,7 +71,7 @@ class Question:
 
 
 def report(path: Path, question: Question) -> dict[str, Any]:
-    """The answer, as JSON. Raises ReportRefused."""
+    """Return the answer, as JSON. Raises ReportRefused."""
     with _reading(path) as connection:
         return _Answer(connection, question).as_json()
 
@@ -123,7 +124,7 @@ class _Answer:
         self._users = self._users_asked()
 
     def as_json(self) -> dict[str, Any]:
-        """The report."""
+        """Return the report."""
         question = self._question
         groups: dict[Any, dict[str, Any]] = {}
         self._add_usage(groups)
@@ -154,7 +155,7 @@ class _Answer:
         }
 
     def _users_asked(self) -> list[str] | None:
-        """The identities to report on; None: all."""
+        """Return the identities to report on; None for all."""
         question = self._question
         if question.user is None:
             return None if question.only is None else [question.only]
@@ -162,7 +163,7 @@ class _Answer:
         return [user for user in named if question.only in (None, user)]
 
     def _where(self, table: str) -> tuple[str, list[Any]]:
-        """The condition on day and user, with its values."""
+        """Return the condition on day and user, with its values."""
         if table == "usage":
             condition, values = "day BETWEEN ? AND ?", [self._first, self._last]
         else:
@@ -260,7 +261,7 @@ def _waited(lengths: Sequence[float]) -> dict[str, Any]:
 
 
 def _percentile(ordered: Sequence[float], fraction: float) -> float | None:
-    """The smallest value that at least this fraction of all does not exceed."""
+    """Return the smallest value that at least this fraction of all does not exceed."""
     if not ordered:
         return None
     return round(ordered[max(math.ceil(fraction * len(ordered)) - 1, 0)], 3)
@@ -280,7 +281,7 @@ def _day(name: str, text: str) -> datetime.date:
 
 
 def csv_rows(answer: dict[str, Any]) -> Iterable[list[str]]:
-    """A report as a table: names of columns, then a row each."""
+    """Yield a report as a table: names of columns, then a row each."""
     yield [answer["by"], *COLUMNS]
     for row in answer["rows"]:
         yield [row[answer["by"]], *("" if row[name] is None else _figure(row[name]) for name in COLUMNS)]

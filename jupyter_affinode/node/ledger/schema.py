@@ -123,5 +123,5 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 
 def user_version(connection: sqlite3.Connection) -> int:
-    """How many migrations a file has been through; 0 for an empty one."""
+    """Return how many migrations a file has been through; 0 for an empty one."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])

@@ -85,7 +85,7 @@ class Batch:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to write."""
+        """Return whether there is nothing to write."""
         measured = self.usage.measured_s or self.usage.by_key
         return not (self.events or self.audit or self.kernels or measured)
 
@@ -151,7 +151,7 @@ class LedgerStore:
 
     @property
     def size_bytes(self) -> int:
-        """What the file holds, without pages that are free again."""
+        """Return what the file holds, without pages that are free again."""
         pages, free, size = (
             int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
             for name in ("page_count", "freelist_count", "page_size")
@@ -194,8 +194,10 @@ class LedgerStore:
         )
 
     def _purge_oldest(self) -> bool:
-        """Forget a share of the events: the oldest of the user with the most, so that no user displaces another's;
-        else the oldest of the kernels. Return False where nothing is left.
+        """Delete a share of the events: the oldest of the user with the most, so that no user displaces another's; else
+        the oldest of the kernels.
+
+        Return False where nothing is left.
         """
         most = self._db.execute(
             "SELECT user, sum(count(*)) OVER () FROM events GROUP BY user ORDER BY count(*) DESC LIMIT 1"
@@ -215,7 +217,7 @@ class LedgerStore:
 
 
 def on_network(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
-    """Whether a file lies on a file system that several machines share; False if that cannot be told."""
+    """Return whether a file lies on a file system that several machines share; False if that cannot be told."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
         device = os.stat(path.parent).st_dev
@@ -230,9 +232,9 @@ def on_network(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
 
 
 def set_aside(path: Path) -> Path:
-    """Give a file that is no ledger (any more) another name, with its log; returns it. Raises OSError.
+    """Rename a file that is no ledger (any more), with its log; return the new name. Raises OSError.
 
-    One is kept: an older one gives way.
+    One is kept: an older one is replaced.
     """
     aside = path.with_name(f"{path.name}.corrupt")
     path.replace(aside)
@@ -243,14 +245,14 @@ def set_aside(path: Path) -> Path:
 
 
 def is_corrupt(error: Exception) -> bool:
-    """Whether an error means that the file itself is bad, not that it cannot be reached just now."""
+    """Return whether an error means that the file itself is bad, not that it is unreachable for now."""
     return isinstance(error, sqlite3.DatabaseError) and any(
         words in str(error) for words in ("malformed", "not a database", "file is encrypted")
     )
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """A connection that changes nothing. Raises sqlite3.Error and FileNotFoundError."""
+    """Return a connection that changes nothing. Raises sqlite3.Error and FileNotFoundError."""
     if not path.exists():
         raise FileNotFoundError(f"there is no ledger at {path}")
     connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)

@@ -1,7 +1,7 @@
-"""What each user's kernels gave back since midnight, local time: parks, and GPU seconds without their memory.
+"""What each user's kernels freed since midnight, local time: parks, and GPU seconds without their memory.
 
-A running sum, fed as kernels are parked and resumed. The part of the day before this controller is read from the
-ledger once, at the start: what it does not tell, as of a kernel that ended while it was parked, is not counted.
+A running sum, updated as kernels are parked and resumed. The part of the day before this controller is read from the
+ledger once, at the start. What the ledger does not show, as of a kernel that ended while it was parked, is not counted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Today(Observer):
         self._looked_at = 0.0
 
     async def restore(self, ledger: Path | None) -> None:
-        """Add what the ledger says of the day so far; nothing is told before."""
+        """Add the ledger's part of the day; `of` returns None before."""
         midnight, until = self._midnight(), self._wall()
         try:
             if ledger is not None:
@@ -75,7 +75,7 @@ class Today(Observer):
             self._is_complete = True
 
     def of(self, user: str, now: float) -> dict[str, Any] | None:
-        """One user's sum, for the API; None while it is not known. `now` is monotonic."""
+        """Return one user's sum, for the API; None while it is not known. `now` is monotonic."""
         if not self._is_complete:
             return None
         self._begin_day()
@@ -94,7 +94,7 @@ class Today(Observer):
             self._sums.setdefault(owner_of(kernel), Freed()).parks += 1
 
     def looked(self, now: float, queue: Sequence[Waiter]) -> None:
-        """See observer.Observer; sees which kernels are parked since, and which are not any more."""
+        """Note which kernels have been parked or resumed since the last look."""
         if now - self._looked_at < LOOK_EVERY_S:
             return
         self._looked_at = now
@@ -126,11 +126,11 @@ class Today(Observer):
         return datetime.datetime.combine(self._today(), datetime.time()).timestamp()
 
     def _since_midnight(self, now: float) -> float:
-        """The last midnight on the monotonic clock."""
+        """Return the last midnight on the monotonic clock."""
         return now - (self._wall() - self._midnight())
 
     def _add(self, events: Iterable[Event], midnight: float) -> None:
-        """Count parks, and what of them is over: a kernel that only came back today had been parked before."""
+        """Count parks, and the time parked before now: a kernel that only was resumed today had been parked before."""
         parked: dict[str, float] = {}
         for kernel_id, user, kind, at in events:
             freed = self._sums.setdefault(user, Freed())
@@ -142,7 +142,7 @@ class Today(Observer):
 
 
 def _gpus_left(kernel: KernelRecord) -> int:
-    """How many GPUs are without the kernel's memory."""
+    """Return how many GPUs are without the kernel's memory."""
     if kernel.residency not in (Residency.PARKED, Residency.QUEUED):
         return 0
     return sum(gpu.parked_bytes > 0 for gpu in kernel.by_gpu().values())

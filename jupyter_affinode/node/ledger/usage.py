@@ -42,7 +42,7 @@ class Seen:
     parked_bytes: Mapping[str, int] = field(hash=False)
 
     def is_using(self, now: float) -> bool:
-        """Whether it is at work."""
+        """Return whether it is at work."""
         return self.is_calling or now - self.last_activity < ACTIVITY_LASTS_S
 
 
@@ -56,7 +56,7 @@ class ByteSeconds:
 
     @property
     def idle_held(self) -> float:
-        """Held without being used."""
+        """Return the bytes times seconds held without being used."""
         return self.held - self.used
 
     def add(self, other: ByteSeconds, share: float = 1.0) -> None:
@@ -68,7 +68,7 @@ class ByteSeconds:
 
 @dataclass(frozen=True)
 class UsageKey:
-    """Whose, when, where."""
+    """The user, day and GPU of a sum."""
 
     day: int  # days since 1970-01-01 UTC
     user: str
@@ -101,7 +101,7 @@ class Meter:
     def look(self, now: float, wall: float, kernels: Iterable[Seen]) -> list[tuple[Seen, str, ByteSeconds]]:
         """Count the time since the last look; `wall` is the wall clock's seconds at `now`.
 
-        Returns what was counted by kernel and GPU, for callers that sum it up otherwise.
+        Return what was counted by kernel and GPU, for callers that sum it up otherwise.
         """
         began, self._looked_at = self._looked_at, now
         before, self._seen = self._seen, {kernel.kernel_id: kernel for kernel in kernels}
@@ -122,13 +122,13 @@ class Meter:
         return counted
 
     def take(self) -> Usage:
-        """What was counted since the last take; the caller has it now."""
+        """Return what was counted since the last take, and reset it."""
         usage, self._usage = self._usage, Usage()
         return usage
 
 
 def day_shares(began: float, ended: float) -> Iterator[tuple[int, float]]:
-    """The UTC days that a stretch of the wall clock lies in, each with its share of it; shares add up to 1."""
+    """Yield the UTC days of a stretch of the wall clock, each with its share of it; shares add up to 1."""
     length = ended - began
     first, last = math.floor(began / DAY_S), math.floor(ended / DAY_S)
     if first == last or length <= 0:
@@ -141,7 +141,7 @@ def day_shares(began: float, ended: float) -> Iterator[tuple[int, float]]:
 
 
 def used_seconds(before: Seen, after: Seen | None, began: float, ended: float) -> float:
-    """How much of a stretch the kernel was at work, by what two looks know of its activity."""
+    """Return how much of a stretch the kernel was at work, by what two looks know of its activity."""
     if before.is_calling and (after is None or after.is_calling):
         return ended - began
     moments = [before.last_activity] + ([after.last_activity] if after is not None else [])

@@ -14,8 +14,8 @@ OUTCOMES = (SERVED, DENIED, GIVEN_UP, GONE)
 
 @dataclass(frozen=True)
 class WaitEnded:
-    """A kernel waits no more. `waited_s` is what its cell saw: from the first call that waited until the memory
-    was there, so it includes the resume itself.
+    """A wait that ended. `waited_s` is what the cell saw: from the first call that waited until the memory was there,
+    the resume included.
     """
 
     kernel_id: str
@@ -40,13 +40,13 @@ class WaitWatch:
         self._denied: set[str] = set()
 
     def denied(self, kernel_id: str) -> None:
-        """An allocation of the kernel was told that there will be no room."""
+        """Note that an allocation of the kernel was denied."""
         self._denied.add(kernel_id)
 
     def look(
         self, now: float, queue: Sequence[Waiter], kernels: Mapping[str, KernelRecord]
     ) -> Iterator[WaitEnded]:
-        """The waits that ended since the last look. However many of its calls wait, a kernel waits once."""
+        """Yield the waits that ended since the last look. However many of its calls wait, a kernel waits once."""
         before, self._waiting = self._waiting, _by_kernel(queue)
         denied, self._denied = self._denied, set()
         for kernel_id, waiting in before.items():

@@ -31,7 +31,7 @@ OVERSIZE = 1.1  # of the limit, before the oldest events go
 
 
 class Ledger:
-    """Takes what happens on the controller's loop; every method returns at once."""
+    """Takes history on the controller's loop; every method returns at once."""
 
     def __init__(self, path: Path, log: logging.Logger, *, retention: Retention | None = None):
         self.path = path
@@ -62,7 +62,7 @@ class Ledger:
             del self._filling.audit[0]
 
     def kernel(self, row: KernelRow) -> None:
-        """Take a kernel that began, lives or ended; the last word counts."""
+        """Take a kernel that began, lives or ended; the last report counts."""
         if row.kernel_id in self._filling.kernels or len(self._filling.kernels) < KERNELS_MAX:
             self._filling.kernels[row.kernel_id] = row
 
@@ -129,7 +129,9 @@ class Ledger:
             self._store.purge(self._retention, min(batch.at, latest))
 
     def _dropped(self, error: Exception) -> None:
-        """Say once for each cause that history has a gap; a damaged file is set aside, and the next batch makes one."""
+        """Log once for each cause that history has a gap; a damaged file is set aside, and the next batch makes a new
+        one.
+        """
         if self._store is not None:
             self._store.close()
             self._store = None

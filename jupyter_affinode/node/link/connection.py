@@ -1,7 +1,7 @@
 """One shim's connection: what it may send, how fast, and how long it may be silent.
 
-Nothing here waits for a peer: reads take a bounded batch, writes go to a bounded queue, and a peer that
-does not keep to that is dropped with one log line.
+Nothing here waits for a peer: reads take a bounded batch, writes go to a bounded queue, and a peer that does not keep
+to that is dropped with one log line.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ..system.peers import ProcessWatch, pidfd_of
 
 HELLO_PATIENCE_S = 5.0
 HEARTBEATS_MISSED = 3
-MESSAGES_AT_ONCE = 32  # then other connections get their turn
+MESSAGES_AT_ONCE = 32  # then other connections are read
 MESSAGES_PER_S = 500.0  # more is read later, so a flood waits in the peer's own socket
 MESSAGES_BURST = 1000.0
-DEAR = 9  # messages that a question or a piece of news counts for besides, since they take so much longer
+DEAR = 9  # further messages that a request or notice counts for, since it takes so much longer
 SEND_QUEUE = 1024
 GRANT_CHARACTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
 
@@ -48,24 +48,24 @@ class Ending(Enum):
 
 
 class LinkListener(Protocol):
-    """What learns of connections; called on the event loop, one at a time."""
+    """Learns of connections; called on the event loop, one at a time."""
 
     def knows(self, owner: str, page: Page) -> bool:
-        """Whether the page is that of a process of the owner's that was let in before."""
+        """Return whether the page is that of a process of the owner's that was admitted before."""
 
     def shim_connected(self, connection: Connection, hello: wire.Hello, page: Page) -> None:
-        """A shim said HELLO with a good page."""
+        """Take note of a shim that said HELLO with a good page."""
 
     def shim_said(self, connection: Connection, message: wire.Message) -> None:
-        """A message after HELLO, no heartbeat."""
+        """Take a message after HELLO other than a heartbeat."""
 
     def shim_gone(self, connection: Connection, ending: Ending) -> None:
-        """The connection of a shim that had said HELLO ended."""
+        """Take note of the end of a connection of a shim that had said HELLO."""
 
 
 @dataclass
 class Introduction:
-    """A HELLO whose grant has not come whole yet."""
+    """A HELLO whose grant is not complete yet."""
 
     hello: wire.Hello
     page: int  # its descriptor
@@ -119,7 +119,7 @@ class Connection:
         return f"process {self.peer.pid}"
 
     def watch(self, on_end: Callable[[], None]) -> ProcessWatch:
-        """Have the end of the process that connected told. Raises OSError if it cannot be seen."""
+        """Return a watch on the end of the connected process. Raises OSError if that cannot be seen."""
         return ProcessWatch(pidfd_of(self._socket, self.peer), on_end)
 
     def command(
@@ -132,9 +132,9 @@ class Connection:
         lasts_s: float | None = None,
         descriptor: int | None = None,
     ) -> int:
-        """Send a command that may be begun within `lasts_s`; its epoch, which the REPLY will carry.
+        """Send a command that may begin within `lasts_s`; return its epoch, which the REPLY will carry.
 
-        `descriptor` goes along; it stays the caller's.
+        `descriptor` is sent along; it stays the caller's.
         """
         self._epoch += 1
         deadline_ns = 0 if lasts_s is None else time.monotonic_ns() + int(lasts_s * 1e9)
@@ -153,7 +153,7 @@ class Connection:
         return self._epoch
 
     def notice(self, place: int, waiting: int, text: str) -> None:
-        """Tell the shim where its kernel stands."""
+        """Tell the shim its kernel's place in the queue."""
         self._send(wire.pack_notice(self._version, place, waiting, text))
 
     def result(self, number: int, status: wire.Status, text: str) -> None:
@@ -161,7 +161,7 @@ class Connection:
         self._send(wire.pack_result(self._version, number, status, text))
 
     def beat(self, now: float, *, lenient: bool) -> None:
-        """Send a heartbeat and look whether the peer still sends its own; called once every heartbeat period.
+        """Send a heartbeat and check that the peer still sends its own; called once every heartbeat period.
 
         `lenient` if this controller itself was stopped or slow, so that silence proves nothing.
         """
@@ -174,13 +174,13 @@ class Connection:
         if now - self._heard > HEARTBEATS_MISSED * self._heartbeat_s and not self._paused:
             self.end(Ending.SILENT, f"silent for {now - self._heard:.1f} s")
             return
-        if self.identity.is_revoked:  # it comes back at once, with another grant if it has one
+        if self.identity.is_revoked:  # the shim connects again at once, with another grant if it has one
             self.end(Ending.REVOKED, "the key of its grant is not known here any more")
             return
         self._send(wire.pack_heartbeat(self._version))
 
     def end(self, ending: Ending, why: str) -> None:
-        """Close the connection; the listener hears of it if the shim had said HELLO."""
+        """Close the connection; the listener is told if the shim had said HELLO."""
         if not self.open:
             return
         self.open = False
@@ -225,7 +225,7 @@ class Connection:
         self._socket.closing.close(self._socket.peer_place, descriptors)
 
     def _take_token(self) -> bool:
-        """Whether another message may be read now; if not, reading goes on a little later."""
+        """Return whether another message may be read now; if not, reading continues a little later."""
         if self._messages.take() and (self._account is None or self._account.messages.take()):
             return True
         self._paused = True
@@ -240,7 +240,7 @@ class Connection:
             self._loop.add_reader(self._socket, self._readable)
 
     def _receive(self) -> tuple[bytes, list[int]] | None:
-        """One packet and its descriptors; None at the end of the connection."""
+        """Return one packet and its descriptors; None at the end of the connection."""
         data, descriptors, flags = self._socket.receive(wire.LARGEST_MESSAGE)
         if not data and not flags & socket.MSG_TRUNC:
             self._close(descriptors)
@@ -252,7 +252,7 @@ class Connection:
         return data, descriptors
 
     def _take(self, data: bytes, descriptors: list[int]) -> bool:
-        """Take a message; whether it was but a heartbeat."""
+        """Take a message; return whether it was only a heartbeat."""
         message = wire.parse(data)
         self._heard = time.monotonic()
         if isinstance(message, wire.Hello):
@@ -293,7 +293,7 @@ class Connection:
         self._greet(hello, descriptors[0], None)
 
     def _take_piece(self, message: wire.GrantPiece) -> None:
-        """A piece of the grant that HELLO announced."""
+        """Take a piece of the grant that HELLO announced."""
         introduction = self._introduction
         if introduction is None:
             raise WireError("a grant that no HELLO announced")
@@ -310,7 +310,7 @@ class Connection:
             self._close([introduction.page])
 
     def _greet(self, hello: wire.Hello, page_descriptor: int, grant: str | None) -> None:
-        """Let a process in, or refuse it."""
+        """Admit a process, or refuse it."""
         page = Page(page_descriptor)
         try:
             self._admit(hello, page, grant)
@@ -324,7 +324,7 @@ class Connection:
             page.close()
 
     def _admit(self, hello: wire.Hello, page: Page, grant: str | None) -> None:
-        """Learn whose process it is. Raises WireError if it may not enter."""
+        """Identify the process's user. Raises WireError if it may not connect."""
         try:
             identity = self._access.identify(
                 self._caller, grant, was_let_in=lambda owner: self._listener.knows(owner, page)
@@ -379,7 +379,7 @@ class Connection:
         self._loop.remove_writer(self._socket)
 
     def _end_soon(self, ending: Ending, why: str) -> None:
-        """End outside the caller's own work, since the caller may be iterating over the connections."""
+        """End the connection later, since the caller may be iterating over the connections."""
         self._loop.call_soon(self.end, ending, why)
 
 

@@ -1,4 +1,4 @@
-"""The link's socket: accepts shims, bounds how many, and keeps their heartbeats."""
+"""The link's socket: accepts shims, bounds their number, and keeps their heartbeats."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Link:
             self._take_stranger(connection, accepted.peer_place)
 
     def _take_stranger(self, connection: Connection, place: Place) -> None:
-        """One that said nothing yet."""
+        """Take a connection that has not identified its user yet."""
         self._unidentified = {
             connection: its
             for connection, its in self._unidentified.items()

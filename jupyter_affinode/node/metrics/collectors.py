@@ -28,7 +28,7 @@ WAIT_BUCKETS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 36
 GPU_FIGURES = ("total", "used", "free", "managed", "unmanaged")
 GPUS_MAX = 64
 USERS_MAX = 500
-OTHER = "other"  # what is one too many
+OTHER = "other"  # the label of all further values
 
 
 class Labels:
@@ -39,7 +39,7 @@ class Labels:
         self._known: set[str] = set()
 
     def __call__(self, value: str) -> str:
-        """The value to use."""
+        """Return the value to use."""
         if value not in self._known:
             if len(self._known) >= self._most:
                 return OTHER
@@ -58,7 +58,7 @@ class Metrics(Observer):
         version: str,
         with_users: bool = False,
     ):
-        """`with_users`: memory by user, too."""
+        """Register all metrics. `with_users`: memory by user, too."""
         self.registry = CollectorRegistry()
         self._gpus, self._users, self.with_users = Labels(GPUS_MAX), Labels(USERS_MAX), with_users
         self._make_moves()
@@ -69,7 +69,7 @@ class Metrics(Observer):
         self._make_build(version)
 
     def _make_moves(self) -> None:
-        """Parks and resumes, and what came of them."""
+        """Make the metrics of parks and resumes, and of their outcomes."""
         self.moves = self._counter(
             "moves",
             "Parks and resumes that ended, by what they were for, how deep, and how they ended.",
@@ -108,7 +108,7 @@ class Metrics(Observer):
         )
 
     def _make_waits(self) -> None:
-        """Waits, and how each ended."""
+        """Make the metrics of waits and their ends."""
         self.endings = self._counter(
             "kernel_endings", "Kernels whose server was asked to shut them down for others.", ["cause"]
         )
@@ -129,7 +129,7 @@ class Metrics(Observer):
             self.wait_seconds.labels(outcome)
 
     def _make_memory(self) -> None:
-        """Memory times time (ledger/usage.py)."""
+        """Make the metrics of memory times time (ledger/usage.py)."""
         self.byte_seconds = self._counter(
             "gpu_memory_byte_seconds",
             "GPU memory of kernels times time: used, idle (held without being used), given_back (parked).",
@@ -154,8 +154,8 @@ class Metrics(Observer):
         started.set(time.time())
 
     def _counter(self, name: str, text: str, labels: Sequence[str], begins: Iterable[str] = ()) -> Counter:
-        """A counter; `begins`: values of its one label that are there from the start, so that their first
-        increase is seen as one.
+        """Return a counter. `begins`: values of its one label that exist from the start, so that their first increase
+        is seen as one.
         """
         counter = Counter(f"affinode_{name}", text, labels, registry=self.registry)
         for value in begins:
@@ -209,7 +209,7 @@ class Metrics(Observer):
         self.collector.kernels, self.collector.seen_at = kernels, now
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """Return the exposition format."""
         return generate_latest(self.registry)
 
 
@@ -226,11 +226,11 @@ class _NodeCollector(Collector):
         self._gpus = gpus
 
     def describe(self) -> list[Metric]:
-        """Nothing: registering must not ask a controller that is not ready yet."""
+        """Return nothing: registering must not ask a controller that is not ready yet."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Called at each scrape."""
+        """Yield the present figures, at each scrape."""
         node = self._node()
         yield self._gpu_memory(node)
         yield _one(
@@ -308,13 +308,13 @@ class _NodeCollector(Collector):
 
 
 def _shown(kernel: KernelRecord, waiting: set[str]) -> Residency:
-    """The residency that users see: one that waits with memory on the GPU is queued, too."""
+    """Return the residency that users see: a kernel that waits with memory on the GPU is queued, too."""
     is_moving = kernel.residency in (Residency.PARKING, Residency.RESUMING)
     return Residency.QUEUED if kernel.id in waiting and not is_moving else kernel.residency
 
 
 def _one(name: str, words: str, value: float) -> Metric:
-    """A gauge without labels."""
+    """Return a gauge without labels."""
     family = GaugeMetricFamily(name, words)
     family.add_metric([], float(value))
     return family

@@ -1,4 +1,4 @@
-"""What an administrator may set about history and figures; made of the controller's settings."""
+"""An administrator's options for history and metrics, made of the controller's settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class HistoryOptions:
 
 
 def make_history(state: NodeState, metrics: Metrics, options: HistoryOptions, log: logging.Logger) -> History:
-    """The observer that keeps history."""
+    """Return the observer that keeps history."""
     ledger = None
     if options.ledger is not None:
         ledger = Ledger(options.ledger, log, retention=options.retention)

@@ -1,7 +1,7 @@
 """The metrics over TCP, for a Prometheus elsewhere: this one page, and never the API.
 
-Off by default. Any program may read the page, so it says nothing of users unless the administrator
-turned that on, and what it costs is bounded: one collection a second however many ask.
+Off by default. Any program may read the page, so it names no users unless the administrator turned that on. Its cost is
+bounded: one collection a second however many programs ask.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ class _Page(RequestHandler):
     """GET /metrics"""
 
     def get(self) -> None:
-        """Called by tornado."""
         self.set_header("Content-Type", CONTENT_TYPE_LATEST)
         self.finish(self.application.settings["page"]())
 
 
 class _Nothing(RequestHandler):
-    """Everything else."""
+    """Any other path."""
 
     def prepare(self) -> None:
-        """Called by tornado."""
         self.set_status(404)
         self.set_header("Content-Type", "text/plain")
         self.finish("only /metrics is here\n")
 
 
 def serve_metrics(metrics: Metrics, ip: str, port: int, log: logging.Logger) -> HTTPServer | None:
-    """Listen; None, with a line in the log, where that is not possible: the controller goes on without."""
+    """Listen and return the server; None, with a line in the log, where that is not possible: the controller serves all
+    the same.
+    """
     page = _Fresh(metrics)
     application = Application(
         [(r"/metrics", _Page), (r".*", _Nothing)], page=page.text, log_function=lambda handler: None
@@ -54,7 +54,7 @@ def serve_metrics(metrics: Metrics, ip: str, port: int, log: logging.Logger) -> 
 
 
 class _Fresh:
-    """The page, not older than a second."""
+    """The page, at most a second old."""
 
     def __init__(self, metrics: Metrics):
         self._metrics = metrics
@@ -62,7 +62,7 @@ class _Fresh:
         self._text = b""
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """Return the exposition format."""
         if time.monotonic() - self._made_at >= FRESH_S or not self._text:
             self._text, self._made_at = self._metrics.text(), time.monotonic()
         return self._text

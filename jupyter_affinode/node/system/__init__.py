@@ -1,1 +1,1 @@
-"""What the operating system and NVML say."""
+"""Interfaces to the operating system and NVML."""

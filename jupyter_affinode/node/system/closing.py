@@ -1,8 +1,8 @@
-"""Closes what came from peers on threads, so that a close that blocks delays only its sender.
+"""Closes descriptors from peers on threads, so that a close that blocks delays only its sender.
 
 A last close can block for as long as the sender of the descriptor likes: a TCP socket lingers over unsent data, a Unix
 socket has such a one in its queue, a file system in user space does not answer FLUSH. The first two end at a signal;
-of the third the thread is left alone, and others are served by another one.
+the third is left to its thread, and others are served by another one.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ class Closing:
             self._look_handle = self._loop.call_later(INTERRUPT_AFTER_S, self._look)
 
     def __len__(self) -> int:
-        """How many are not closed yet."""
+        """Return how many are not closed yet."""
         with self._changed:
             return sum(self._owed.values())
 
     def is_behind(self, sender: Hashable) -> bool:
-        """Whether so much of a sender's is not closed yet that no more should be taken from it."""
+        """Return whether so much of a sender's is not closed yet that no more should be taken from it."""
         return self._owed[sender] > OWED_MAX
 
     def stop(self) -> None:
-        """Look no more; what blocks ends with the process."""
+        """Stop looking; what blocks ends with the process."""
         if self._look_handle is not None:
             self._look_handle.cancel()
 

@@ -8,9 +8,9 @@ YOUNG_MAX = 50_000  # objects; a pass over a thousand kernels makes some ten tho
 
 
 def spare_passes() -> None:
-    """Look for cycles after many new objects, not after 700 as by default, and never among what modules brought along.
+    """Have cycles looked for after many new objects, not after 700 as by default, and never among modules' objects.
 
-    A pass makes its picture of all kernels anew and hardly a cycle. A tenth of the time of `decide()` for a thousand
+    A pass makes its snapshot of all kernels anew and hardly a cycle. A tenth of the time of `decide()` for a thousand
     kernels was the collector's, and each of its looks at everything took ten times as long as the decision.
     """
     gc.collect()

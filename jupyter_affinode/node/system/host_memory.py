@@ -1,4 +1,4 @@
-"""Host memory, where parked bytes go: what the machine has free, and what a process's own limits leave it.
+"""Host memory, where parked bytes go: the machine's free memory, and what a process's own limits leave it.
 
 Read from /proc and the cgroup files (v1 and v2) by the controller before every decision.
 """
@@ -35,7 +35,7 @@ class CgroupMemory:
 
 
 def host_memory() -> HostMemory:
-    """The machine's memory now. Never keep it: some virtual machines get more while they run."""
+    """Return the machine's memory now. Never keep it: some virtual machines get more while they run."""
     figures = {}
     with open("/proc/meminfo", encoding="ascii") as lines:
         for line in lines:
@@ -49,14 +49,15 @@ Known = dict[Path, CgroupMemory | None]
 
 
 def cgroup_memory(pid: int, proc: Path = Path("/proc")) -> CgroupMemory | None:
-    """The tightest cgroup limit on a process's memory; None if there is none, or the process is gone."""
+    """Return the tightest cgroup limit on a process's memory; None if there is none, or the process is gone."""
     return min(cgroup_limits(pid, proc), key=lambda limit: limit.headroom_bytes, default=None)
 
 
 def cgroup_limits(
     pid: int, proc: Path = Path("/proc"), known: Known | None = None
 ) -> tuple[CgroupMemory, ...]:
-    """Every cgroup limit on a process's memory, the nearest first; a parent's is shared with others of its children.
+    """Return every cgroup limit on a process's memory, the nearest first; a parent's is shared with others of its
+    children.
 
     `known` are cgroups that were read a moment ago, and gets what is read now: processes share them.
     """
@@ -76,7 +77,7 @@ def cgroup_limits(
 
 
 def _memory_folders(pid: int, proc: Path) -> list[tuple[Path, Path, bool]]:
-    """The process's cgroup in each hierarchy that limits memory: (folder, top of the mount, is it v2)."""
+    """Return the process's cgroup in each hierarchy that limits memory: (folder, top of the mount, is it v2)."""
     try:
         lines = _lines(proc / str(pid) / "cgroup")
     except OSError:
@@ -100,7 +101,7 @@ def _memory_folders(pid: int, proc: Path) -> list[tuple[Path, Path, bool]]:
 
 @lru_cache(maxsize=8)
 def _mount(proc: str, is_v2: bool) -> tuple[Path, str] | None:
-    """Where a hierarchy is mounted for us, and which of its folders that shows: (mount point, root)."""
+    """Return where a hierarchy is mounted for us, and which of its folders that shows: (mount point, root)."""
     try:
         lines = _lines(Path(proc) / "self" / "mountinfo")
     except OSError:
@@ -117,12 +118,14 @@ def _mount(proc: str, is_v2: bool) -> tuple[Path, str] | None:
 
 
 def _lines(path: Path) -> list[str]:
-    """Lines in which names may be any bytes but a newline: users name their own cgroups, and where they mount."""
+    """Return lines in which names may be any bytes but a newline: users name their own cgroups, and where they
+    mount.
+    """
     return path.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
 
 
 def _limit(folder: Path, is_v2: bool) -> CgroupMemory | None:
-    """One cgroup's limit, page cache that can be dropped counted as free; None without a limit."""
+    """Return one cgroup's limit, page cache that can be dropped counted as free; None without a limit."""
     if is_v2:
         limits = [_figure(folder / name) for name in ("memory.max", "memory.high")]
         used, cache = _figure(folder / "memory.current"), V2_CACHE
@@ -145,7 +148,7 @@ def _figure(path: Path) -> int | None:
 
 
 def _stat(path: Path, names: tuple[str, ...]) -> int:
-    """The sum of these lines of a memory.stat; 0 of what it does not have."""
+    """Return the sum of these lines of a memory.stat; missing ones count as 0."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

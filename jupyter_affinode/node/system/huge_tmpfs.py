@@ -41,7 +41,7 @@ _numbers = itertools.count(1)
 
 
 class NoHugeTmpfs(Exception):
-    """No tmpfs of huge pages can be had; the message says why."""
+    """No tmpfs of huge pages is possible; the message tells why."""
 
 
 class SizeLimit:
@@ -87,7 +87,7 @@ def open_huge_file(size: int) -> tuple[int, SizeLimit | None]:
 
 
 def _open_in(mount: int, size: int) -> int:
-    """Give the file a name first, which /proc/PID/smaps shows."""
+    """Return a new file of the mount; it has a name first, which /proc/PID/smaps shows."""
     name = f"affinode-lot-{next(_numbers)}"
     descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=mount)
     try:
@@ -169,7 +169,7 @@ def _fsconfig(context: int, command: int, key: str | None = None, value: str | N
 
 
 def _system_call(name: str, number: int, *arguments: int | bytes | None) -> int:
-    """Whole registers: a variadic function's int may have anything in its upper half."""
+    """Make a system call with whole registers: a variadic function's int may have anything in its upper half."""
     words = [ctypes.c_long(each) if isinstance(each, int) else ctypes.c_char_p(each) for each in arguments]
     return _checked(name, _libc.syscall(ctypes.c_long(number), *words))
 

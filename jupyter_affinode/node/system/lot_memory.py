@@ -57,13 +57,13 @@ class Lot:
 
     @property
     def is_huge(self) -> bool:
-        """Whether its pages were set aside by the administrator: other programs cannot use them anyway."""
+        """Return whether its pages were set aside by the administrator: other programs cannot use them anyway."""
         return self.pages == "set aside"
 
     def revoke(self) -> None:
         """Free the pages for good; a process that touches a mapping of them gets SIGBUS.
 
-        Only for a lot that no process has mapped: never handed out, given back, or its process has ended.
+        Only for a lot that no process has mapped: never lent, given back, or its process has ended.
         """
         with contextlib.suppress(OSError):
             os.ftruncate(self.descriptor, 0)
@@ -109,7 +109,7 @@ def _say_once(reason: str) -> None:
 
 
 def _pages_of_memory_files(setting: Path = SHMEM_ENABLED) -> Pages:
-    """As shared memory that is advised to be of huge pages."""
+    """Return the page size of shared memory that is advised to be of huge pages."""
     with contextlib.suppress(OSError):
         if any(f"[{each}]" in setting.read_text() for each in ("always", "within_size", "advise", "force")):
             return "2 MiB"
@@ -191,7 +191,7 @@ def _touch(descriptor: int, size: int, may_take: Callable[[int], bool], threads:
 
 
 def _touch_step(descriptor: int, address: int, offset: int, size: int) -> None:
-    """Without the interpreter's lock: both calls release it."""
+    """Touch pages without the interpreter's lock: both calls release it."""
     if _libc.madvise(address, size, MADV_POPULATE_WRITE) == 0:
         return
     number = ctypes.get_errno()

@@ -27,7 +27,7 @@ class Page:
     """A mapped page. Made from the descriptor that came with HELLO, which the caller closes."""
 
     def __init__(self, descriptor: int):
-        """Verify and map; PageError unless it is sealed, of the right size, and a page of our version."""
+        """Verify and map. Raises PageError unless it is sealed, of the right size, and a page of our version."""
         try:
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
             status = os.fstat(descriptor)  # of a memfd: other file systems may not answer
@@ -51,7 +51,9 @@ class Page:
             raise
 
     def read(self) -> PageData:
-        """The page now, or the last good look if the shim writes all the time. PageError on nonsense."""
+        """Return the page now, or the last good look if the shim writes all the time. Raises PageError if it is
+        malformed.
+        """
         raw = self._consistent()
         if raw is not None:
             steady = [raw[part] for part in STEADY]

@@ -1,5 +1,4 @@
-"""What NVML says about the GPUs, read on a thread of its own so that a slow driver never stops the
-controller.
+"""NVML's figures of the GPUs, read on a thread of its own so that a slow driver never stops the controller.
 
 Uses pynvml (the package nvidia-ml-py). On the simulated GPU the same code reads the simulated NVML.
 """
@@ -37,7 +36,7 @@ class NvmlSample:
 
 
 class NvmlMissing(Exception):
-    """There is no NVML here, or it does not work; the message says why."""
+    """NVML is missing, or does not work; the message tells why."""
 
 
 class Nvml:
@@ -48,7 +47,7 @@ class Nvml:
         self._utilization_seen: dict[str, int] = {}  # the driver's time of the newest sample, by GPU
 
     def read(self) -> NvmlSample:
-        """Look at all GPUs once. Raises NvmlMissing. Blocks."""
+        """Look at all GPUs once; return the figures. Raises NvmlMissing. Blocks."""
         began = time.monotonic()
         try:
             if not self._ready:
@@ -62,7 +61,7 @@ class Nvml:
             raise NvmlMissing(str(error)) from None
 
     def _all_gpus(self, count: int) -> tuple[tuple[NvmlGpu, ...], tuple[int, ...]]:
-        """Those that answer, and the numbers of those that are dead. Raises NVMLError."""
+        """Return those that answer, and the numbers of those that are dead. Raises NVMLError."""
         gpus: list[NvmlGpu] = []
         dead: list[int] = []
         for index in range(count):
@@ -77,7 +76,7 @@ class Nvml:
         return tuple(gpus), tuple(dead)
 
     def _gpus(self, index: int) -> list[NvmlGpu]:
-        """A GPU, or its parts where it is used in parts."""
+        """Return a GPU, or its parts where it is used in parts."""
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         parts = _parts(handle)
         if parts:
@@ -89,7 +88,7 @@ class Nvml:
         return [_gpu(handle, index, None if is_first_look else busy, is_mig=parts is not None)]
 
     def close(self) -> None:
-        """Let go of NVML."""
+        """Shut NVML down."""
         if self._ready:
             self._ready = False
             with contextlib.suppress(pynvml.NVMLError):
@@ -122,7 +121,7 @@ def _gpu(handle: Any, index: int, busy: frozenset[int] | None, *, is_mig: bool) 
 
 
 def _parts(handle: Any) -> list[Any] | None:
-    """The MIG devices of a GPU that is used in parts; None: it is used whole."""
+    """Return the MIG devices of a GPU that is used in parts; None if it is used whole."""
     try:
         current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
         if not current:
@@ -152,7 +151,7 @@ def _used_by(handle: Any) -> dict[int, int | None] | None:
 
 
 def _busy_since(handle: Any, seen: int) -> tuple[frozenset[int] | None, int]:
-    """The processes that computed after the driver's time `seen`, and its time now. None: NVML does not say."""
+    """Return the processes that computed after the driver's time `seen`, and its time now. None: NVML does not tell."""
     try:
         samples = pynvml.nvmlDeviceGetProcessUtilization(handle, seen)
     except pynvml.NVMLError as error:
@@ -205,7 +204,7 @@ class NvmlReader:
         self._orders.put(False)
 
     def _work(self) -> None:
-        """The thread: look, hand over, wait for the next order."""
+        """Look, pass the result on, and wait for the next order; runs on the thread."""
         while self._orders.get():
             result: NvmlSample | NvmlMissing
             try:

@@ -29,20 +29,20 @@ class PeerSocket(socket.socket):
     may_hold: bool  # whether descriptors may lie in its queue, unreceived: then its close can block
 
     def __repr__(self) -> str:
-        """Without asking the system, since the selector names each socket that it does not know yet."""
+        """Return a name without asking the system, since the selector names each socket that it does not know yet."""
         return f"<connection {self.fileno()} to a peer>"
 
     def refuse_descriptors(self) -> None:
-        """Have no more of them, where Linux can refuse them."""
+        """Refuse further descriptors, where Linux can refuse them."""
         self.refuses = self.refuses or refuse_descriptors(self)
 
     def receive(self, size: int) -> tuple[bytes, list[int], int]:
-        """A message, its descriptors, which are the caller's, and the flags of recvmsg(2). Raises OSError."""
+        """Return a message, its descriptors, which are the caller's, and the flags of recvmsg(2). Raises OSError."""
         data, ancillary, flags, _ = self.recvmsg(size, CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC)
         return data, _descriptors(ancillary), flags
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """As of any socket; descriptors are closed. Called by tornado."""
+        """Receive as any socket does; descriptors are closed."""
         if self.refuses:
             return super().recv_into(buffer, nbytes, flags)
         view = memoryview(buffer)[: nbytes or None]
@@ -51,7 +51,7 @@ class PeerSocket(socket.socket):
         return size
 
     def close(self) -> None:
-        """Tell the peer that this is the end, and leave the close to `closing` where what is unread can block it."""
+        """Shut the connection down, and leave the close to `closing` where unread descriptors can block it."""
         if not self.may_hold:
             super().close()
         elif self.fileno() >= 0:
@@ -81,7 +81,7 @@ class ListeningSocket(socket.socket):
         new.replace(path)
 
     def accept(self) -> tuple[PeerSocket, Any]:
-        """As of any socket, but after some in a row there is none for once, so that the loop turns."""
+        """Accept as any socket does, but pause once after some in a row, so that the loop turns."""
         self._in_a_row = (self._in_a_row + 1) % self._in_a_row_max
         if not self._in_a_row:
             raise BlockingIOError("the others' turn")

@@ -1,4 +1,4 @@
-"""Which process is at the other end of a Unix socket, whether it lives, and a log line if it is dropped."""
+"""The process at the other end of a Unix socket: who it is, whether it lives, and a log line if it is dropped."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PLACES_REMEMBERED = 4096
 
 @dataclass(frozen=True)
 class Peer:
-    """The process that connected, as the kernel of the operating system says (SO_PEERCRED).
+    """The process that connected, as the operating system reports it (SO_PEERCRED).
 
-    Fixed when it connected: it may have handed the socket to another process since.
+    Fixed when it connected: it may have passed the socket to another process since.
     """
 
     pid: int  # 0 in a pid namespace that is not below ours
@@ -39,19 +39,19 @@ class Peer:
 
     @property
     def is_own_user(self) -> bool:
-        """Whether it is of our own user, or root."""
+        """Return whether it is of our own user, or root."""
         return self.uid in (os.getuid(), 0)
 
 
 def peer_of(connected: socket.socket) -> Peer:
-    """The peer of a connected Unix socket."""
+    """Return the peer of a connected Unix socket."""
     return Peer(
         *CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
     )
 
 
 def groups_of(connected: socket.socket, peer: Peer) -> frozenset[int]:
-    """The groups that the peer was in when it connected; its first alone if the system does not tell, or they
+    """Return the groups that the peer was in when it connected; its first alone if the system does not tell, or they
     are too many.
     """
     try:
@@ -62,7 +62,7 @@ def groups_of(connected: socket.socket, peer: Peer) -> frozenset[int]:
 
 
 def pidfd_of(connected: socket.socket, peer: Peer) -> int:
-    """A pidfd of the process that connected. Raises OSError if it has ended, or cannot be seen."""
+    """Return a pidfd of the process that connected. Raises OSError if it has ended, or cannot be seen."""
     try:
         return int(struct.unpack("=i", connected.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4))[0])
     except OSError as error:
@@ -72,9 +72,9 @@ def pidfd_of(connected: socket.socket, peer: Peer) -> int:
 
 
 def is_beside_us(connected: socket.socket, peer: Peer) -> bool:
-    """Whether the peer lives in our own pid namespace: in no container, or in the same one.
+    """Return whether the peer lives in our own pid namespace: in no container, or in the same one.
 
-    Its number alone proves nothing, since it may be another's by now. False if the system cannot tell.
+    Its pid alone proves nothing, since it may be another's by now. False if the system cannot tell.
     """
     if peer.pid <= 0:
         return False
@@ -92,8 +92,8 @@ def is_beside_us(connected: socket.socket, peer: Peer) -> bool:
 
 
 class Place(NamedTuple):
-    """Where a peer runs, as far as that can be seen: what tells containers of one user id apart. The parts are in
-    the order in which it becomes easier to have several.
+    """Where a peer runs, as far as that can be seen: it tells containers of one user id apart. The parts are in the
+    order in which it becomes easier to have several.
     """
 
     uid: int
@@ -128,7 +128,7 @@ def _place_now(peer: Peer) -> Place:
 
 
 def pid_namespace_of(pid: int) -> str:
-    """The namespace in which a process sees numbers of processes; "" if that cannot be seen."""
+    """Return the namespace in which a process sees pids; "" if that cannot be seen."""
     try:
         return os.readlink(f"/proc/{pid}/ns/pid") if pid > 0 else ""
     except OSError:
@@ -136,7 +136,7 @@ def pid_namespace_of(pid: int) -> str:
 
 
 def parent_of(pid: int) -> int | None:
-    """A process's parent now: another one than before if that has ended. None if it cannot be seen."""
+    """Return a process's parent now, another one than before if that has ended; None if it cannot be seen."""
     try:
         return int(_state_and_parent(pid)[1])
     except (OSError, IndexError, ValueError):
@@ -144,7 +144,7 @@ def parent_of(pid: int) -> int | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped now, by a signal or by its debugger; False if it cannot be seen."""
+    """Return whether a process is stopped now, by a signal or by its debugger; False if it cannot be seen."""
     try:
         return _state_and_parent(pid)[0] in (b"T", b"t")
     except (OSError, IndexError):
@@ -157,7 +157,7 @@ def _state_and_parent(pid: int) -> list[bytes]:
 
 
 def _lives(descriptor: int) -> bool:
-    """Whether the process behind a pidfd has not ended: so its number was its own until now."""
+    """Return whether the process behind a pidfd has not ended: so its pid was its own until now."""
     watch = select.poll()
     watch.register(descriptor, select.POLLIN)
     return not watch.poll(0)

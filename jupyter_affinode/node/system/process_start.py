@@ -1,4 +1,4 @@
-"""When a process began, on a clock that a restarted controller still agrees with."""
+"""The start time of a process, on a clock that a restarted controller still agrees with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ STARTED = 22 - 3  # proc_pid_stat(5): the 22nd field; the first two end with the
 
 
 def started_at(pid: int, default: float) -> float:
-    """Seconds since the machine's start; `default` for one that cannot be seen (another pid namespace)."""
+    """Return the start time in seconds since boot; `default` for a process that cannot be seen (another pid
+    namespace).
+    """
     if pid <= 0:
         return default
     try:

@@ -9,7 +9,7 @@ import socket
 
 
 class ServiceManager:
-    """The manager that started this process, if it asked to be told. Made and used on the event loop."""
+    """The manager that started this process, if it asked for notices. Made and used on the event loop."""
 
     def __init__(self) -> None:
         address = os.environ.pop("NOTIFY_SOCKET", "")  # not for processes that this one starts
@@ -21,13 +21,13 @@ class ServiceManager:
         self._beat_handle: asyncio.TimerHandle | None = None
 
     def ready(self) -> None:
-        """This controller serves; from now on a loop that stands still has the manager start another one."""
+        """Tell the manager that this controller serves; from now on it restarts one whose loop stands still."""
         self._tell("READY=1")
         if self._beat_s:
             self._beat()
 
     def stopping(self) -> None:
-        """This controller ends."""
+        """Tell the manager that this controller ends."""
         if self._beat_handle is not None:
             self._beat_handle.cancel()
         self._tell("STOPPING=1")

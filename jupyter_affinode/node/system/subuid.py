@@ -1,8 +1,8 @@
 """The owners of user namespaces' user ids: subuid(5) gives each user some beside their own.
 
 The processes in a user's rootless containers have such ids, thousands of them. They see and move their own kernels
-alone, as any user; but what they take of the controller and of the GPUs counts as that user's. Otherwise a user
-could have thousands of times what one may have.
+alone, as any user; but what they take of the controller and of the GPUs counts as that user's. Otherwise a user could
+have thousands of times the allowed share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Range = tuple[int, int, int]  # the first id, how many, and the user id of whose
 
 
 class SubordinateIds:
-    """The ranges of one file, read again when it changes. Ranges that a directory server gives are not known."""
+    """The ranges of one file, read again when it changes. Ranges from a directory server are not known."""
 
     def __init__(self, path: Path = SUBUID):
         self._path = path
@@ -56,7 +56,9 @@ class SubordinateIds:
 
 
 def _range(line: str) -> Range | None:
-    """`alice:100000:65536`, or with her user id; None for a line that is no range, or of an unknown user."""
+    """Parse `alice:100000:65536`, or the same with a user id; return None for a line that is no range, or of an unknown
+    user.
+    """
     who, _, rest = line.strip().partition(":")
     first, _, count = rest.partition(":")
     if not (who and _is_number(first) and _is_number(count)):

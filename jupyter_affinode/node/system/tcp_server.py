@@ -18,7 +18,6 @@ class BoundedServer(HTTPServer):
     """Serves a bounded number of connections."""
 
     def handle_stream(self, stream: IOStream, address: Any) -> None:
-        """Called by tornado for each connection."""
         if len(self._connections) >= CONNECTIONS_MAX:
             stream.close()
         else:
@@ -26,7 +25,9 @@ class BoundedServer(HTTPServer):
 
 
 def serve_tcp(application: Application, ip: str, port: int, *, body_bytes_max: int) -> BoundedServer:
-    """Serve at an address; "" is every address, of both families where that can be. Raises OSError."""
+    """Serve at an address; return the server. "" is every address, of both families where that is possible. Raises
+    OSError.
+    """
     listening = _listen(ip, port)
     server = BoundedServer(
         application,

@@ -1,6 +1,6 @@
 """Names of users and groups, which a directory server may have to be asked for: on a thread, and never waited for long.
 
-A server that does not answer takes a lookup many seconds, and all kernels would stand still for them.
+A server that does not answer delays a lookup for many seconds, and all kernels would wait for it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Value = TypeVar("Value")
 
 
 class Directory(Generic[Key, Value]):
-    """Says what was found last, and looks again in the background when that is old."""
+    """Answers with what was found last, and looks again in the background when that is old."""
 
     def __init__(self, find: Callable[[Key], Value], unknown: Callable[[Key], Value], lasts_s: float):
-        """`find` blocks; `unknown` is what is said until it has answered."""
+        """Prepare. `find` blocks; `unknown` is the answer until it has returned."""
         self._find: Callable[[Key], Value] = find
         self._unknown: Callable[[Key], Value] = unknown
         self._lasts_s = lasts_s
@@ -40,7 +40,7 @@ class Directory(Generic[Key, Value]):
         self._thread: threading.Thread | None = None
 
     def __call__(self, key: Key) -> Value:
-        """What is known, after a moment of waiting at the most."""
+        """Return what is known, after a short wait at the most."""
         with self._lock:
             known = self._found.get(key)
             if known is not None and time.monotonic() - known[1] < self._lasts_s:
@@ -65,7 +65,7 @@ class Directory(Generic[Key, Value]):
         return done
 
     def _work(self) -> None:
-        """The thread."""
+        """Look names up; runs on the thread."""
         while True:
             key = self._orders.get()
             try:

@@ -1,4 +1,4 @@
-"""What a kernel calls: CUDA calls by class, and the entry points called most, counted only while that is asked for."""
+"""CUDA calls of a kernel by class, and the entry points called most, counted only while a client asks for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNTS_FOR_S = 10.0  # after a look; a shim stops by itself
 
 
 def look_at_calls(kernel: KernelRecord, now: float) -> dict[str, Any]:
-    """A kernel's calls so far, for the API; has its shims count by entry point for the next seconds, too.
+    """Return a kernel's calls so far, for the API; have its shims count by entry point for the next seconds.
 
     `now`: monotonic seconds. `entry_points`: None where none of its shims can tell.
     """

@@ -1,6 +1,6 @@
-"""The stream of changes: its listeners, and what each has yet to be told.
+"""The stream of changes: its listeners, and the events that each has yet to get.
 
-A listener that does not read is not waited for: its unread events are replaced by one fresh snapshot.
+The controller does not wait for a slow listener: its unread events are replaced by one fresh snapshot.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Json = dict[str, Any]
 
 
 class Source(Protocol):
-    """Where the events come from: the controller."""
+    """The source of the events: the controller."""
 
     def kernels_json(self) -> list[Json]:
-        """Every kernel."""
+        """Return every kernel."""
 
     def node_json(self, identity: Identity = OWN_USER) -> Json:
         """Return the machine, as a user may see it."""
 
     def owner_of(self, kernel_id: str) -> str | None:
-        """Whose a known kernel is."""
+        """Return the owner of a known kernel."""
 
 
 class Subscriber:
@@ -48,7 +48,7 @@ class Subscriber:
         self._news.set()
 
     def put(self, line: bytes, *, is_in_snapshot: bool = True) -> None:
-        """Have an event sent, unless the snapshot that is due will say the same."""
+        """Queue an event, unless the snapshot that is due will contain it."""
         if len(self._unread) >= UNREAD_MAX:
             self._unread.clear()
             self._is_behind = True
@@ -75,7 +75,7 @@ class Subscriber:
 
 
 class EventHub:
-    """Compares what is with what was told, and tells every subscriber the difference."""
+    """Compares the present state with what was sent, and sends every subscriber the difference."""
 
     def __init__(self, source: Source):
         self.subscribers: set[Subscriber] = set()
@@ -86,7 +86,7 @@ class EventHub:
         self._node_told_at = 0.0
 
     def subscribe(self, identity: Identity = OWN_USER) -> Subscriber:
-        """A new stream, beginning with a snapshot."""
+        """Return a new stream, beginning with a snapshot."""
         self.publish()
         if not self.subscribers:
             for kernel in self._source.kernels_json():
@@ -96,15 +96,15 @@ class EventHub:
         return subscriber
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
-        """The stream ended."""
+        """Remove a stream that ended."""
         self.subscribers.discard(subscriber)
 
     def places(self) -> set[str]:
-        """From where streams are open (`Identity.place`)."""
+        """Return the places from which streams are open (`Identity.place`)."""
         return {subscriber.identity.place for subscriber in self.subscribers}
 
     def publish(self) -> None:
-        """Tell what changed since the last call."""
+        """Send what changed since the last call."""
         if not self.subscribers:
             self._told_kernels.clear()
             self._owners.clear()
@@ -121,7 +121,7 @@ class EventHub:
         self._publish_node()
 
     def tell_notice(self, notice: Notice) -> None:
-        """Tell the users that it concerns."""
+        """Send a notice to the users that it concerns."""
         owner = None if notice.kernel_id is None else self._source.owner_of(notice.kernel_id)
         for subscriber in self.subscribers:
             told = notice.as_dict()
@@ -163,7 +163,7 @@ class EventHub:
 
     @staticmethod
     def _tell(subscribers: Iterable[Subscriber], event: Callable[[Identity], Json]) -> None:
-        """Tell an event, which is serialised once for all listeners that see the same."""
+        """Send an event, which is serialised once for all listeners that see the same."""
         lines: dict[tuple[str | None, bool], bytes] = {}
         for subscriber in subscribers:
             identity = subscriber.identity

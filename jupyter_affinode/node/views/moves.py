@@ -17,7 +17,7 @@ KINDS = {Residency.PARKING: "park", Residency.RESUMING: "resume"}
 def moves_json(
     kernel: KernelRecord, seen: Kernel | None, speeds: Mapping[str, Speed], now: float
 ) -> dict[str, Any]:
-    """What became of its parks and resumes. `seen` is it in the last snapshot, None without processes."""
+    """Return how its parks and resumes went. `seen` is the kernel in the last snapshot, None without processes."""
     return {
         "move": _move(kernel, now),
         "last_park": _last_move(kernel, "last_park", "parked_at", now),
@@ -33,7 +33,7 @@ def moves_json(
 
 
 def _move(kernel: KernelRecord, now: float) -> Json | None:
-    """The park or resume under way."""
+    """Return the park or resume under way."""
     kind = KINDS.get(kernel.residency)
     if kind is None:
         return None
@@ -46,7 +46,7 @@ def _move(kernel: KernelRecord, now: float) -> Json | None:
 
 
 def _last_move(kernel: KernelRecord, which: str, moment: str, now: float) -> Json | None:
-    """Size and duration of the last park or resume; the processes' moves ran side by side."""
+    """Return size and duration of the last park or resume; the processes' moves ran side by side."""
     processes = [each for each in kernel.processes.values() if getattr(each.data, which) is not None]
     if not processes:
         return None
@@ -62,7 +62,7 @@ def _last_move(kernel: KernelRecord, which: str, moment: str, now: float) -> Jso
 def _resume_estimate_s(
     kernel: KernelRecord, seen: Kernel | None, speeds: Mapping[str, Speed]
 ) -> float | None:
-    """How long it takes to bring it back once there is room, by the speeds that were measured."""
+    """Return how long resuming it takes once there is room, by the measured speeds."""
     if seen is None or kernel.residency not in (Residency.PARKED, Residency.QUEUED):
         return None
     return round(resume_s(seen, speeds), 2)

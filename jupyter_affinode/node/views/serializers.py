@@ -48,7 +48,7 @@ VOLATILE_PARTS = {  # the same, of an object or a list of objects in a kernel's 
     "last_resume": frozenset({"ago_s"}),
 }
 VOLATILE_NODE = frozenset({"controller", "host", "spill", "today"})
-POLICY = ("park_when", "idle_timeout_s", "contended_idle_timeout_s")  # what a page says in a sentence
+POLICY = ("park_when", "idle_timeout_s", "contended_idle_timeout_s")  # what a web page says in a sentence
 STARTING = "a server that starts"  # in the queue: a request for room, which no kernel has made yet
 
 
@@ -61,7 +61,9 @@ def kernel_json(
     *,
     waits_since: float | None,
 ) -> dict[str, Any]:
-    """One kernel. `seen` is it in the last snapshot, None without processes; `outlook` is there while it waits."""
+    """Return one kernel. `seen` is it in the last snapshot, None without processes; `outlook` is there while it
+    waits.
+    """
     place = None if outlook is None else outlook.place
     is_moving = kernel.residency in (Residency.PARKING, Residency.RESUMING)
     residency = Residency.QUEUED if place is not None and not is_moving else kernel.residency
@@ -113,7 +115,7 @@ def kernel_json(
 
 
 def _memory_json(kernel: KernelRecord) -> dict[str, Any]:
-    """What it has on GPUs and on the host."""
+    """Return what it has on GPUs and on the host."""
     gpus = list(kernel.by_gpu().values())
     resident = sum(gpu.resident_bytes for gpu in gpus)
     parked = sum(gpu.parked_bytes for gpu in gpus)
@@ -128,7 +130,7 @@ def _memory_json(kernel: KernelRecord) -> dict[str, Any]:
 
 
 def _spill_json(state: NodeState) -> dict[str, Any] | None:
-    """The disk; None while nothing may go there."""
+    """Return the disk; None while nothing may be spilled."""
     if not state.settings.spill_dir:
         return None
     return {
@@ -142,7 +144,7 @@ def _spill_json(state: NodeState) -> dict[str, Any] | None:
 
 
 def _names_json(kernel: KernelRecord) -> dict[str, Any]:
-    """What it is called and where it belongs, as its server says; else its first process's command."""
+    """Return the kernel's name and place, as its server reports them; else its first process's command."""
     said = kernel.server.description
     commands = [process.hello.command for process in kernel.processes.values()]
     return {
@@ -156,7 +158,7 @@ def _names_json(kernel: KernelRecord) -> dict[str, Any]:
 def _idle_json(
     state: NodeState, seen: Kernel | None, now: float, waits_since: float | None
 ) -> dict[str, Any]:
-    """For how long it has been idle, and when that is long enough to be parked."""
+    """Return for how long it has been idle, and when that is long enough to be parked."""
     if seen is None:
         return {"idle_s": None, "eligible": False, "eligible_in_s": None}
     moment = eligible_at(seen, state.settings, waits_since=waits_since, speeds=state.speeds.by_gpu())
@@ -179,7 +181,7 @@ def node_json(
     history: dict[str, Any],
     is_system: bool = False,
 ) -> dict[str, Any]:
-    """The machine; `queue`: the kernels that wait, in turn; `is_system`: this controller serves all users."""
+    """Return the machine; `queue`: the kernels that wait, in order; `is_system`: this controller serves all users."""
     measured = state.gpus.measured
     kernels = [kernel.by_gpu().values() for kernel in state.kernels.values()]
     parked = sum(gpu.parked_bytes for gpus in kernels for gpu in gpus)
@@ -228,13 +230,13 @@ def node_json(
 
 
 def _queue_json(state: NodeState, queue: Iterable[str]) -> list[str]:
-    """The queue's ids; a request for room has none that says anything, and one that has just ended is left out."""
+    """Return the queue's ids; a request for room gets a common text, and one that has just ended is left out."""
     waiting = [each for each in queue if each in state.room_requests or not each.startswith(PREFIX)]
     return [STARTING if each in state.room_requests else each for each in waiting]
 
 
 def without_volatile(kernel: dict[str, Any]) -> dict[str, Any]:
-    """What of a kernel is worth an event when it changes."""
+    """Return the parts of a kernel of which a change is worth an event."""
     lasting = {name: value for name, value in kernel.items() if name not in VOLATILE}
     for name, ticking in VOLATILE_PARTS.items():
         lasting[name] = _without(kernel[name], ticking)
@@ -248,7 +250,7 @@ def without_volatile(kernel: dict[str, Any]) -> dict[str, Any]:
 
 
 def node_without_volatile(node: dict[str, Any]) -> dict[str, Any]:
-    """What of the node is worth an event when it changes."""
+    """Return the parts of the machine of which a change is worth an event."""
     lasting = {name: value for name, value in node.items() if name not in VOLATILE_NODE}
     lasting["gpus"] = [_without(gpu, {"utilization_history"}) for gpu in node["gpus"]]
     return lasting
@@ -259,7 +261,7 @@ def _without(part: dict[str, Any] | None, names: Collection[str]) -> dict[str, A
 
 
 def _depth_refusal(state: NodeState, kernel: KernelRecord, depth: Depth) -> dict[str, Any]:
-    """Why its CUDA context is, or would be, left on the GPU although the setting says otherwise."""
+    """Return why its CUDA context is, or would be, left on the GPU although the setting says otherwise."""
     code = words = None
     if state.settings.depth == "context" and depth is not Depth.CONTEXT and kernel.processes:
         objection = state.context_objection(kernel)
@@ -280,7 +282,7 @@ def _gpus_json(state: NodeState, simulated: bool) -> list[dict[str, Any]]:
 
 
 def _unmeasured_gpu_json(state: NodeState, uuid: str, place: int, simulated: bool) -> dict[str, Any]:
-    """Without NVML: what the shims say, and nothing that is not known."""
+    """Return a GPU without NVML: what the shims report, and nothing that is not known."""
     managed = state.gpus.managed_bytes(uuid)
     return {
         "uuid": uuid,

@@ -1,4 +1,4 @@
-"""Plain words for people: sizes, times, places, and what a kernel's residency means to them."""
+"""Plain words for users: sizes, times, places, and what a kernel's residency means to them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def outlook_in_words(reason: str, estimate_s: float | None) -> str:
 
 
 def status_in_words(kernel: Mapping[str, Any]) -> str:
-    """A kernel's JSON as one line for its user."""
+    """Return a kernel's JSON as one line for its user."""
     if kernel["wait_reason"] is None:
         return str(kernel["text"])
     return f"{kernel['text']} ({outlook_in_words(kernel['wait_reason'], kernel['estimate_s'])})"
@@ -46,9 +46,9 @@ def residency_in_words(
     disk_bytes: int = 0,
     return_s: float | None = None,
 ) -> str:
-    """One line about a kernel. `resident_bytes` includes what cannot move; `place` counts from 1.
+    """Return one line about a kernel. `resident_bytes` includes what cannot move; `place` counts from 1.
 
-    `is_off_gpu`: parked at context depth. `return_s`: how long the way back takes if `disk_bytes` of it are on disk.
+    `is_off_gpu`: parked at context depth. `return_s`: how long the resume takes if `disk_bytes` of it are on disk.
     """
     freed = "GPU freed completely" if is_off_gpu else "GPU freed"
     if residency is Residency.LOST:

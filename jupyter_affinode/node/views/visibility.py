@@ -1,4 +1,4 @@
-"""What a user sees of the machine: their own kernels, and of all others only sums."""
+"""Visibility: a user sees their own kernels, and only sums of all others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 def kernel_view(identity: Identity, kernel: Json, owner: str | None) -> Json:
-    """A kernel that the user sees, with the id that they know it by."""
+    """Return a kernel that the user sees, with the id that they know it by."""
     shown = {**kernel, "id": identity.shown_id(kernel["id"], owner)}
     if kernel["wait"] is not None and identity.owner is not None:
         blockers = [
@@ -29,7 +29,7 @@ def kernel_view(identity: Identity, kernel: Json, owner: str | None) -> Json:
 
 
 def node_view(identity: Identity, node: Json, kernels: dict[str, KernelRecord]) -> Json:
-    """The machine; in its queue the others have no names, and their memory is one sum."""
+    """Return the machine; in its queue the others have no names, and their memory is one sum."""
     if identity.owner is None:
         return node
     queue = [each if each == STARTING else _in_queue(identity, kernels.get(each)) for each in node["queue"]]
@@ -49,14 +49,14 @@ def node_view(identity: Identity, node: Json, kernels: dict[str, KernelRecord]) 
 
 
 def settings_view(identity: Identity, settings: Json) -> Json:
-    """The settings; rules about users by name are for administrators."""
+    """Return the settings; rules that name users are for administrators."""
     if identity.is_admin:
         return settings
     return {**settings, **dict.fromkeys(ABOUT_USERS, "")}
 
 
 def others(identity: Identity, kernels: Iterable[KernelRecord], queue: list[str]) -> Json:
-    """All other users' kernels as sums."""
+    """Return all other users' kernels as sums."""
     theirs = [kernel for kernel in kernels if kernel.account.owner != identity.owner and kernel.processes]
     memory = [gpu for kernel in theirs for gpu in kernel.by_gpu().values()]
     waiting = set(queue)
@@ -69,7 +69,9 @@ def others(identity: Identity, kernels: Iterable[KernelRecord], queue: list[str]
 
 
 def _not_made_up(identity: Identity, gpus: list[Json], kernels: Iterable[KernelRecord]) -> list[Json]:
-    """The GPUs that NVML knows, and those that the user's own kernels name: others' pages may name any.
+    """Return the GPUs that NVML knows, and those that the user's own kernels name: others' pages may name any.
+
+    Without NVML all of them are returned.
 
     All of them where there is no NVML to know better.
     """

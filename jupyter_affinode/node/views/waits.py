@@ -1,6 +1,6 @@
-"""The JSON of a wait: the place in the queue, the reason, and what stands in the way.
+"""The JSON of a wait: the place in the queue, the reason, and the blockers.
 
-Of another user's kernel only that it is there is told, never its id.
+Another user's kernel is mentioned without its id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 def wait_json(
     kernel: KernelRecord, outlook: Outlook | None, kernels: Mapping[str, KernelRecord], now: float
 ) -> Json:
-    """Its place in the queue, and what it is told there; `outlook`: None while it does not wait."""
+    """Return its place in the queue and its wait status; `outlook`: None while it does not wait."""
     if outlook is None:
         return {"place": None, "waiting_s": None, "wait_reason": None, "estimate_s": None, "wait": None}
     blockers = [_blocker_json(kernel, blocker, kernels, now) for blocker in outlook.blockers]
@@ -39,7 +39,7 @@ def wait_json(
 def _blocker_json(
     kernel: KernelRecord, blocker: Blocker, kernels: Mapping[str, KernelRecord], now: float
 ) -> Json | None:
-    """One blocker as the waiter's user may know it; None if it has gone since."""
+    """Return one blocker as the waiter's user may know it; None if it has gone since."""
     told = {
         "kernel_id": None,
         "own": False,
