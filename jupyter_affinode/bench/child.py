@@ -24,14 +24,14 @@ PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """What can be asked; every method is one request."""
+    """The requests that the process serves; every method is one."""
 
     def __init__(self) -> None:
         self.driver = Driver()
         self.content: Content | None = None
 
     def describe(self) -> dict[str, Any]:
-        """The GPU and the driver."""
+        """Return the GPU and the driver."""
         return self.driver.describe()
 
     def hold(self, size: int, block: int) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Child:
         return {"differing_words": self.content.differing_words()}
 
     def touch(self) -> dict[str, Any]:
-        """One CUDA call: copy 4 bytes from the device; how long it took to return."""
+        """Copy 4 bytes from the device, in one CUDA call; return how long it took to return."""
         assert self.content is not None
         four = ctypes.c_uint32()
         source, size = ctypes.c_uint64(self.content.address), ctypes.c_size_t(4)
@@ -107,13 +107,13 @@ class Child:
         return {"bytes": size, "together_s": times}
 
     def room(self) -> dict[str, Any]:
-        """What is free on the GPU."""
+        """Return what is free on the GPU."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.driver.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return {"free_bytes": free.value}
 
     def checkpoint(self) -> dict[str, Any]:
-        """Have the driver park and resume this very process; how long each took."""
+        """Have the driver park and resume this very process; return how long each took."""
         entry = getattr(self.driver.library, "cuCheckpointProcessLock", None)
         if entry is None:
             return {"skipped": "this driver has no cuCheckpointProcessLock (it came with CUDA 12.8)"}

@@ -1,4 +1,4 @@
-"""The bench's end of one of its child processes: asks, and hears the shim meanwhile."""
+"""The bench's end of one of its child processes: sends requests, and listens to the shim meanwhile."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class BenchProcess:
         variables: Mapping[str, str] = NONE,
         through: Sequence[str] = (),
     ):
-        """`variables` go to its environment; `through`: a command that runs it, as another user say."""
+        """Start it. `variables` go to its environment; `through`: a command that runs it, as another user say."""
         self.peer: ShimPeer | None = None
         env = environment.controller_environment()
         if socket is not None:
@@ -70,7 +70,7 @@ class BenchProcess:
         self.end()
 
     def ask(self, name: str, **arguments: Any) -> dict[str, Any]:
-        """Have it do something and wait for the answer. Raises ChildFailed."""
+        """Have it do something; return the answer. Raises ChildFailed."""
         self.begin(name, **arguments)
         return self.answer()
 
@@ -84,7 +84,7 @@ class BenchProcess:
             raise ChildFailed(self._last_words()) from None
 
     def answer(self, timeout_s: float = ANSWER_WITHIN_S) -> dict[str, Any]:
-        """The next answer. Raises ChildFailed."""
+        """Return the next answer. Raises ChildFailed."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._unread:
@@ -126,7 +126,7 @@ class BenchProcess:
 
 
 def with_shim(listener: Listener, **variables: str) -> BenchProcess:
-    """A child whose shim is connected to the bench itself; `variables` go to its environment."""
+    """Return a child whose shim is connected to the bench itself; `variables` go to its environment."""
     child = BenchProcess(socket=listener.socket_path, variables=variables)
     try:
         child.peer = listener.accept()

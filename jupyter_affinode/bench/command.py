@@ -1,4 +1,4 @@
-"""The bench from start to end: looks at the machine, measures part after part, and tells."""
+"""The bench from start to end: looks at the machine, measures part after part, and reports."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EXPECTED = (ChildFailed, MoveFailed, wake.NoController, OSError, launch_environm
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     parser.add_argument("--sizes", metavar="GIB,…", type=_sizes, default=(), help="how much to hold (1,8,32)")
     parser.add_argument("--blocks", metavar="MIB,…", type=_blocks, default=(), help="block sizes (1024,20,2)")
     parser.add_argument("--zeros", metavar="GIB", type=_zeros, help="how much of zeros (64; 0 for none)")
@@ -79,7 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure; 0 if all went well, 1 if something could not be measured or was wrong."""
+    """Measure; return 0 if all went well, 1 if something could not be measured or was wrong."""
     before = signal.signal(signal.SIGTERM, _ended)
     folder = Path(tempfile.mkdtemp(prefix="affinode-bench-", dir="/tmp"))
     try:
@@ -118,7 +118,7 @@ class _Run:
         }
 
     def go(self) -> int:
-        """Everything, in order of what matters most if time runs out."""
+        """Measure everything, in order of what matters most if time runs out; return the exit status."""
         report, options = self.report, self.options
         if environment.shim_path() is None and not set(options.parts) <= WITHOUT_SHIM:
             raise launch_environment.Unmanaged(
@@ -155,7 +155,7 @@ class _Run:
         return int(bool(report["wrong"] or report["skipped"]))
 
     def say(self, line: str) -> None:
-        """Progress."""
+        """Print a line of progress."""
         print(f"[{time.monotonic() - self.began:6.1f} s] {line}", file=sys.stderr, flush=True)
 
     def _parts(self, plan: Plan, room: Room) -> list[tuple[str, Callable[[], None]]]:
@@ -223,7 +223,7 @@ class _Run:
             self.report["skipped"][part] = why
 
     def _attempt(self, name: str, part: Callable[[], None]) -> None:
-        """Measure a part; what fails is named, and the rest is measured all the same."""
+        """Measure a part; a failure is recorded, and the rest is measured all the same."""
         limit = self.options.time
         if limit is not None and time.monotonic() - self.began > limit:
             self.report["skipped"][name] = f"the time of {limit:g} s was over"
@@ -263,14 +263,14 @@ def _machine(gpu: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_warm(size: int) -> None:
-    """Raises DoesNotFit: to touch more memory than the machine has would end a process."""
+    """Raise DoesNotFit if `size` is more than the machine has: touching that would end a process."""
     total = host_memory().total_bytes
     if size > total:
         raise DoesNotFit(f"--warm-host {size / GIB:g} is more than the machine has, {total / GIB:.4g} GiB")
 
 
 def _driver_version() -> str | None:
-    """Of the real driver's kernel module."""
+    """Return the version of the real driver's kernel module."""
     try:
         return Path("/sys/module/nvidia/version").read_text().strip()
     except OSError:
@@ -310,7 +310,7 @@ def _parts(text: str) -> Sequence[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m jupyter_affinode.bench`."""
+    """Run `python -m jupyter_affinode.bench`; return its exit status."""
     parser = argparse.ArgumentParser(prog="jupyter affinode bench", description=__doc__)
     add_options(parser)
     try:

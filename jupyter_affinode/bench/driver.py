@@ -36,7 +36,7 @@ class Driver:
         self._functions: dict[str, ctypes.c_void_p] = {}
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call an entry point. Raises CudaError unless it says success, or if the driver has it not."""
+        """Call an entry point. Raises CudaError unless it succeeds, or if the driver does not have it."""
         entry = getattr(self.library, name, None)
         if entry is None:
             raise CudaError(f"this driver has no {name}")
@@ -47,7 +47,7 @@ class Driver:
             raise CudaError(f"{name}: {text.value.decode() if text.value else result}")
 
     def describe(self) -> dict[str, Any]:
-        """The GPU's name and memory in bytes, the driver's CUDA version, and whether it is simulated."""
+        """Return the GPU's name and memory in bytes, the driver's CUDA version, and whether it is simulated."""
         name, version = ctypes.create_string_buffer(128), ctypes.c_int()
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.call("cuDeviceGetName", name, 128, self.device)
@@ -63,7 +63,7 @@ class Driver:
         }
 
     def allocate(self, size: int) -> int:
-        """Device memory of `size` bytes; its address."""
+        """Allocate device memory of `size` bytes; return its address."""
         pointer = Word()
         self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
         return int(pointer.value)

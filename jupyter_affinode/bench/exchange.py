@@ -1,4 +1,4 @@
-"""Two processes that change places on a full GPU: one after the other, and both at once."""
+"""Exchanges of two processes on a full GPU: one move after the other, and both at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _seeds = itertools.count(1 << 20)
 
 
 def exchange(listener: Listener, size: int, repeats: int, say: Say, *, simulated: bool) -> dict[str, Any]:
-    """Seconds of each step; `skipped` says why there are none."""
+    """Return the seconds of each step; `skipped` tells why there are none."""
     say(f"exchange: copies out and in at once, {bytes_in_words(size)}")
     with BenchProcess() as child:
         duplex = child.ask("duplex_rates", size=min(size, 4 * GIB), repeats=DUPLEX_REPEATS)
@@ -59,7 +59,7 @@ def exchange(listener: Listener, size: int, repeats: int, say: Say, *, simulated
 def _pair(
     listener: Listener, size: int, park: Callable[[ShimPeer], object], *, simulated: bool
 ) -> Iterator[list[BenchProcess]]:
-    """Two processes for which the GPU has not enough memory: the one that is resident, and the one that is parked."""
+    """Yield two processes for which the GPU has not enough memory: the resident one, and the parked one."""
     spare = SIMULATED_SPARE_BYTES if simulated else SPARE_BYTES
     with ExitStack() as stack:
         resident, parked = (stack.enter_context(with_shim(listener)) for _ in range(2))
@@ -82,7 +82,7 @@ def _rounds(
     repeats: int,
     say: Say,
 ) -> list[dict[str, float]]:
-    """Have them change places again and again, and compare what they hold. Return what it took."""
+    """Exchange them again and again, and compare what they hold; return what it took."""
     took = []
     for _ in range(repeats + WARM_UP):
         say(f"exchange: {name}")
@@ -104,7 +104,9 @@ def _one_after_the_other(leaves: ShimPeer, comes: ShimPeer) -> dict[str, float]:
 
 
 def _at_once(leaves: ShimPeer, comes: ShimPeer) -> dict[str, float]:
-    """Seconds: until the one that leaves is prepared, until it is parked, and until the other one is back."""
+    """Return the seconds until the one that leaves is prepared, until it is parked, and until the other one is
+    resumed.
+    """
     for _ in range(TRIES):
         begin = time.perf_counter()
         park = leaves.begin(CommandKind.PARK, MoveFlag.PREPARE | MoveFlag.STREAM)

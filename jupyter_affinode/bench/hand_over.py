@@ -1,6 +1,6 @@
-"""Two processes change places where host memory is enough for one of them and a little more.
+"""Exchanges of two processes where host memory is enough for one of them and a little more.
 
-It goes from the one that comes in to the one that leaves while both are at it, as lots.
+The waiter hands it over to the victim as lots, while both are moving.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def park_into_lots(peer: ShimPeer, lots: LentLots, size: int) -> None:
 
 
 def hand_over(leaves: ShimPeer, comes: ShimPeer, lots: LentLots, size: int) -> dict[str, float]:
-    """Have the two change places. Return seconds: until prepared, parked, and back. Raises MoveFailed."""
+    """Exchange the two; return the seconds until prepared, parked, and resumed. Raises MoveFailed."""
     needs = -(-size // lots.size) + 1
     while lots.being_made():
         lots.wait((leaves, comes))

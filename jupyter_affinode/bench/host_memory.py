@@ -30,7 +30,7 @@ class HugePages:
         self.address = ctypes.addressof(self._view)
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the memory."""
         del self._view
         self._map.close()
 
@@ -50,7 +50,7 @@ def touch(address: int, size: int, value: int = 1) -> None:
 
 
 def touched_memfd(size: int) -> int:
-    """The descriptor of a memfd of `size` zeroed bytes, every page of it there; the caller closes it."""
+    """Return the descriptor of a memfd of `size` zeroed bytes, every page of it touched; the caller closes it."""
     descriptor = os.memfd_create("affinode-bench-lot")
     try:
         os.ftruncate(descriptor, size)
@@ -65,9 +65,9 @@ def touched_memfd(size: int) -> int:
 
 
 def warm(size: int) -> dict[str, Any]:
-    """Touch `size` bytes at once and give them back: memory of a virtual machine that comes at its first use is there.
+    """Touch `size` bytes at once and free them: memory of a virtual machine that comes at its first use is there then.
 
-    Stops early where less than 1 GiB would be left. Bytes touched, seconds, and MemTotal before and after.
+    Stops early where less than 1 GiB would be left. Return bytes touched, seconds, and MemTotal before and after.
     """
     before, begin = host_memory().total_bytes, time.perf_counter()
     held: list[HugePages] = []
@@ -92,7 +92,7 @@ def warm(size: int) -> dict[str, Any]:
 
 
 def _grows() -> bool:
-    """Whether another piece fits; a machine whose memory grows gets a moment for it."""
+    """Return whether another piece fits; a machine whose memory grows gets a moment for it."""
     deadline = time.monotonic() + GROWS_WITHIN_S
     while host_memory().available_bytes < PIECE_BYTES + LEFT_ALONE_BYTES:
         if time.monotonic() > deadline:

@@ -18,7 +18,7 @@ TOUCHING = 2  # threads for each
 
 
 class LentLots:
-    """So many lots. `renewed`: each is freed when it was given back, and made anew, as for another user."""
+    """A fixed number of lots. `renewed`: each is freed when it was given back, and made anew, as for another user."""
 
     def __init__(self, count: int, size: int, *, renewed: bool):
         self.size = size
@@ -44,7 +44,7 @@ class LentLots:
         os.close(self._made_write)
 
     def being_made(self) -> bool:
-        """Whether some are not there yet."""
+        """Return whether some are not there yet."""
         return bool(self._being_made)
 
     def lent_to(self, peer: ShimPeer) -> int:
@@ -52,13 +52,13 @@ class LentLots:
         return sum(each is peer for each, _ in self._lent)
 
     def lend(self, peer: ShimPeer, until: int) -> None:
-        """Lend it what is free, until it has so many."""
+        """Lend the process free lots, until it has `until` of them."""
         while self._free and self.lent_to(peer) < until:
             lot = self._free.popleft()
             self._lent[peer, peer.give_lot(lot.descriptor, lot.bytes)] = lot
 
     def wait(self, peers: Sequence[ShimPeer], timeout_s: float = 1.0) -> None:
-        """Hear the processes and the threads that make lots, and take back what was given back."""
+        """Listen to the processes and the threads that make lots, and take back what was given back."""
         watched: list[Any] = [*peers, self._made_read]
         ready = select.select(watched, [], [], timeout_s)[0]
         if self._made_read in ready:

@@ -1,4 +1,4 @@
-"""The measurements, each in a fresh process; what comes out is data for the report, ready for JSON."""
+"""The measurements, each in a fresh process; they return data for the report, ready for JSON."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _seeds = itertools.count(1)  # no content is ever the same twice
 
 
 class WrongContent(RuntimeError):
-    """Memory came back other than it went: the one thing that must never be."""
+    """Memory was resumed with other contents than it was parked with: the one thing that must never happen."""
 
 
 def ceiling(simulated: bool, room: int, say: Say) -> dict[str, Any]:
-    """Rates of pinned copies in bytes a second: the best median of two ways to pin, each way."""
+    """Return rates of pinned copies in bytes a second: the best median of two ways to pin, each way."""
     methods = []
     for pinned_by, most in (("register", CEILING_BYTES), ("alloc", CEILING_ALLOC_BYTES)):
         size = min(SIMULATED_CEILING_BYTES if simulated else most, room // (2 * MIB) * 2 * MIB)
@@ -58,7 +58,7 @@ def ceiling(simulated: bool, room: int, say: Say) -> dict[str, Any]:
 
 
 def driver_checkpoint(sizes: tuple[int, ...], say: Say) -> dict[str, Any]:
-    """The driver's own checkpoint of a process that holds `size` bytes of random content."""
+    """Measure the driver's own checkpoint of a process that holds `size` bytes of random content."""
     cases: list[dict[str, Any]] = []
     for size in sizes:
         say(f"driver's checkpoint: {bytes_in_words(size)}")
@@ -79,7 +79,9 @@ def driver_checkpoint(sizes: tuple[int, ...], say: Say) -> dict[str, Any]:
 def moves(
     listener: Listener, size: int, block: int, repeats: int, say: Say, *, thorough: bool
 ) -> list[dict[str, Any]]:
-    """Our parks and resumes of random content; `thorough` with contents that are unchanged or changed little."""
+    """Measure our parks and resumes of random content; `thorough` with contents that are unchanged or changed
+    little.
+    """
     say(f"ours: {bytes_in_words(size)} in blocks of {bytes_in_words(block)}")
     rows = _Rows(size, block)
     with with_shim(listener) as child:
@@ -103,7 +105,7 @@ def moves(
 
 
 def first_park_with_lot(listener: Listener, size: int, say: Say) -> tuple[list[dict[str, Any]], str | None]:
-    """A first park into host memory that was touched beforehand, as a controller can keep it; and why there is none."""
+    """Measure a first park into touched host memory, as a controller can keep it; return also why there is none."""
     say(f"ours: {bytes_in_words(size)}, first park into a lot")
     rows = _Rows(size, min(size, GIB), host="lot")
     lot_size = -(-size // SLAB_BYTES) * SLAB_BYTES
@@ -128,7 +130,7 @@ def first_park_with_lot(listener: Listener, size: int, say: Say) -> tuple[list[d
 
 
 def zeros(listener: Listener, size: int, repeats: int, say: Say) -> list[dict[str, Any]]:
-    """Our parks and resumes of memory that holds zeros, as a framework's preallocation does."""
+    """Measure our parks and resumes of memory that holds zeros, as a framework's preallocation does."""
     say(f"ours: {bytes_in_words(size)} of zeros")
     rows = _Rows(size, min(size, GIB))
     with with_shim(listener) as child:
@@ -141,7 +143,7 @@ def zeros(listener: Listener, size: int, repeats: int, say: Say) -> list[dict[st
 def context_depth(
     listener: Listener, size: int, repeats: int, say: Say
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Parks that take the CUDA context too, and why there are none."""
+    """Measure parks that take the CUDA context too; return also why there are none."""
     say(f"ours: {bytes_in_words(size)}, context depth")
     rows = _Rows(size, min(size, GIB), depth="context")
     with with_shim(listener, AFFINODE_DEPTH="context") as child:
@@ -164,7 +166,7 @@ def context_depth(
 
 
 def _until_context(peer: ShimPeer) -> str | None:
-    """Park and resume until that takes the context too (a young process keeps it); why it does not."""
+    """Park and resume until that takes the context too (a young process keeps it); return why it does not."""
     deadline = time.monotonic() + CONTEXT_WITHIN_S
     while True:
         move = peer.park(context=True)
@@ -177,7 +179,7 @@ def _until_context(peer: ShimPeer) -> str | None:
 
 
 def wake_by_peer(listener: Listener, size: int, repeats: int, say: Say) -> list[float]:
-    """Seconds from a CUDA call in a parked process to its return, where the resume is commanded at once."""
+    """Return the seconds from a CUDA call in a parked process to its return, where the resume is commanded at once."""
     say(f"wake: {bytes_in_words(size)}, commanded at once")
     times = []
     with with_shim(listener) as child:

@@ -1,4 +1,4 @@
-"""What the bench found, as a table for a terminal and as the few ratios that matter."""
+"""The bench's results, as a table for a terminal and as the few ratios that matter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIMULATED = "SIMULATED: nothing here is GPU performance"
 
 
 def ratios(report: Report) -> dict[str, float]:
-    """Ratios within this run, by name; what was not measured is left out."""
+    """Return ratios within this run, by name; what was not measured is left out."""
     found: dict[str, float] = {}
     rows = [row for row in report["ours"] if row["depth"] == "memory" and row["host"] == "private"]
     size = max((row["bytes"] for row in rows if "zeros" not in row["name"]), default=0)
@@ -57,7 +57,7 @@ def ratios(report: Report) -> dict[str, float]:
 
 
 def table(report: Report) -> str:
-    """The whole report as plain text."""
+    """Return the whole report as plain text."""
     lines = [SIMULATED, ""] if report["simulated"] else []
     lines += [_machine(report["machine"]), ""]
     warmed = report["warmed_host"]
@@ -107,7 +107,7 @@ def table(report: Report) -> str:
 
 
 def _pinning(method: dict[str, Any]) -> list[Cells]:
-    """What it took to have host memory that can be copied to at full rate."""
+    """Return what it took to have host memory that can be copied to at full rate."""
     size, name = (
         method["bytes"],
         {"register": "cuMemHostRegister", "alloc": "cuMemHostAlloc"}[method["pinned_by"]],

@@ -24,11 +24,11 @@ ENDS_WITHIN_S = 10.0
 
 
 class NoController(RuntimeError):
-    """A private controller could not be had; the message says why."""
+    """No private controller could be started; the message tells why."""
 
 
 def wake_by_controller(folder: Path, size: int, repeats: int, say: Say) -> list[float]:
-    """Seconds from a CUDA call in a parked process to its return. Raises NoController."""
+    """Return the seconds from a CUDA call in a parked process to its return. Raises NoController."""
     say(f"wake: {bytes_in_words(size)}, through a controller")
     kernel_id = str(uuid.uuid4())
     times = []
@@ -46,7 +46,7 @@ def wake_by_controller(folder: Path, size: int, repeats: int, say: Say) -> list[
 
 @contextlib.contextmanager
 def _controller(folder: Path) -> Iterator[ControllerClient]:
-    """A controller of the bench's own."""
+    """Run a controller of the bench's own."""
     socket = folder / environment.SOCKET_NAME
     env = environment.controller_environment()
     env[environment.SOCKET] = str(socket)
@@ -75,7 +75,7 @@ def _controller(folder: Path) -> Iterator[ControllerClient]:
 
 
 def _ask(request: Callable[..., Any], *arguments: Any) -> Any:
-    """The answer; None while no controller answers."""
+    """Return the answer; None while no controller answers."""
     try:
         return asyncio.run(request(*arguments))
     except ControllerUnavailable:

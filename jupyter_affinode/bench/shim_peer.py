@@ -1,4 +1,4 @@
-"""The bench's own end of the shim's link: it commands at once, without a policy, and hears every answer."""
+"""The bench's own end of the shim's link: it commands at once, without a policy, and reads every answer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Listener:
         self._socket.listen(8)
 
     def accept(self, timeout_s: float = 30.0) -> ShimPeer:
-        """The next process's shim. Raises TimeoutError."""
+        """Return the next process's shim. Raises TimeoutError."""
         self._socket.settimeout(timeout_s)
         connection, _ = self._socket.accept()
         return ShimPeer(connection, pools=self.pools)
@@ -89,30 +89,30 @@ class ShimPeer:
         self._send(wire.pack_welcome(wire.PROTOCOL_VERSION, HEARTBEAT_MS, "bench", pools=pools))
 
     def fileno(self) -> int:
-        """For select."""
+        """Return the socket's descriptor, for select."""
         return self._socket.fileno()
 
     def park(self, *, context: bool = False, timeout_s: float = 600.0) -> Move:
-        """Park it; asks again while a call is in the way. Raises MoveFailed."""
+        """Park the process, again while a call is in the way; return the move. Raises MoveFailed."""
         return self._move(PARK, wire.MoveFlag.CONTEXT if context else 0, timeout_s)
 
     def resume(self, timeout_s: float = 600.0, *, on_gpu: str = "") -> Move:
-        """Bring it back, where it was or, from context depth, on the GPU with that UUID. Raises MoveFailed."""
+        """Resume the process, where it was or, from context depth, on the GPU with that UUID. Raises MoveFailed."""
         return self._move(RESUME, wire.MoveFlag.ELSEWHERE if on_gpu else 0, timeout_s, on_gpu or WHOSE)
 
     def begin(self, kind: wire.CommandKind, flags: int, text: str = WHOSE) -> int:
-        """Command a move; its number, for `prepared` and `replies`, which `take` fills."""
+        """Command a move; return its number, for `prepared` and `replies`, which `take` fills."""
         self._epoch += 1
         self._send(wire.pack_command(wire.PROTOCOL_VERSION, self._epoch, kind, argument=flags, reason=text))
         return self._epoch
 
     def decide(self, move: int, decision: wire.CommandKind) -> None:
-        """COMMIT or ABORT a move."""
+        """Send COMMIT or ABORT for a move."""
         self._epoch += 1
         self._send(wire.pack_command(wire.PROTOCOL_VERSION, self._epoch, decision, request=move))
 
     def say_dying(self) -> None:
-        """The process is to end: its calls need not wait for the GPU any more."""
+        """Tell the process that it is to end: its calls need not wait for the GPU any more."""
         self._epoch += 1
         self._send(wire.pack_command(wire.PROTOCOL_VERSION, self._epoch, wire.CommandKind.DYING))
 
@@ -127,16 +127,16 @@ class ShimPeer:
         return self._lots
 
     def gpus(self) -> tuple[PageGpu, ...]:
-        """The process's memory by GPU, as its page says."""
+        """Return the process's memory by GPU, as its page shows it."""
         return self._page.read().gpus
 
     def private_bytes(self) -> int:
-        """Host memory of its own that the shim has, not of lots."""
+        """Return the shim's own host memory, without lots."""
         page = self._page.read()
         return max(page.copy_bytes + page.kept_bytes - page.lot_bytes, 0)
 
     def kept_bytes(self) -> int:
-        """Host memory that the shim keeps ready for a park, lots included."""
+        """Return the host memory that the shim retains for a park, lots included."""
         return self._page.read().kept_bytes
 
     def take(self, timeout_s: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""What is measured: sizes and blocks that fit this machine, decided before anything is started."""
+"""The sizes and blocks to measure that fit this machine, decided before anything is started."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Room:
 
     @classmethod
     def of(cls, gpu_free: int, host_available: int, *, simulated: bool) -> Room:
-        """What can be used of what is free; a simulated GPU's memory is host memory too."""
+        """Return what can be used of what is free; a simulated GPU's memory is host memory too."""
         if simulated:
             left = SIMULATED_LEFT_BYTES
             return cls(max(gpu_free - left, 0), max(host_available - left, 0) // 2)
         return cls(max(gpu_free - GPU_LEFT_BYTES, 0), max(host_available - HOST_LEFT_BYTES, 0))
 
     def check(self, size: int) -> None:
-        """Raises DoesNotFit unless `size` bytes can be held on the GPU and parked."""
+        """Raise DoesNotFit unless `size` bytes can be held on the GPU and parked."""
         for name, room in (("GPU", self.gpu), ("host", self.host)):
             if size > room:
                 raise DoesNotFit(
@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def largest(self) -> int:
-        """The size that blocks and depths are compared at."""
+        """Return the size that blocks and depths are compared at."""
         return self.sizes[-1]
 
 
@@ -73,7 +73,7 @@ def make_plan(
     zeros: int | None = None,
     repeats: int | None = None,
 ) -> Plan:
-    """What was asked for, or else what fits of the usual. Raises DoesNotFit."""
+    """Return what was asked for, or else what fits of the usual sizes. Raises DoesNotFit."""
     for size in sizes:
         room.check(size)
     usual = SIMULATED_SIZES if simulated else DEFAULT_SIZES
@@ -94,7 +94,7 @@ def make_plan(
 
 
 def whole_chunks(text: str) -> int:
-    """A size in GiB ("32", "0.25") in bytes: a multiple of 2 MiB. Raises ValueError."""
+    """Return a size in GiB ("32", "0.25") in bytes: a multiple of 2 MiB. Raises ValueError."""
     size = round(float(text) * GIB)
     if size <= 0 or size % CHUNK_BYTES:
         raise ValueError(f"{text} GiB is not a multiple of 2 MiB")

@@ -32,16 +32,16 @@ class Content:
 
     @property
     def address(self) -> int:
-        """Of the first block."""
+        """Return the address of the first block."""
         return self._blocks[0][0]
 
     def change_all(self, seed: int) -> None:
-        """Other words everywhere; `seed` 0 for zeros."""
+        """Write other words everywhere; `seed` 0 for zeros."""
         self._seeds = [seed] * len(self._seeds)
         self._fill([True] * len(self._seeds))
 
     def change_some(self, fraction: float, seed: int) -> int:
-        """Other words in a random choice of the chunks, at least one; how many."""
+        """Write other words in a random choice of the chunks, at least one; return how many."""
         count = max(round(fraction * len(self._seeds)), 1)
         changed = [False] * len(self._seeds)
         for chunk in random.Random(seed).sample(range(len(self._seeds)), count):
@@ -51,7 +51,7 @@ class Content:
         return count
 
     def differing_words(self) -> int:
-        """How many 8-byte words are not what was last written there."""
+        """Return how many 8-byte words are not what was last written there."""
         found = ctypes.c_uint64()
         self._driver.call("cuMemsetD8_v2", ctypes.c_uint64(self._differing), 0, ctypes.c_size_t(8))
         for address, words, state in self._runs([True] * len(self._seeds)):
@@ -74,7 +74,7 @@ class Content:
         self._driver.synchronize()
 
     def _runs(self, chosen: list[bool]) -> Iterator[tuple[int, int, int]]:
-        """(address, words, state) of every run of chosen chunks of one block and one seed."""
+        """Yield (address, words, state) of every run of chosen chunks of one block and one seed."""
         first = 0
         for address, chunks in self._blocks:
             begin = 0
@@ -95,7 +95,9 @@ class Content:
 
 
 def _state(seed: int, first_word: int) -> int:
-    """splitmix64's state before the `first_word`-th word of a seed's own stream: 2**40 steps a seed, below 2**24."""
+    """Return splitmix64's state before the `first_word`-th word of a seed's own stream: 2**40 steps a seed, below
+    2**24.
+    """
     if seed == ZEROS:
         return 0
     return ((seed << 40) * STEP + first_word * STEP) & MASK

@@ -29,17 +29,17 @@ from .workload import HOUR_S, Spread, Workload
 FORMAT = 1
 SAID_EVERY_S = 0.5
 HOST_BYTES_PER_GPU = 256 * GIB  # servers with eight large GPUs often have 2 TiB; an assumption
-# What options may be. Far more than a site has, and few enough that a plan comes to its end.
+# Bounds of options: far more than a site has, and few enough that a plan comes to its end.
 GPUS_MAX, GIB_MAX = 1024, 1e6
 PEOPLE_MAX, DAYS_MAX, SEED_MAX = 100_000, 366, 1 << 63
-SHARE_MIN = 0.001  # of their time that people use the GPU
+SHARE_MIN = 0.001  # of their time that users use the GPU
 TIME_MAX_S = 7 * 86400.0
 SPREAD_MAX = 10.0  # the 75th percentile over the median
 _WORKLOAD = Workload()
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     _add_machine(parser)
     _add_people(parser)
     _add_ways(parser)
@@ -205,7 +205,7 @@ def _add_answer(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plan; 0, or 1 with one line on stderr."""
+    """Plan and print the answer; return 0, or 1 with one line on stderr."""
     progress = Progress(quiet=options.quiet)
     try:
         plan = make_plan(options)
@@ -230,7 +230,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def make_plan(options: argparse.Namespace) -> Plan:
-    """What the options ask for. Raises ImpossiblePlan, SettingsRefused, TraceError, BenchUnusable, OSError."""
+    """Return the plan that the options ask for. Raises ImpossiblePlan, SettingsRefused, TraceError, BenchUnusable,
+    OSError.
+    """
     host = (
         options.gpus * HOST_BYTES_PER_GPU if options.host_memory is None else int(options.host_memory * GIB)
     )
@@ -263,7 +265,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
 
 
 def make_report(options: argparse.Namespace, plan: Plan, progress: Progress) -> dict[str, Any]:
-    """Replay or search; everything, ready for JSON. Raises as `answer`."""
+    """Replay or search; return everything, ready for JSON. Raises as `answer`."""
     defaults = Settings().as_dict()
     report: dict[str, Any] = {
         "format": FORMAT,
@@ -289,7 +291,7 @@ def make_report(options: argparse.Namespace, plan: Plan, progress: Progress) -> 
 
 
 class Progress:
-    """One line on stderr that tells how far it is, where that is a terminal; else a line for each step."""
+    """A progress line on stderr, where that is a terminal; else a line for each step."""
 
     def __init__(self, *, quiet: bool):
         self._is_quiet = quiet
@@ -298,16 +300,16 @@ class Progress:
         self._last = ""
 
     def replayed(self, way: str, done: int, of: int) -> None:
-        """So many cells of one way."""
+        """Show how many cells of one way have been replayed."""
         self._say(f"{way}: {done} of {of} cells", is_step=False)
 
     def tried(self, way: str, people: int, kept: bool) -> None:
-        """One number of people."""
+        """Show the result for one number of users."""
         self._last = f"{way}: {people} people: {'within' if kept else 'beyond'} the bound"
         self._say(self._last, is_step=True)
 
     def beat(self) -> None:
-        """It goes on."""
+        """Show that it goes on."""
         self._say(self._last + " …", is_step=False)
 
     def clear(self) -> None:

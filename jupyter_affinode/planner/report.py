@@ -25,14 +25,14 @@ HEADER = (
 
 
 def wait_text(seconds: float) -> str:
-    """A wait: "0", "26 ms", "1.2 s", "6 min"."""
+    """Return a wait in words: "0", "26 ms", "1.2 s", "6 min"."""
     if seconds < 0.0005:
         return "0"
     return f"{seconds * 1e3:.0f} ms" if seconds < 0.9995 else duration_in_words(seconds)
 
 
 def plan_text(report: Answer) -> str:
-    """Everything: what was assumed, then the answer."""
+    """Return everything: what was assumed, then the answer."""
     lines = [*_about(report), ""]
     if report["answer"] is not None:
         lines += _answer(report["answer"])
@@ -175,7 +175,7 @@ def _search(search: Answer) -> list[str]:
 
 
 def _caution(search: Answer) -> list[str]:
-    """A bound on 95 % of the cells says nothing of the others; without parking these wait for hours."""
+    """Warn that a bound on 95 % of the cells tells nothing of the others; without parking these wait for hours."""
     for way, found in search["ways"].items():
         outcome = found["outcome"]
         if outcome is not None and outcome["wait_s"]["p99"] > max(100 * search["p95_wait_s"], 600.0):

@@ -1,8 +1,8 @@
-"""How many people a machine serves: the most for whom a cell's wait stays within a bound.
+"""Search: how many users a machine serves, the most for whom a cell's wait stays within a bound.
 
-With one person more the others' sessions stay what they are (or a trace's people come again), so that waits grow
-with the number but for chance. The answer is a number that was replayed and keeps the bound, while the next one that
-was replayed (one more, or 2 % more of many) does not; below it, the bound is taken to be kept.
+With one user more the others' sessions stay what they are (or a trace's users come again), so that waits grow with the
+number but for chance. The answer is a number that was replayed and keeps the bound, while the next one that was
+replayed (one more, or 2 % more of many) does not; below it, the bound is taken to be kept.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .model.simulation import TooSlow
 from .strategies import Plan
 
 PART = 0.95  # of all cells wait no longer than the bound
-STEP = 50  # the answer is found to within that part of it, 2 %, since replays of many people take long
-PER_GPU_MAX = 256  # people; a machine that serves more is not what this model is about
-Say = Callable[[str, int, bool], None]  # way, people, whether the bound is kept
+STEP = 50  # the answer is found to within that part of it, 2 %, since replays of many users take long
+PER_GPU_MAX = 256  # users; the model is not meant for machines that serve more
+Say = Callable[[str, int, bool], None]  # way, users, whether the bound is kept
 
 
 def most_people(plan: Plan, wait_s: float, say: Say, on_progress: Callable[[], None]) -> dict[str, Any]:
-    """By way: the most people, what they saw, and every number that was tried. Raises as `Plan.replay`."""
+    """Return by way the most users, their outcome, and every number that was tried. Raises as `Plan.replay`."""
     found = {}
     for way in plan.ways:
         tried = _Tried(plan, wait_s, way, say, on_progress)
@@ -37,7 +37,7 @@ def most_people(plan: Plan, wait_s: float, say: Say, on_progress: Callable[[], N
 
 
 class _Tried:
-    """One way of sharing, tried with different numbers of people."""
+    """One way of sharing, tried with different numbers of users."""
 
     def __init__(self, plan: Plan, wait_s: float, way: str, say: Say, on_progress: Callable[[], None]):
         self._plan, self._wait_s, self._way, self._say = plan, wait_s, way, say
@@ -46,7 +46,7 @@ class _Tried:
         self.kept: dict[int, bool] = {}
 
     def most(self) -> int:
-        """The largest number that keeps the bound; 0 if one person alone does not."""
+        """Return the largest number that keeps the bound; 0 if one user alone does not."""
         limit = PER_GPU_MAX * self._plan.machine.gpus
         good, bad = 0, 1
         while self._keeps(bad):

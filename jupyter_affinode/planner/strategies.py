@@ -1,4 +1,4 @@
-"""One plan: the same sessions under every way of sharing, and what they would take without us."""
+"""A plan: the same sessions under every way of sharing, and what they would take without parking."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Plan:
     ways: tuple[str, ...] = WAYS
 
     def sessions(self) -> list[Session]:
-        """What is replayed. Raises ImpossiblePlan."""
+        """Return the sessions to replay. Raises ImpossiblePlan."""
         if self.workload is not None:
             return self.workload.sessions(self.machine.gpu_bytes)
         return [session for session in self.trace if session.cells]
 
     def with_people(self, people: int) -> Plan:
-        """The same for more or fewer people; of a trace, its first people, or its people several times over."""
+        """Return the plan for more or fewer users; of a trace, its first users, or its users several times over."""
         if self.workload is not None:
             return replace(self, workload=self.workload.with_people(people))
         return replace(self, trace=tuple(_some_people(self.trace, people)))
@@ -51,13 +51,13 @@ class Plan:
         on_progress: Progress | None = None,
         give_up: tuple[float, int] | None = None,
     ) -> Outcome:
-        """One way of sharing. `give_up`: as `People.give_up`. Raises ImpossiblePlan, and as `People.run`."""
+        """Replay one way of sharing. `give_up`: as `People.give_up`. Raises ImpossiblePlan, and as `People.run`."""
         people = self._people(way, sessions, self.machine, on_progress)
         people.give_up = give_up
         return people.run()
 
     def without_waits(self, way: str, sessions: Sequence[Session]) -> Outcome:
-        """A way without parking, on as many GPUs as it takes for no waits."""
+        """Replay a way without parking, on as many GPUs as it takes for no waits."""
         people = len({session.person for session in sessions})
         return self._people(way, sessions, replace(self.machine, gpus=people), None).run()
 
@@ -85,12 +85,12 @@ class Plan:
         return Reservation(machine, sessions, on_progress)
 
     def check(self, sessions: Sequence[Session]) -> None:
-        """Raises ImpossiblePlan before anything is replayed."""
+        """Check the plan before anything is replayed. Raises ImpossiblePlan."""
         self.machine.check(self.settings, sessions)
 
 
 def answer(plan: Plan, report: Report) -> dict[str, Any]:
-    """Replay every way; the figures, ready for JSON. Raises as `Plan.replay`."""
+    """Replay every way; return the figures, ready for JSON. Raises as `Plan.replay`."""
     sessions = plan.sessions()
     plan.check(sessions)
     outcomes = {}
@@ -109,10 +109,10 @@ def answer(plan: Plan, report: Report) -> dict[str, Any]:
 
 
 def saved(plan: Plan, sessions: Sequence[Session], outcomes: dict[str, Outcome]) -> dict[str, Any]:
-    """By way the GPUs with which no session waits, their GPU-hours, and how many of these our machine spares.
+    """Return by way the GPUs with which no session waits, their GPU-hours, and how many of these our machine spares.
 
-    Each GPU counts for as long as any session is open, ours too. Of a GPU that is shared by memory any part may be
-    used (no packing is lost), which is the best for that way.
+    Each GPU counts for as long as any session is open, ours too. Of a GPU that is shared by memory any part may be used
+    (no packing is lost), which is the best for that way.
     """
     ours = outcomes.get("affinode")
     hours = plan.machine.gpus * ours.open_s / HOUR_S if ours is not None else None

@@ -51,7 +51,7 @@ class _Record:
 
 
 def read_trace(path: Path) -> list[Session]:
-    """The sessions of a trace. Raises OSError and TraceError."""
+    """Return the sessions of a trace. Raises OSError and TraceError."""
     with open(path, encoding="utf-8", newline="") as file:
         try:
             rows = _csv_rows(file, path) if path.suffix.lower() == ".csv" else _json_rows(file, path)

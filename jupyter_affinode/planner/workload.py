@@ -7,7 +7,7 @@ Published, and used as they are:
   the time; about three quarters of the sessions use theirs for at most 5 % of the time. All from the notebooks of
   one company's research platform ("AdobeTrace"): Carver, Zhang, Wang, Mahadik and Cheng, "NotebookOS: A Replicated
   Notebook Platform for Interactive Training with On-Demand GPUs", ASPLOS 2026, doi 10.1145/3760250.3762230. So
-  there are busy people and quiet ones: a quarter of them use the GPU 61 % of their time, three quarters 5 %,
+  there are busy users and quiet ones: a quarter of them use the GPU 61 % of their time, three quarters 5 %,
   which is 19 % for all together; a think time of 3 min makes the median from cell to cell.
 
 Assumed, since nothing published was found; set them for your site, or replay a trace of it:
@@ -15,7 +15,7 @@ Assumed, since nothing published was found; set them for your site, or replay a 
 - How much GPU memory a notebook holds. The nearest published figure is of batch jobs: of those that asked for
   GPUs of 80 GB on a supercomputer, 55 % never held more than half (Cankur, Austin, Kulkarni and Bhatele,
   "Characterizing Production GPU Workloads using System-wide Telemetry Data", arXiv 2502.18680).
-- When people come, how long they stay, how long their breaks are, and that times are log-normal.
+- When users come, how long they stay, how long their breaks are, and that times are log-normal.
 - That a running cell could use a whole GPU's compute (`Machine.compute_share`), the worst case for sharing.
 """
 
@@ -39,7 +39,7 @@ BREAKS_MAX = 1000  # before one cell, on average
 
 
 def round_half_up(number: float) -> int:
-    """The nearest whole number."""
+    """Return the nearest whole number."""
     return math.floor(number + 0.5)
 
 
@@ -52,22 +52,22 @@ class Spread:
 
     @property
     def sigma(self) -> float:
-        """Of the logarithm."""
+        """Return the standard deviation of the logarithm."""
         return math.log(self.p75 / self.median) / Z75
 
     @property
     def mean(self) -> float:
-        """The arithmetic mean."""
+        """Return the arithmetic mean."""
         return self.median * math.exp(self.sigma**2 / 2)
 
     def draw(self, chance: random.Random) -> float:
-        """One value."""
+        """Return a random value."""
         return self.median * math.exp(self.sigma * chance.gauss(0.0, 1.0))
 
 
 @dataclass(frozen=True)
 class Workload:
-    """People on working days; seconds and bytes. Module docstring: what is published, what is assumed."""
+    """Users on working days; seconds and bytes. Module docstring: what is published, what is assumed."""
 
     people: int = 8
     days: int = 5
@@ -101,12 +101,12 @@ class Workload:
             raise ImpossiblePlan(f"people come between two hours of the day, not {first:g} and {last:g}")
 
     def breaks_a_cell(self, share: float) -> float:
-        """How many breaks there are for each cell, so that `share` of the time is computing."""
+        """Return how many breaks there are for each cell, so that `share` of the time is computing."""
         idle_s = self.run_s.mean * (1 / share - 1)
         return max(idle_s - self.think_s.mean, 0.0) / self.break_s.mean
 
     def sessions(self, gpu_bytes: int) -> list[Session]:
-        """Return all persons' sessions; with one person more, the others' stay what they are. Raises ImpossiblePlan."""
+        """Return all users' sessions; with one user more, the others' stay what they are. Raises ImpossiblePlan."""
         self.check()
         sessions: list[Session] = []
         cells = 0
@@ -122,7 +122,7 @@ class Workload:
         return sessions
 
     def with_people(self, people: int) -> Workload:
-        """The same for more or fewer."""
+        """Return the same for more or fewer users."""
         return replace(self, people=people)
 
     def _of_person(self, person: int, gpu_bytes: int) -> list[Session]:
@@ -141,7 +141,7 @@ class Workload:
     def _cells(
         self, chance: random.Random, breaks: float, length_s: float, size: int
     ) -> tuple[tuple[Cell, ...], float]:
-        """The cells of one session, and what time is left after the last."""
+        """Return the cells of one session, and what time is left after the last."""
         cells: list[Cell] = []
         left_s = length_s
         while len(cells) < CELLS_MAX:
@@ -156,7 +156,7 @@ class Workload:
         )
 
     def _break(self, chance: random.Random, breaks: float) -> float:
-        """The breaks before a cell, together."""
+        """Return the breaks before a cell, together."""
         whole, part = divmod(breaks, 1.0)
         count = int(whole) + (chance.random() < part)
         return sum(self.break_s.draw(chance) for _ in range(count))

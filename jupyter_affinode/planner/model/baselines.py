@@ -1,6 +1,7 @@
-"""What sites do today, replayed with the same sessions: no kernel is parked, so a session waits for another's end.
+"""Baselines: what sites do today, replayed with the same sessions. No kernel is parked, so a session waits for
+another's end.
 
-- reservation: a GPU is a person's from the session's start to its end.
+- reservation: a GPU is one user's from the session's start to its end.
 - culling: the same, but a kernel that is idle for too long is killed; the next cell builds its state again.
 - sharing: kernels share GPUs by memory, which stays theirs to the end; a session that does not fit waits.
 """
@@ -21,14 +22,14 @@ from .simulation import LiveSession, People
 
 @dataclass(frozen=True)
 class Culling:
-    """When idle kernels are killed, and what building their state again takes."""
+    """When idle kernels are killed, and how long building their state again takes."""
 
     timeout_s: float = 3600.0  # as in jupyterhub-idle-culler's own example (its README on PyPI)
     rebuild_s: float = 120.0  # imports, data, weights: an assumption, nothing published was found
 
 
 class _InTurn(People):
-    """Serve sessions in the order in which they ask; each GPU has so many bytes, or is one whole."""
+    """Serves sessions in the order in which they ask; each GPU has so many bytes, or is one whole."""
 
     def __init__(
         self,
@@ -46,16 +47,16 @@ class _InTurn(People):
         self._has: dict[int, tuple[int, int, float]] = {}  # by session: GPU, how much, since when
 
     def has(self, live: LiveSession) -> bool:
-        """Whether it has its part."""
+        """Return whether the session has its part."""
         return live.number in self._has
 
     def ask(self, live: LiveSession, size: int) -> None:
-        """Get in line for a part of a GPU."""
+        """Queue for a part of a GPU."""
         self._line.append((live, size))
         self._serve()
 
     def give_back(self, live: LiveSession) -> None:
-        """Its part is free; a session that waited does so no more."""
+        """Free the session's part, or end its wait."""
         self._line = [(other, size) for other, size in self._line if other is not live]
         if live.number in self._has:
             gpu, size, since = self._has.pop(live.number)
@@ -71,7 +72,7 @@ class _InTurn(People):
 
     @abstractmethod
     def served(self, live: LiveSession) -> None:
-        """It has its part now."""
+        """React to the session getting its part."""
 
     def _serve(self) -> None:
         while self._line:
@@ -100,25 +101,25 @@ class Reservation(_InTurn):
         super().__init__(machine, sessions, Outcome("reservation", "a GPU each"), 1, on_progress)
 
     def begins(self, live: LiveSession) -> None:
-        """It asks at once."""
+        """Ask at once."""
         self.ask(live, 1)
 
     def wants(self, live: LiveSession) -> None:
-        """It has its GPU, or waits for it."""
+        """Compute if the session has its GPU; else it waits."""
         if self.has(live):
             self.compute(live)
 
     def served(self, live: LiveSession) -> None:
-        """A cell may be waiting."""
+        """Compute if a cell is waiting."""
         if live.wanted_at is not None:
             self.compute(live)
 
     def ends(self, live: LiveSession) -> None:
-        """The next one gets it."""
+        """Free the GPU."""
         self.give_back(live)
 
     def computes_on(self, live: LiveSession) -> Hashable:
-        """Nothing is shared."""
+        """Return a key of the session's own: nothing is shared."""
         return ("own", live.number)
 
 
@@ -140,17 +141,17 @@ class Culled(Reservation):
         self._was_culled: set[int] = set()
 
     def begins(self, live: LiveSession) -> None:
-        """It asks at its first cell: a culler would have ended it before."""
+        """Do nothing: it asks at its first cell, since a culler would have ended it before."""
 
     def wants(self, live: LiveSession) -> None:
-        """As with reservation, or again from the start."""
+        """Compute if the session has its GPU, else ask for one."""
         if self.has(live):
             self.compute(live)
         else:
             self.ask(live, 1)
 
     def served(self, live: LiveSession) -> None:
-        """First build what was lost."""
+        """Compute, after building the state again if it was lost."""
         if live.number in self._was_culled:
             self._was_culled.discard(live.number)
             self.outcome.losses += 1
@@ -161,7 +162,7 @@ class Culled(Reservation):
             self.compute(live)
 
     def idle(self, live: LiveSession) -> None:
-        """The culler looks when its time is over."""
+        """Schedule the culler's next look at the session."""
         if not live.cell_is_open:
             done = live.next_cell
             self.timeline.after(self._culling.timeout_s, partial(self._cull, live, done))
@@ -175,23 +176,23 @@ class Culled(Reservation):
 
 
 class Sharing(_InTurn):
-    """By memory, without yielding: a session holds its peak from its first cell to its end."""
+    """Sharing by memory, without parking: a session holds its peak from its first cell to its end."""
 
     def __init__(self, machine: Machine, sessions: Sequence[Session], on_progress: Progress | None = None):
         outcome = Outcome("sharing", "shared by memory, no parking")
         super().__init__(machine, sessions, outcome, machine.gpu_bytes, on_progress)
 
     def wants(self, live: LiveSession) -> None:
-        """The first cell waits until there is room for all that the session will hold."""
+        """Compute, or have the first cell wait until there is room for all that the session will hold."""
         if self.has(live):
             self.compute(live)
         else:
             self.ask(live, live.session.peak_bytes + self.machine.context_bytes)
 
     def served(self, live: LiveSession) -> None:
-        """There is room."""
+        """Compute."""
         self.compute(live)
 
     def ends(self, live: LiveSession) -> None:
-        """Its memory is free."""
+        """Free the memory."""
         self.give_back(live)

@@ -1,4 +1,4 @@
-"""A local disk that parked memory goes to when host memory is short (`spill_dir`)."""
+"""A local disk for spilled memory when host memory is short (`spill_dir`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DAY_HOURS = 24
 
 
 class Disk:
-    """What is written there, at the disk's rate for all together; a call of its kernel ends a write."""
+    """Spills, at the disk's rate for all together; a call of its kernel ends a spill."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class Disk:
         self._written: Counter[int] = Counter()  # bytes by hour
 
     def spill(self, kernel: SimulatedKernel, size: int) -> None:
-        """Begin to write so much of a parked kernel."""
+        """Begin to write `size` bytes of a parked kernel."""
         kernel.spilling = min(size, kernel.movable - kernel.on_disk)
         self._writes.begin(kernel.id, kernel.spilling / self._bytes_per_s, partial(self._end, kernel, 0))
 
     def stop(self, kernel: SimulatedKernel) -> None:
-        """End its write, if there is one; what is written by then stays on disk."""
+        """End the kernel's write, if there is one; what is written by then stays on disk."""
         if kernel.id in self._writes:
             left_s = self._writes.stop(kernel.id)
             self._end(kernel, min(int(left_s * self._bytes_per_s), kernel.spilling))

@@ -12,7 +12,7 @@ PRECISION_S = 1e-9  # of a moment; below it work is done
 
 
 class Timeline:
-    """Events by moment; those of one moment in the order in which they were put down."""
+    """Events by moment; those of one moment in the order in which they were added."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -21,19 +21,19 @@ class Timeline:
 
     @property
     def ahead(self) -> int:
-        """How many events are to come."""
+        """Return how many events are to come."""
         return len(self._queue)
 
     def at(self, moment: float, step: Step) -> None:
-        """Have `step` called at a moment; one that has passed is now."""
+        """Have `step` called at a moment; a past one counts as now."""
         heapq.heappush(self._queue, (max(moment, self.now), next(self._numbers), step))
 
     def after(self, seconds: float, step: Step) -> None:
-        """Have `step` called in a while."""
+        """Have `step` called after `seconds`."""
         self.at(self.now + seconds, step)
 
     def advance(self) -> bool:
-        """Go to the next moment and do everything of it that is known by then; False if nothing is left."""
+        """Go to the next moment and do everything of it that is known by then; return False if nothing is left."""
         if not self._queue:
             return False
         self.now = self._queue[0][0]
@@ -50,7 +50,7 @@ class Shared:
     """
 
     def __init__(self, timeline: Timeline, demand: float = 1.0):
-        """`demand`: of work that is begun without one."""
+        """Prepare. `demand`: of work that is begun without one."""
         self._timeline = timeline
         self._demand = demand
         self._left: dict[Hashable, tuple[float, Step]] = {}  # seconds of work at a rate of 1, and what then
@@ -70,7 +70,7 @@ class Shared:
         self._next()
 
     def stop(self, key: Hashable) -> float:
-        """Take work back; what is left of it, in seconds of a rate of 1."""
+        """Withdraw work; return what is left of it, in seconds of a rate of 1."""
         self._catch_up()
         left, _ = self._left.pop(key)
         del self._demands[key]

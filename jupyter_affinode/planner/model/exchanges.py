@@ -24,7 +24,7 @@ class Exchange:
         *,
         takes: Mapping[str, int] | None = None,
     ):
-        """`takes`: what each victim takes of host memory, by kernel, where the waiter gives them its own."""
+        """Prepare. `takes`: what each victim takes of host memory, by kernel, where the waiter hands its own over."""
         self.waiter: SimulatedKernel | None = waiter
         self.victims = victims
         self._takes = takes
@@ -33,16 +33,20 @@ class Exchange:
 
     @property
     def hands_over(self) -> bool:
-        """Whether the waiter gives its host memory to the victims."""
+        """Return whether the waiter hands its host memory over to the victims."""
         return self._takes is not None
 
     @property
     def handed_bytes(self) -> int:
-        """How much of the waiter's host memory is the victims', who have all of theirs from the start in this model."""
+        """Return how much of the waiter's host memory is the victims', which have all of theirs from the start in this
+        model.
+        """
         return sum(self._takes[victim.id] for victim in self.victims) if self._takes is not None else 0
 
     def begin(self, links: tuple[Links, Links], speeds: Speeds, out_s: float, in_s: float) -> None:
-        """Begin both directions, which would take so long alone; `links`: out of the GPU, and into it."""
+        """Begin both directions. `out_s` and `in_s`: how long each would take alone; `links`: out of the GPU, and into
+        it.
+        """
         assert self.waiter is not None
         for name, link, alone_s in zip(("out", "in"), links, (out_s, in_s), strict=True):
             key = (name, self.waiter.id)
@@ -52,7 +56,7 @@ class Exchange:
             self._under_way[key].begin(key, work_s, partial(self._done, key))
 
     def leave(self, kernel: SimulatedKernel) -> None:
-        """End a part of it: the kernel has ended."""
+        """End the part of a kernel that has ended."""
         if kernel is self.waiter:
             self.waiter = None
             self._stop("in")

@@ -36,14 +36,14 @@ class Speeds:
     disk_bytes_per_s: float = 2 * GIB  # an NVMe disk's: an assumption
 
     def park_s(self, size: int, kept: int, changed: float, *, context: bool) -> float:
-        """How long a park of `size` bytes takes, `kept` of which have their host memory from the last one."""
+        """Return how long a park of `size` bytes takes, `kept` of which have their host memory from the last one."""
         again = min(kept, size)
         took = (size - again) / self.first_park_bytes_per_s
         took += again * (changed / self.park_bytes_per_s + (1 - changed) / self.same_park_bytes_per_s)
         return took + (self.context_park_s if context else 0.0)
 
     def resume_s(self, size: int, *, context: bool) -> float:
-        """How long a resume of `size` bytes takes."""
+        """Return how long a resume of `size` bytes takes."""
         return self.wake_s + size / self.resume_bytes_per_s + (self.context_resume_s if context else 0.0)
 
 
@@ -63,7 +63,7 @@ class Machine:
         return {f"GPU-{number:02d}": self.gpu_bytes for number in range(self.gpus)}
 
     def check(self, settings: Settings, sessions: Sequence[Session]) -> None:
-        """Raises ImpossiblePlan."""
+        """Check that the sessions fit the machine. Raises ImpossiblePlan."""
         if self.gpu_bytes <= self.context_bytes:
             raise ImpossiblePlan(
                 f"a GPU of {bytes_in_words(self.gpu_bytes)} has no room beside one CUDA context of"
@@ -82,11 +82,11 @@ class Machine:
 
 
 class BenchUnusable(ValueError):
-    """A bench report that says nothing of moves; the message says why."""
+    """A bench report without usable moves; the message tells why."""
 
 
 def speeds_from_bench(path: Path) -> Speeds:
-    """What `jupyter affinode bench --json` measured. Raises OSError and BenchUnusable."""
+    """Return what `jupyter affinode bench --json` measured. Raises OSError and BenchUnusable."""
     try:
         report: dict[str, Any] = json.loads(path.read_text())
         if report["simulated"]:
@@ -124,7 +124,7 @@ def speeds_from_bench(path: Path) -> Speeds:
 
 
 def _of_depth(rows: list[dict[str, Any]], depth: str) -> tuple[int, dict[str, float]] | None:
-    """The largest size at a depth, and the median times by name in its largest blocks."""
+    """Return the largest size at a depth, and the median times by name in its largest blocks."""
     of_depth = [row for row in rows if row["depth"] == depth]
     size = max((row["bytes"] for row in of_depth), default=0)
     block = max((row["block_bytes"] for row in of_depth if row["bytes"] == size), default=0)

@@ -1,4 +1,4 @@
-"""What each GPU and the host hold in a replay, kept up to date by the kernels that changed."""
+"""Occupancy: what each GPU and the host hold in a replay, kept up to date by the kernels that changed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Books:
         self._changed: dict[int, SimulatedKernel] = {}
 
     def touch(self, kernel: SimulatedKernel) -> None:
-        """Something of it is different, or will be in a moment."""
+        """Note that something of the kernel is different, or will be in a moment."""
         self._changed[kernel.live.number] = kernel
 
     def room(self, gpus: Iterable[str]) -> int:
@@ -82,7 +82,7 @@ class Books:
             raise ModelBroken(f"at {now:.3f} s the host holds more than it has")
 
     def forget(self, kernel: SimulatedKernel) -> None:
-        """Its processes have ended."""
+        """Remove a kernel whose processes have ended."""
         number = kernel.live.number
         self._changed.pop(number, None)
         self._enter(number, Part((), 0, 0, 0))

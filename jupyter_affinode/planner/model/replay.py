@@ -1,8 +1,9 @@
-"""Sessions under the controller's own policy: the same `decide()`, with a virtual clock and a model of the moves.
+"""Replay of sessions under the controller's own policy: the same `decide()`, with a virtual clock and a model of the
+moves.
 
-What is exact here and late or estimated on a real machine: NVML's figures, and when a shim's answer arrives.
-A pass is made after every event, and at the moments at which time alone can change a decision; as these are the
-policy's own business, also every few seconds while a kernel waits.
+Two things are exact here and late or estimated on a real machine: NVML's figures, and when a shim's answer arrives. A
+pass is made after every event, and at the moments at which time alone can change a decision; as these are the policy's
+own business, also every few seconds while a kernel waits.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ class Replay(People):
         exchanges: bool = True,
         on_progress: Progress | None = None,
     ):
-        """`rebuild_s`: what a person needs to build a kernel's state again when the policy ended it.
-        `every_event`: decide even where no kernel waits and nothing runs low. `exchanges`: kernels can change places.
+        """Prepare. `rebuild_s`: the time that a user needs to build a kernel's state again when the policy ended it.
+        `every_event`: decide even where no kernel waits and nothing runs low. `exchanges`: kernels can take part in
+        exchanges.
         """
         if settings.lot_bytes or settings.drop_caches_before_park:
             raise ImpossiblePlan("lot_bytes and drop_caches_before_park are not modelled: leave them off")
@@ -97,10 +99,10 @@ class Replay(People):
             actions.EndKernel: self._end_kernel,
         }
 
-    # ---- what people do
+    # ---- what users do
 
     def wants(self, live: LiveSession) -> None:
-        """A cell calls CUDA."""
+        """Have the cell compute, or its kernel wait: the cell calls CUDA."""
         if live.number in self._lost:
             self._lost.discard(live.number)
             self.outcome.losses += 1
@@ -120,7 +122,7 @@ class Replay(People):
             self._allocate(kernel)
 
     def idle(self, live: LiveSession) -> None:
-        """It has computed."""
+        """Note that the cell has computed."""
         kernel = self._kernels.get(live.number)
         if kernel is not None:
             self._books.touch(kernel)
@@ -128,7 +130,7 @@ class Replay(People):
                 kernel.computes_since, kernel.last_activity = None, self.now
 
     def ends(self, live: LiveSession) -> None:
-        """Its processes end."""
+        """End the session's kernel."""
         kernel = self._kernels.pop(live.number, None)
         self._placed.pop(live.number, None)
         if kernel is None:
@@ -186,7 +188,7 @@ class Replay(People):
         return self._disk.seen(host, self._kernels.values())
 
     def _has_nothing_to_decide(self, node: Node) -> bool:
-        """Whether no kernel waits and nothing runs low; a test holds this against deciding all the same."""
+        """Return whether no kernel waits and nothing runs low; a test compares this with deciding all the same."""
         return not (
             self._every_event
             or self._books.waiting
@@ -198,7 +200,7 @@ class Replay(People):
     # ---- kernels
 
     def begins(self, live: LiveSession) -> None:
-        """Its kernel is started, and the controller says on which GPU."""
+        """Start the session's kernel and place it on a GPU."""
         node = self._look()
         newcomers: dict[str, int] = {}
         for number, since in self._placed.values():
@@ -213,7 +215,7 @@ class Replay(People):
         return NvmlGpu(uuid, self._uuids.index(uuid), "GPU", total, total - free, free, None)
 
     def _start(self, live: LiveSession) -> SimulatedKernel:
-        """Its first call of CUDA."""
+        """Make the kernel at its first CUDA call."""
         self._placed.pop(live.number, None)
         if live.gpu is None:
             raise ModelBroken(f"{live.session.id} was never placed")
@@ -250,7 +252,7 @@ class Replay(People):
         self._compute_cell(kernel)
 
     def _may_take(self, kernel: SimulatedKernel, need: int) -> bool:
-        """Whether an allocation succeeds without asking for room."""
+        """Return whether an allocation succeeds without asking for room."""
         return need <= self._books.room(kernel.on)
 
     def _compute_cell(self, kernel: SimulatedKernel) -> None:
@@ -295,8 +297,8 @@ class Replay(People):
         self._out[kernel.on[0]].begin(kernel.id, kernel.parks_s, parked)
 
     def _begin_exchanges(self, decided: Sequence[actions.Action]) -> None:
-        """Have waiters come in while those leave that are parked for them; just park those if one of them stays, or if
-        other kernels were given room that the waiter needs.
+        """Resume waiters while their victims are parked; only park the victims if one of them stays, or if other
+        kernels were given room that the waiter needs.
         """
         leaving, self._leaving = self._leaving, {}
         takes, self._taking = self._taking, {}
@@ -348,7 +350,7 @@ class Replay(People):
             kernel.residency, kernel.wants_since = Residency.QUEUED, self.now
 
     def _revoke(self, kernel: SimulatedKernel) -> None:
-        """A call meets a park that is under way: it does not wait, the park is given up."""
+        """Give up a park under way, which a call meets."""
         self._out[kernel.on[0]].stop(kernel.id)
         kernel.residency, kernel.park_budget = Residency.RESIDENT, None
         self._refused(kernel, "came-back")
@@ -388,7 +390,7 @@ class Replay(People):
         return resume_s + self._disk.return_s(kernel)
 
     def _move_to(self, kernel: SimulatedKernel, action: actions.Resume) -> None:
-        """It may come back on another GPU, if its context has left too."""
+        """Migrate the kernel if the resume is on another GPU, which its context must allow."""
         wanted = [uuid for uuid, size in action.reserved_bytes.items() if size]
         if not wanted or kernel.on[0] in wanted:
             return
@@ -425,7 +427,7 @@ class Replay(People):
         self.fail(kernel.live, "out of memory")
 
     def _end_kernel(self, kernel: SimulatedKernel, action: actions.EndKernel) -> None:
-        """Its state is lost; a cell that waits or computes fails, and the next one builds the state again."""
+        """Lose the kernel's state: a cell that waits or computes fails, and the next one builds the state again."""
         live = kernel.live
         self.outcome.counts["kernels ended for others"] += 1
         self._lost.add(live.number)

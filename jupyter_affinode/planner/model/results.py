@@ -1,4 +1,4 @@
-"""What a replay has seen: waits, what was held, what was lost; and its figures."""
+"""Results of a replay: waits, memory held, losses; and their figures."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 HOUR_S = 3600.0
-A_WAIT_S = 1.0  # what people notice: Nielsen, Usability Engineering (1993), ch. 5: a second keeps the flow
+A_WAIT_S = 1.0  # what users notice: Nielsen, Usability Engineering (1993), ch. 5: a second keeps the flow
 
 Progress = Callable[[int, int], None]  # cells done, cells in all; may raise to cancel
 EVERY_CELLS = 200  # between two calls of it
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
-    """The least value that at least `part` of all are not above; of an ordered sequence that is not empty."""
+    """Return the least value that at least `part` of all are not above, of an ordered sequence that is not empty."""
     return ordered[max(math.ceil(part * len(ordered)) - 1, 0)]
 
 
@@ -40,7 +40,7 @@ class Outcome:
     sessions: int = 0
     sessions_most: int = 0  # at a time
     losses: int = 0  # kernels whose state was lost: culled or terminated, and used again later
-    rebuild_s: float = 0.0  # that people spent on building that state again
+    rebuild_s: float = 0.0  # that users spent on building that state again
     counts: Counter[str] = field(default_factory=Counter)  # parks, resumes, refusals, …
     moved_bytes: int = 0
     spilled_bytes: int = 0  # written to a disk
@@ -49,11 +49,11 @@ class Outcome:
 
     @property
     def cells(self) -> int:
-        """How many ran to their end."""
+        """Return how many cells ran to their end."""
         return len(self.waits_s)
 
     def waits(self) -> dict[str, float]:
-        """Of a cell that needs the GPU, in seconds."""
+        """Return the waits of cells that need the GPU, in seconds."""
         ordered = sorted(self.waits_s)
         if not ordered:
             return {"p50": 0.0, "p95": 0.0, "p99": 0.0, "max": 0.0, "mean": 0.0, "noticed": 0.0}
@@ -68,7 +68,7 @@ class Outcome:
 
     @property
     def slowdown(self) -> float:
-        """How many times longer cells computed because others computed beside them."""
+        """Return how many times longer cells computed because others computed beside them."""
         return self.computed_s / self.alone_s if self.alone_s else 1.0
 
     @property
@@ -77,7 +77,7 @@ class Outcome:
         return max(1.0 - self.held_computing_s / self.held_s, 0.0) if self.held_s else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; times in seconds, sizes in bytes."""
+        """Return it for JSON; times in seconds, sizes in bytes."""
         return {
             "way": self.way,
             "title": self.title,
@@ -113,14 +113,14 @@ class OpenSessions:
         self._since = 0.0
 
     def begin(self, now: float) -> None:
-        """A session begins."""
+        """Count a session that begins."""
         self._open += 1
         self._since = now if self._open == 1 else self._since
         self._outcome.sessions += 1
         self._outcome.sessions_most = max(self._outcome.sessions_most, self._open)
 
     def end(self, now: float) -> None:
-        """A session has ended."""
+        """Count a session that has ended."""
         self._open -= 1
         self._outcome.ended_s = now
         if not self._open:

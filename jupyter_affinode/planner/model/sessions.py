@@ -1,4 +1,4 @@
-"""What is replayed: sessions of cells. The same for every way of sharing, so that only the sharing differs.
+"""Sessions of cells to replay. They are the same for every way of sharing, so that only the sharing differs.
 
 A session is closed: a cell begins a think time after the one before it has ended, however long that one waited.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 class ImpossiblePlan(ValueError):
-    """Something that no machine could do, or that makes no sense; the message says what to change."""
+    """Something that no machine could do, or that makes no sense; the message tells what to change."""
 
 
 @dataclass(frozen=True)
@@ -30,28 +30,28 @@ class Session:
 
     id: str
     person: str
-    start_s: float  # not before that, and not before the person's session before it has ended
+    start_s: float  # not before that, and not before the user's previous session has ended
     cells: tuple[Cell, ...]
     end_think_s: float = 0.0  # from the end of its last cell until the kernel is shut down
 
     @property
     def peak_bytes(self) -> int:
-        """The most that it holds."""
+        """Return the most memory that it holds."""
         return max((cell.bytes for cell in self.cells), default=0)
 
     @property
     def gpu_s(self) -> float:
-        """How long it computes."""
+        """Return how long it computes."""
         return sum(cell.gpu_s for cell in self.cells)
 
     @property
     def length_s(self) -> float:
-        """How long it lasts if no cell ever waits."""
+        """Return how long it lasts if no cell ever waits."""
         return sum(cell.think_s + cell.gpu_s + cell.cpu_s for cell in self.cells) + self.end_think_s
 
 
 def by_person(sessions: Sequence[Session]) -> list[list[Session]]:
-    """Each person's sessions in the order of their starts; persons in the order of their first."""
+    """Return each user's sessions in the order of their starts; users in the order of their first."""
     persons: dict[str, list[Session]] = {}
     for session in sorted(sessions, key=lambda session: (session.start_s, session.id)):
         persons.setdefault(session.person, []).append(session)
@@ -59,6 +59,6 @@ def by_person(sessions: Sequence[Session]) -> list[list[Session]]:
 
 
 def active_share(sessions: Sequence[Session]) -> float:
-    """The part of all sessions' time in which they compute, if no cell ever waits."""
+    """Return the part of all sessions' time in which they compute, if no cell ever waits."""
     length = sum(session.length_s for session in sessions)
     return sum(session.gpu_s for session in sessions) / length if length else 0.0

@@ -1,4 +1,4 @@
-"""A kernel of the replay as the policy sees it."""
+"""A kernel of the replay, and its part of the snapshot."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ AWAY = (Residency.PARKED, Residency.QUEUED, Residency.RESUMING)
 
 
 class SimulatedKernel:
-    """A live session's kernel; what `decide` is shown of it is made anew only when something changed.
+    """A live session's kernel; its part of the snapshot is made anew only when something changed.
 
     Sizes in bytes; `held` is its movable memory on each of the GPUs `on`, wherever that memory is now, and `kept` the
-    host memory that it has from its last park. `leaves`: parked, it takes its CUDA context along, and may resume on
-    any of `gpus`; `changes`: what part of its memory does between two parks.
+    host memory that it retains from its last park. `leaves`: its CUDA context is parked too, and it may resume on any
+    of `gpus`; `changes`: what part of its memory changes between two parks.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SimulatedKernel:
         self.changes = changes
         self.spare_bytes = RESUME_SPARE_BYTES
         self.user = live.session.person
-        self.priority = 0  # by the settings for users; their names are the persons'
+        self.priority = 0  # by the settings for users
         self.is_opted_out = False
         self.has_context = False
         self.left_gpu = False  # parked at context depth
@@ -51,7 +51,7 @@ class SimulatedKernel:
         self.held = 0
         self.kept = 0
         self.kept_since = 0.0
-        self.trimming = 0  # of that, what it was asked to give back
+        self.trimming = 0  # of that, what it was asked to release
         self.on_disk = 0  # of a parked one's memory
         self.spilling = 0  # … what is being written there
         self.disk_return_s = 0.0
@@ -75,23 +75,23 @@ class SimulatedKernel:
 
     @property
     def movable(self) -> int:
-        """Its movable memory of all GPUs."""
+        """Return its movable memory of all GPUs."""
         return self.held * len(self.on)
 
     @property
     def on_gpu(self) -> int:
-        """What of its memory takes room on each of its GPUs now; a resuming one has its room reserved."""
+        """Return what of its memory takes room on each of its GPUs now; a resuming one has its room reserved."""
         away = (Residency.NONE, Residency.PARKED, Residency.QUEUED)
         return 0 if self.residency in away else self.held
 
     @property
     def context_on_gpu(self) -> int:
-        """Its CUDA context, unless it has none or took it along."""
+        """Return the size of its CUDA context on the GPU; 0 if it has none there."""
         return self.context_bytes if self.has_context and not self.left_gpu else 0
 
     @property
     def on_host(self) -> int:
-        """What of host memory is its own: a copy, or what it keeps for the next; and its context's, if that left."""
+        """Return its host memory: a copy, or what it retains for the next; and its context's, if that is parked."""
         image = self.context_bytes if self.left_gpu else 0
         copy = max(self.movable, self.kept) - self.on_disk if self.residency in AWAY else self.kept
         if self.exchange is not None and self is self.exchange.waiter:
@@ -99,11 +99,11 @@ class SimulatedKernel:
         return copy + image
 
     def resume_bytes(self) -> int:
-        """What resuming takes on each of its GPUs."""
+        """Return what resuming takes on each of its GPUs."""
         return self.held + self._context_back()
 
     def reserved_bytes(self) -> int:
-        """What of each GPU is put aside for its resume, beside what comes of kernels that leave meanwhile."""
+        """Return what is reserved of each GPU for its resume, beside what victims free meanwhile."""
         if self.residency is not Residency.RESUMING:
             return 0
         leave = sum(each.held for each in self.exchange.victims) if self.exchange is not None else 0
@@ -121,7 +121,7 @@ class SimulatedKernel:
         return dict.fromkeys(self.on, size)
 
     def seen(self, now: float) -> Kernel:
-        """For the snapshot. While it computes its last activity is `now`."""
+        """Return the kernel for the snapshot. While it computes its last activity is `now`."""
         is_away = self.residency in AWAY
         is_moving = self.residency in (Residency.PARKING, Residency.RESUMING)
         computes = self.computes_since is not None

@@ -1,6 +1,6 @@
-"""People at their notebooks under a virtual clock: they think, run a cell, wait, think again.
+"""Users at their notebooks under a virtual clock: they think, run a cell, wait, think again.
 
-What a cell has to wait for is the business of a subclass: one for each way of sharing.
+A subclass for each way of sharing decides what a cell has to wait for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STUCK_AFTER = 1_000_000  # events of one moment: a policy that goes back and for
 
 
 class ModelBroken(RuntimeError):
-    """The replay has come into a state that cannot be: its model or the policy is wrong."""
+    """The replay has come into an impossible state: its model or the policy is wrong."""
 
 
 class TooSlow(Exception):
@@ -30,7 +30,7 @@ class LiveSession:
 
     def __init__(self, session: Session, later: list[Session], number: int):
         self.session = session
-        self.later = later  # the same person's
+        self.later = later  # the same user's
         self.number = number
         self.next_cell = 0
         self.gpu: int | None = None
@@ -42,28 +42,28 @@ class LiveSession:
 
     @property
     def cell(self) -> Cell:
-        """The cell that waits or runs, or else the next one."""
+        """Return the cell that waits or runs, or else the next one."""
         return self.session.cells[self.next_cell]
 
 
 class Host:
-    """What happens to sessions; by default nothing."""
+    """Reacts to events of sessions; by default it does nothing."""
 
     def settle(self) -> None:
-        """Everything of this moment has happened."""
+        """React when everything of this moment has happened."""
 
     def begins(self, live: LiveSession) -> None:
-        """A session begins."""
+        """React to a session that begins."""
 
     def idle(self, live: LiveSession) -> None:
-        """Its cell has ended, or goes on without the GPU."""
+        """React to a cell that has ended, or goes on without the GPU."""
 
     def ends(self, live: LiveSession) -> None:
-        """It is shut down: what it holds is free."""
+        """React to a session that is shut down: free what it holds."""
 
 
 class People(Host, ABC):
-    """Replays sessions; `run` returns what was seen."""
+    """Replays sessions; `run` returns the outcome."""
 
     def __init__(
         self,
@@ -88,11 +88,13 @@ class People(Host, ABC):
 
     @property
     def now(self) -> float:
-        """Virtual seconds."""
+        """Return the virtual time in seconds."""
         return self.timeline.now
 
     def run(self) -> Outcome:
-        """Until every session has ended. Raises ModelBroken, TooSlow, and whatever `on_progress` raises."""
+        """Run until every session has ended; return the outcome. Raises ModelBroken, TooSlow, and whatever
+        `on_progress` raises.
+        """
         at_once, moment = 0, -1.0
         while self.timeline.advance():
             at_once = at_once + 1 if self.now == moment else 0
@@ -115,12 +117,12 @@ class People(Host, ABC):
 
     @abstractmethod
     def wants(self, live: LiveSession) -> None:
-        """Its next cell calls CUDA: let it `compute`, now or later."""
+        """Let the next cell `compute`, now or later: it calls CUDA."""
 
     # ---- what they call
 
     def compute(self, live: LiveSession) -> None:
-        """Its memory is there: the cell computes."""
+        """Compute the cell, whose memory is there."""
         if live.wanted_at is None:
             raise ModelBroken(f"{live.session.id} computes and nothing asked it to")
         live.waited_s = 0.0
@@ -137,13 +139,13 @@ class People(Host, ABC):
         self._compute_of(live).begin(live.number, left_s, partial(self._computed, live), demand)
 
     def interrupt(self, live: LiveSession) -> float:
-        """Take the GPU from a computing cell, which waits from now on; what is left of it, in seconds."""
+        """Take the GPU from a computing cell, which waits from now on; return what is left of it, in seconds."""
         live.is_computing, live.wanted_at = False, self.now
         self._count_computed(live)
         return self._compute_of(live).stop(live.number)
 
     def fail(self, live: LiveSession, how: str) -> None:
-        """The cell that waits or computes comes to a bad end."""
+        """End the cell that waits or computes as failed."""
         if live.is_computing:
             self.interrupt(live)
         live.wanted_at = None
@@ -160,12 +162,12 @@ class People(Host, ABC):
         return 0.0
 
     def computes_on(self, live: LiveSession) -> Hashable:
-        """What it shares the speed of with others."""
+        """Return what it shares the speed of with others."""
         if live.gpu is None:
             raise ModelBroken(f"{live.session.id} computes and has no GPU")
         return live.gpu
 
-    # ---- the people
+    # ---- the users
 
     def _count_computed(self, live: LiveSession) -> None:
         computed_s = self.now - live.granted_at

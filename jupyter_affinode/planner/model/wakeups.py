@@ -1,4 +1,4 @@
-"""When a replay looks again although nothing has happened: the moments at which time alone can change a decision."""
+"""Wake-ups: when a replay looks again although nothing has happened, since time alone can change a decision."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Wakes:
         self._eligible_if_since: float | None = None
 
     def forget(self, number: int) -> None:
-        """A kernel has ended."""
+        """Forget a kernel that has ended."""
         self._eligible_at.pop(number, None)
 
     def plan_next(self) -> None:
-        """After a pass: put the next one down, unless an earlier one is there already."""
+        """Schedule the next pass after this one, unless an earlier one is there already."""
         if not self._books.seen:
             return
         waiting, now = self._books.waiting, self._timeline.now
@@ -68,7 +68,7 @@ class Wakes:
             self._timeline.at(moment, self._pass)
 
     def _eligible(self) -> dict[int, float]:
-        """When each kernel may be parked if nothing changes; reckoned for those that have changed."""
+        """Return when each kernel may be parked if nothing changes; computed for those that have changed."""
         books, since = self._books, self._waits_since()
         numbers = books.renewed if since == self._eligible_if_since else list(books.seen)
         for number in numbers:
@@ -87,7 +87,7 @@ class Wakes:
         return self._eligible_at
 
     def _waits_since(self) -> float | None:
-        """When the longest wait began; None: no kernel waits."""
+        """Return when the longest wait began; None if no kernel waits."""
         now = self._timeline.now
         moments = (
             kernel.room.since if kernel.room is not None else kernel.wants_since
@@ -96,7 +96,7 @@ class Wakes:
         return min((now if moment is None else moment for moment in moments), default=None)
 
     def _pass(self) -> None:
-        """That a moment has come is enough for a pass; one that nothing else will ever follow is not."""
+        """Make a pass at its time; raise ModelBroken if nothing else will ever follow."""
         self._passes_ahead -= 1
         is_alone = self._timeline.ahead == self._passes_ahead
         self._passes_alone = self._passes_alone + 1 if is_alone else 0
@@ -107,7 +107,7 @@ class Wakes:
             )
 
     def _patience(self) -> tuple[float, ...]:
-        """After how long a wait or a turn something may be done about it."""
+        """Return after how long a wait or time slice something may be done about it."""
         if self._settings.when_full == "wait":
             return (DENIED_AFTER_S,)
         return (DENIED_AFTER_S, self._settings.time_slice_s)
