@@ -136,7 +136,7 @@ async def story(hub: DemoHub) -> None:
     again = (await ana.execute("print(checksum())")).split()[-1]  # what was said while it waited goes before
     if again != checksum:
         raise NotTrue(f"Ana's memory came back with checksum {again}, not {checksum}")
-    say(f"Ana's memory is back on the GPU, checksum {again}: nothing was lost. Bob's is parked meanwhile.")
+    say(f"Ana's memory is back on the GPU, checksum {again}: nothing was lost. Bob's GPU is freed meanwhile.")
 
 
 def say(text: str) -> None:

@@ -93,6 +93,14 @@ def duration_in_words(seconds: float) -> str:
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
+def bound_in_words(seconds: float | None) -> str:
+    """How much longer a wait lasts at most, rounded up: `at most 3 min more`; None: that is not known."""
+    if seconds is None:
+        return "how long cannot be said"
+    unit = 1 if seconds <= 119 else 60
+    return f"at most {duration_in_words(max(math.ceil(seconds / unit), 1) * unit)} more"
+
+
 def ordinal(number: int) -> str:
     """`1st`, `2nd`, `3rd`, `11th`."""
     suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")

@@ -11,11 +11,12 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import urlencode
 
-from jupyter_affinode.units import bytes_in_words, duration_in_words, ordinal
+from jupyter_affinode.units import bound_in_words, bytes_in_words, duration_in_words, ordinal
 
 from ..free_room import free_room
 from ..nodes import NodePicture
 
+USAGE_COLUMNS = ("User", "On the GPU", "Used", "Idle", "Freed", "Times freed", "Waits", "Longest wait")
 BAR_WIDTH = 1000  # of a GPU's bar, in the units of its SVG
 MOVING = ("parking", "resuming")
 
@@ -76,7 +77,7 @@ def summary(picture: NodePicture) -> str:
     words = [
         free_room([picture]).text(0),
         f"host memory: {bytes_in_words(host['available_bytes'])} available,"
-        f" {bytes_in_words(host['parked_bytes'])} hold what is parked",
+        f" {bytes_in_words(host['parked_bytes'])} hold freed GPU memory",
         f"controller {node['controller']['version']}, up {duration_in_words(node['controller']['uptime_s'])}",
     ]
     if not node["nvml"]:
@@ -97,7 +98,7 @@ def kernels_by_user(picture: NodePicture) -> list[tuple[str, str, list[KernelVie
         (
             user or "this machine's user",
             f"{bytes_in_words(_on_gpu(kernels))} on GPUs,"
-            f" {bytes_in_words(sum(kernel['parked_bytes'] for kernel in kernels))} parked",
+            f" {bytes_in_words(sum(kernel['parked_bytes'] for kernel in kernels))} freed",
             [
                 _kernel_view(kernel)
                 for kernel in sorted(kernels, key=lambda kernel: -kernel["footprint_bytes"])
@@ -120,14 +121,14 @@ def queue_rows(picture: NodePicture) -> list[tuple[str, str, str, str]]:
         why = kernel["wait_reason"] or ""
         if kernel["waiting_s"] is not None:
             why = f"waits {duration_in_words(kernel['waiting_s'])}: {why}"
-        if kernel["estimate_s"] is not None:
-            why += f"; probably {duration_in_words(kernel['estimate_s'])} more"
+        if why:
+            why += f"; {bound_in_words(kernel['estimate_s'])}"
         rows.append((ordinal(place), kernel["user"] or "", _name(kernel), why))
     return rows
 
 
 def usage_rows(report: Json) -> list[tuple[str, ...]]:
-    """Return (user, GiB hours held, used, idle, given back, parks, waits, longest wait) of a report by user."""
+    """Return a cell for each of USAGE_COLUMNS, of each row of a report by user."""
     rows = [*report["rows"], {**report["total"], "user": "all"}] if report["rows"] else []
     return [
         (
@@ -157,7 +158,7 @@ def audit_rows(rows: Iterable[Json]) -> list[tuple[str, str, str, str, str, str]
 
 
 def policy_words(settings: Json) -> str:
-    """Return what the policy is in a line."""
+    """Return the policy in a line."""
     when = {"needed": "when another kernel needs its GPU memory", "idle": "as soon as it is idle"}
     full = {
         "wait": "Where all are busy, others wait.",
@@ -165,7 +166,7 @@ def policy_words(settings: Json) -> str:
         "terminate_newest": "Where all are busy, the newest is ended for an older one.",
     }
     return (
-        f"A kernel that has not used the GPU for {duration_in_words(settings['idle_timeout_s'])} is parked"
+        f"A kernel that has not used the GPU for {duration_in_words(settings['idle_timeout_s'])} is freed"
         f" {when.get(settings['park_when'], settings['park_when'])}. {full.get(settings['when_full'], '')}"
     )
 

@@ -44,10 +44,10 @@ ACTIONS: dict[str, Action] = {
 }
 LABELS = {"park": "Free", "resume": "Get back", "hold": "Keep 1 h", "release": "Stop keeping"}
 DONE = {
-    "park": "is asked to give its GPU back",
-    "resume": "is asked to come back to the GPU",
+    "park": "is asked to free its GPU",
+    "resume": "is asked to get its GPU back",
     "hold": "keeps its GPU for an hour",
-    "release": "does not keep its GPU any more",
+    "release": "no longer keeps its GPU",
 }
 
 

@@ -62,14 +62,14 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def _done_text(arguments: argparse.Namespace, kernel: dict[str, Any]) -> str:
-    """Return the kernel's state in words, and what of the wish was not granted."""
+    """Return the kernel's state in words, and how much of the asked time was not granted."""
     text = f"{short_id(kernel['id'])}: {kernel['text']}"
     asked_s = parse_duration(arguments.duration) if arguments.action == "hold" else None
     held_s = kernel["held_for_s"]
     if asked_s is None or held_s is None or math.ceil(held_s) >= asked_s:
         return text
     asked, held = duration_in_words(asked_s), duration_in_words(math.ceil(held_s))
-    return f"{text}\n{asked} is more than this machine allows: the kernel is held for {held}."
+    return f"{text}\n{asked} is more than this machine allows: the kernel is kept for {held}."
 
 
 async def _act(arguments: argparse.Namespace) -> dict[str, Any]:

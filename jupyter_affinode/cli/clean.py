@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "clean",
         help="list processes that are stuck, and end them",
-        description="List the managed processes that can make no progress any more and hold GPU or host memory, "
+        description="List the managed processes that can make no progress any more and have GPU or host memory, "
         "each with the reason. With KERNEL, end those of that kernel: the process is asked to end, and killed if it "
         "does not. A process that is not stuck is never ended.",
     )

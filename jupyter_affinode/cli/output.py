@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from ..units import bytes_in_words, duration_in_words, ordinal
+from ..units import bound_in_words, bytes_in_words, duration_in_words, ordinal
 from .kernel_argument import own_id, short_id
 
 PARTS = ("resident", "parked", "fixed")
@@ -67,11 +67,8 @@ def folded(text: str, *, first: str = "", rest: str | None = None) -> str:
 
 
 def outlook_text(kernel: dict[str, Any]) -> str:
-    """Why a kernel waits, and for how much longer where that can be said."""
-    estimate_s = kernel.get("estimate_s")
-    return kernel["wait_reason"] + (
-        "" if estimate_s is None else f"; probably {duration_in_words(estimate_s)} more"
-    )
+    """Return why a kernel waits, and for how much longer at most."""
+    return f"{kernel['wait_reason']}; {bound_in_words(kernel.get('estimate_s'))}"
 
 
 def host_memory_text(kernel: dict[str, Any]) -> str:
@@ -109,7 +106,7 @@ def _row(kernel: dict[str, Any], many: bool) -> tuple[str, ...]:
         _gpus_text(kernel),
         bytes_in_words(resident) if resident else "-",
         bytes_in_words(in_ram) if in_ram > 0 else "-",
-        "cell runs" if kernel.get("cell_open") else "-" if idle_s is None else duration_in_words(idle_s),
+        "Active" if kernel.get("cell_open") else "-" if idle_s is None else duration_in_words(idle_s),
     )
 
 

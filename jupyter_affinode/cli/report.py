@@ -1,4 +1,4 @@
-"""`jupyter affinode report`: GPU memory held, used and freed by user, and waits."""
+"""`jupyter affinode report`: GPU memory used, idle and freed by user, and waits."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from ..client.api import ControllerClient, ControllerRefused, ControllerUnavaila
 from ..node.ledger.report import GROUPS, Question, ReportRefused, csv_rows, report
 from ..units import duration_in_words, in_columns
 
-DESCRIPTION = """Report GPU memory held, used and freed, in GiB times hours, with parks, waits and refusals.
-Days are UTC. "Held" is memory on the GPU; "used" the part of it while the kernel was at work; "idle" the rest;
-"freed" is what was safe in RAM while others could have the GPU. You see your own figures, administrators all."""
+DESCRIPTION = """Report GPU memory used, idle and freed, in GiB times hours, with moves, waits and refusals.
+Days are UTC. ON GPU is memory on the GPU; USED the part of it while the kernel was at work; IDLE the rest;
+FREED is what was safe in RAM while others could have the GPU. FREES counts how often GPU memory was freed, BACK
+how often it came back. You see your own figures, administrators all."""
 HEADINGS = {
-    "held_gib_hours": "HELD",
+    "held_gib_hours": "ON GPU",
     "used_gib_hours": "USED",
     "idle_gib_hours": "IDLE",
     "given_back_gib_hours": "FREED",
-    "parks": "PARKS",
-    "resumes": "RESUMES",
+    "parks": "FREES",
+    "resumes": "BACK",
     "refusals": "REFUSED",
     "waits": "WAITS",
     "waited_p50_s": "P50",

@@ -10,11 +10,12 @@ import sys
 from typing import Any
 
 from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
-from ..units import duration_in_words, number, ordinal, size_in_bytes, whole
+from ..units import bound_in_words, number, ordinal, size_in_bytes, whole
 
-DESCRIPTION = """Park idle kernels until a GPU has room for SIZE, as for a kernel's first allocation, and say how that
-stands. Nothing is reserved: the first kernel that allocates has the room. Ctrl-C withdraws the request."""
-REFUSED, NOBODY = 1, 3
+DESCRIPTION = """Free the GPU memory of idle kernels until a GPU has room for SIZE, as for a kernel's first allocation,
+and say how that stands. Nothing is reserved: the first kernel that allocates has the room. Ctrl-C withdraws the
+request."""
+REFUSED, NO_CONTROLLER = 1, 3
 
 
 def add(commands: Any) -> None:
@@ -44,7 +45,7 @@ def room(arguments: argparse.Namespace) -> int:
         return asyncio.run(_room(arguments))
     except ControllerUnavailable as error:
         words = f"No GPU controller is running, so nothing is managed ({error})."
-        return _failed(arguments, "no-controller", words, NOBODY)
+        return _failed(arguments, "no-controller", words, NO_CONTROLLER)
     except ControllerRefused as error:
         return _failed(arguments, error.slug, error.message, REFUSED)
 
@@ -72,8 +73,7 @@ def _text(line: dict[str, Any]) -> str:
     if line["state"] == "waiting" and text:
         if line["waiting"] > 1 and line["place"]:
             text = f"{ordinal(line['place'])} of {line['waiting']} in line: {text}"
-        if line["estimate_s"] is not None:
-            text += f"; probably {duration_in_words(line['estimate_s'])} more"
+        text += f"; {bound_in_words(line['estimate_s'])}"
     return text[:1].upper() + text[1:]
 
 

@@ -79,7 +79,7 @@ def _spill_lines(spill: dict[str, Any] | None) -> list[str]:
     if spill is None:
         return []
     if spill["problem"]:
-        return [f"Disk: parked memory cannot go to {spill['dir']}: {spill['problem']}"]
+        return [f"Disk: freed GPU memory cannot go to {spill['dir']}: {spill['problem']}"]
     return [
         f"Disk: {bytes_in_words(spill['used_bytes'])} of {bytes_in_words(spill['limit_bytes'])} in use in"
         f" {spill['dir']}, {bytes_in_words(spill['written_bytes'])} of {bytes_in_words(spill['daily_bytes'])}"

@@ -206,10 +206,10 @@ def _controller(node: dict[str, Any] | str | ControllerRefused) -> Iterator[Chec
 def _host_memory(available: int, reserve: int) -> Check:
     text = f"{bytes_in_words(available)} available"
     if reserve:
-        text += f", of which parking leaves {bytes_in_words(reserve)} free"
+        text += f", of which {bytes_in_words(reserve)} are kept free"
     if available - reserve >= 2**30:
         return Check("host memory", "ok", text)
-    return Check("host memory", "warn", text, "Parking needs as much host memory as it frees on the GPU.")
+    return Check("host memory", "warn", text, "Freeing GPU memory needs as much host memory.")
 
 
 def _provisioner(server: DefaultProvisioner | None) -> Check:

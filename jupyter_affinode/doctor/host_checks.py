@@ -29,7 +29,7 @@ def _transparent_huge_pages(sys_folder: Path) -> Check:
     chosen = _chosen(path)
     if chosen in ("always", "madvise"):
         return Check("huge pages", "ok", f"transparent huge pages: {chosen}", is_detail=True)
-    advice = f"Parks and resumes are slower without them: echo madvise > {path}"
+    advice = f"Moves of GPU memory are slower without them: echo madvise > {path}"
     return Check("huge pages", "warn", "transparent huge pages are off", advice)
 
 
@@ -75,7 +75,7 @@ def _numa(sys_folder: Path) -> Check:
     unknown = [address for address, node in places if node < 0]
     which = f"of {', '.join(unknown)} the node is not known" if unknown else "no GPU is seen on the PCI bus"
     advice = (
-        "If parks are slow, start the server near its GPU: numactl --cpunodebind=N --membind=N jupyter lab"
+        "If freeing GPU memory is slow, start the server near its GPU: numactl --cpunodebind=N --membind=N jupyter lab"
         " (nvidia-smi topo -m says which)."
     )
     return Check("numa", "ok", f"{nodes} nodes; {which}", advice, is_detail=True)

@@ -333,7 +333,7 @@ def _serve_cache_drops(shim: Shim, shell, magics: GpuMagics) -> None:  # type: i
     try:
         dropper = _load_beside("cache_release").CacheDropper(shim.library, shell)
     except (OSError, SyntaxError, AttributeError) as error:
-        print(f"affinode: caches will not be dropped before a park: {error}", file=sys.stderr)
+        print(f"affinode: caches will not be dropped before the GPU is freed: {error}", file=sys.stderr)
     else:
         dropper.start()
         magics.drop_caches = dropper.serve_in_magic

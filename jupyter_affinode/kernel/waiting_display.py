@@ -14,7 +14,7 @@ import threading
 import uuid
 
 _LONG_NS = 10**9 * 86400
-_TEXT_SIZE = 192
+_TEXT_SIZE = 256
 
 
 class WaitingDisplay:

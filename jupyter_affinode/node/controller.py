@@ -57,6 +57,7 @@ from .system.host_memory import host_memory
 from .system.nvml import Nvml, NvmlReader, NvmlSample
 from .views import serializers as describe
 from .views.event_stream import EventHub
+from .views.text import notice_in_words
 from .views.visibility import node_view
 
 TICK_S = 0.25  # with kernels: pages are looked at this often even if no message comes
@@ -457,8 +458,8 @@ class Controller:
         waiting = len(self._waiting.outlooks)
         for kernel_json in shown:
             kernel = self.state.kernels[kernel_json["id"]]
-            place, text, ends = kernel_json["place"] or 0, kernel_json["text"], kernel.held_until
-            told = (place, waiting, text if ends is None else f"held until {ends:.0f}")
+            place, text, ends = kernel_json["place"] or 0, notice_in_words(kernel_json), kernel.held_until
+            told = (place, waiting, text if place or ends is None else f"kept until {ends:.0f}")
             for process in kernel.connected():
                 if process.told != told and process.connection is not None:
                     process.told = told

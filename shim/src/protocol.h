@@ -298,7 +298,7 @@ struct affinode_welcome {
 	char controller_version[32];
 };
 
-/* For the user: where the kernel stands; sent when it changes. */
+/* For the user: the kernel's state, and what it waits for while it has a place; sent when it changes. */
 struct affinode_notice {
 	struct affinode_header header;
 	uint32_t place;   /* in the queue, from 1; 0: not queued */

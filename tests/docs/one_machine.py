@@ -44,7 +44,7 @@ SERVICE = PAGE.with_name("service.md")
 CONFIG = Path("/opt/jupyterhub/jupyterhub_config.py")
 HUB = "http://127.0.0.1:8000"
 PARKED = re.compile(
-    "There is room for 600 MiB, 1 idle kernel was parked|Your server starts; its first GPU cell waits"
+    "There is room for 600 MiB, 1 idle kernel was freed|Your server starts; its first GPU cell waits"
 )
 NAVIGATE = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Site": "same-origin"}  # as browsers send it
 WAIT_S = 300.0

@@ -23,5 +23,5 @@ def test_the_demos_hub_shares_the_gpu_between_two_users(native):
         cwd=DEMO.parent,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 idle kernel was parked" in done.stdout
+    assert "1 idle kernel was freed" in done.stdout
     assert "nothing was lost" in done.stdout

@@ -134,7 +134,7 @@ def test_the_ledger_names_the_administrator_who_holds_a_kernel(hub, node, admin,
 
 def test_a_kernel_is_parked_and_resumed_from_the_page(hub, node, admin, wait_until):
     which = {"node": "gpu1", "kernel": f"uid-{ANA}/scratch"}
-    assert "is asked to give its GPU back" in text_of(act(hub, admin, "kernel", **which, action="park"))
+    assert "is asked to free its GPU" in text_of(act(hub, admin, "kernel", **which, action="park"))
     wait_until(lambda: node.kernel(ANA, "scratch")["residency"] == "parked")
     act(hub, admin, "kernel", **which, action="resume")
     wait_until(lambda: node.kernel(ANA, "scratch")["residency"] == "resident")

@@ -111,12 +111,12 @@ def user(site, request):
 def test_each_viewer_of_a_spawn_page_is_told_the_whole_story(site, user, wait_until):
     assert site.hub.spawn(user)[0] == 202
     first = site.hub.follow(user)
-    wait_until(lambda: any("busy" in message for message in first.messages), timeout=60)
+    wait_until(lambda: any("computing" in message for message in first.messages), timeout=60)
     second = site.hub.follow(user)
-    wait_until(lambda: any("busy" in message for message in second.messages), timeout=60)
+    wait_until(lambda: any("computing" in message for message in second.messages), timeout=60)
     site.busy(False)
     assert first.whole() == second.whole()
-    assert "There is room for 500 MiB, 1 idle kernel was parked" in first.messages
+    assert "There is room for 500 MiB, 1 idle kernel was freed" in first.messages
     assert first.events[-1].get("ready") is True, (first.events[-1], site.hub.log())
     assert (
         site.hub.hooks()[-1] == f"sub {user}"
@@ -212,7 +212,7 @@ def test_three_refusals_in_a_row_do_not_end_the_hub(wait_until):
             told = page.whole()
             assert "No GPU has room for 500 MiB at the moment" in told[-1], told
             assert page.events[-1]["failed"] is True
-            assert "its kernels are busy" in page.events[-1]["html_message"]
+            assert "its kernels are computing" in page.events[-1]["html_message"]
         assert site.hub.process.poll() is None
         assert site.hub.ask("GET", "/users")[0] == 200
         assert "Traceback" not in site.hub.log()

@@ -80,7 +80,7 @@ def test_an_idle_kernel_is_parked_for_another_users_server_and_comes_back(hub, w
 
     hub.spawn("bob")
     told = hub.follow("bob").whole()
-    assert any("1 idle kernel was parked (simulated GPU)" in message for message in told), told
+    assert any("1 idle kernel was freed (simulated GPU)" in message for message in told), told
     bob = UserServer(hub, "bob")
     theirs = bob.start_kernel()
     assert theirs.run(SETUP).status == "ok"

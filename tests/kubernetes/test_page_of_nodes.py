@@ -79,7 +79,7 @@ def test_an_administrator_sees_and_moves_the_kernels_of_all_nodes(site, wait_unt
     form = {"kernel": "user-ana/k", "name": "k", "action": "park", "_xsrf": xsrf(page())}
     act = f"{hub.url}/services/affinode/kernel"
     done = admin.post(act, data={"node": machines[0], **form}, headers=NAVIGATE, timeout=30)
-    assert "k is asked to give its GPU back." in words(done)
+    assert "k is asked to free its GPU." in words(done)
     wait_until(lambda: "GPU freed, 100 MiB safe in RAM" in words(page()).partition("node-2")[0])
     wait_until(lambda: "hub:admin" in words(page()).partition("node-2")[0])
     assert "Nothing yet" in words(page()).partition("node-2")[2]

@@ -39,7 +39,7 @@ class RoomHandler(Handler):
         own = self.identity
         if user is None or own.owner is None or user in (own.name, own.owner):
             return own
-        self.for_admins("who asks for room")
+        self.for_admins("the user that room is asked for")
         if user.startswith(GRANTED):
             return Identity(of_granted_user(user.removeprefix(GRANTED)), user)
         uid = int(user) if user.isdigit() else uid_of(user)

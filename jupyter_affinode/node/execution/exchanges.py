@@ -35,8 +35,8 @@ from ..state.registry import NodeState
 from . import group_commit as together
 
 NOT_NEEDED = (Status.REVOKED, "the kernel that waited for the memory does not need it now")
-OTHERS_STAY = (Status.REVOKED, "another kernel that was to be parked with it stays on the GPU")
-TOO_SLOW = (Status.STALE, "it took too long to prepare to be parked")
+OTHERS_STAY = (Status.REVOKED, "another kernel that was to be freed with it stays on the GPU")
+TOO_SLOW = (Status.STALE, "it took too long to prepare to be freed")
 
 BringIn = Callable[[KernelRecord, Mapping[str, int], Exchange], None]
 Promise = Callable[[Process, int], None]

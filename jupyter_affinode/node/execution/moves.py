@@ -357,7 +357,7 @@ class Moves:
             for gpu in process.data.gpus:
                 needs[gpu.uuid] = needs.get(gpu.uuid, 0) + gpu.parked_bytes
         if parked:
-            reason = f"the kernel's other processes could not be parked: {why}"
+            reason = f"the kernel's other processes could not be freed: {why}"
             self._resume(kernel, parked, needs, reason, Cause.UNDONE)
 
     def _resumed(self, kernel: KernelRecord, move: Move, now: float) -> None:

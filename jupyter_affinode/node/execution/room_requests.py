@@ -84,7 +84,7 @@ class RoomRequests:
         """Answer a request as the policy decided."""
         if isinstance(action, GrantRoom):
             count = len(request.parked)
-            parked = f", {count} idle kernel{' was' if count == 1 else 's were'} parked" if count else ""
+            parked = f", {count} idle kernel{' was' if count == 1 else 's were'} freed" if count else ""
             self._end(request, "done", f"there is room for {bytes_in_words(request.bytes)}{parked}")
         elif isinstance(action, DenyRoom):
             if action.cause is not Cause.LIMIT and len(request.gpus) > 1:
@@ -138,7 +138,7 @@ class RoomRequests:
         if not moving:
             return ""
         which = "1 idle kernel is" if len(moving) == 1 else f"{len(moving)} idle kernels are"
-        return f"{which} being parked to free {bytes_in_words(sum(moving.values()))}"
+        return f"{which} being freed: {bytes_in_words(sum(moving.values()))}"
 
     def _is_on_gpu(self, kernel: KernelRecord) -> bool:
         """Return whether a kernel's memory is still on the GPU, or the GPU's figures are older than its park."""

@@ -53,7 +53,7 @@ class Wishes:
         """
         was_wanted = kernel.asked.resume
         self._moves.end_resume_wish(
-            kernel, Outcome(Status.REFUSED, Refusal.PARK_ASKED, "a park was asked for since")
+            kernel, Outcome(Status.REFUSED, Refusal.PARK_ASKED, "it was asked to free the GPU since")
         )
         if kernel.residency in (Residency.PARKED, Residency.QUEUED) and kernel.move is None:
             done = _at_once(_parked_already(kernel, was_wanted=was_wanted))
@@ -200,14 +200,12 @@ def _parked_already(kernel: KernelRecord, *, was_wanted: bool) -> Outcome:
     was open.
     """
     if not any(process.data.state is State.QUEUED for process in kernel.connected()):
-        withdrawn = "; it waited in the queue by a wish alone, which is withdrawn" if was_wanted else ""
-        return Outcome(Status.NOTHING, None, f"already parked{withdrawn}")
+        withdrawn = "; it no longer waits to get it back" if was_wanted else ""
+        return Outcome(Status.NOTHING, None, f"the GPU is freed already{withdrawn}")
     has_memory = any(process.resident_bytes for process in kernel.processes.values())
-    text = (
-        f"{'a part of it' if has_memory else 'it'} is parked already, and a call of its own waits in the queue"
-        " for the GPU: interrupt the kernel to end that"
-    )
-    withdrawn = "; the wish to have the GPU back is withdrawn" if was_wanted else ""
+    freed = "a part of the GPU memory" if has_memory else "the GPU"
+    text = f"{freed} is freed already, and a cell waits to get it back: interrupt the kernel to end that"
+    withdrawn = "; the request to get it back is withdrawn" if was_wanted else ""
     return Outcome(Status.REFUSED, Refusal.WAITS_FOR_GPU, text + withdrawn)
 
 

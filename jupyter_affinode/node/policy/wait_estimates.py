@@ -1,4 +1,4 @@
-"""Wait status: a waiter's place, why it waits, and when it will probably have the GPU; pure.
+"""Wait status: a waiter's place, why it waits, and when it has the GPU at the latest; pure.
 
 **Estimates** are upper bounds while nothing changes. They rest on what is known: which moves are under way, when
 kernels become eligible if they stay idle, when holds end, and when time slices are over. For the waiter at place n on a
@@ -272,14 +272,16 @@ class _View:
                     at = _last_end(begins, at, may_park)
                 needed = [blockers.of(each) for each in [kernel, *yielding[: BLOCKERS_MAX - 1]]]
                 if is_held(plan, kernel) and kernel.held_until == moment:
-                    whose = "another of your kernels" if _is_own(kernel, waiter) else "another user's kernel"
-                    return Look(WaitReason.HELD, f"{whose} holds the GPU", at, needed)
+                    whose = (
+                        "another notebook of yours" if _is_own(kernel, waiter) else "another user's notebook"
+                    )
+                    return Look(WaitReason.HELD, f"{whose} is kept on the GPU", at, needed)
                 return Look(WaitReason.FULL, FULL_IN_TURNS if slices else FULL, at, needed)
         if is_host_full:
-            words = "the GPU is full, and host memory too, so no kernel can be parked until memory is freed"
+            words = "the GPU is full, and so is the machine's RAM: nothing can be freed"
             return Look(WaitReason.HOST_MEMORY, words)
         found = blockers.on(uuid, waiter)
-        words = "the GPU is full, and its kernels are busy" + self._or_held(uuid, waiter)
+        words = "the GPU is full, and its kernels are computing" + self._or_kept(uuid, waiter)
         return Look(_code_of(found), words, None, found)
 
     def _with_margin(self, left: int, at: float, parks: Sequence[tuple[float, float]]) -> float:
@@ -288,12 +290,12 @@ class _View:
         """
         return at if left >= self.plan.settings.margin_bytes else at + _slowest_s(at, parks)
 
-    def _or_held(self, uuid: str, waiter: Waiter) -> str:
+    def _or_kept(self, uuid: str, waiter: Waiter) -> str:
         """Return what a reason adds about held kernels on a GPU."""
         held = [kernel for kernel in self.plan.candidates.resident_on([uuid]) if is_held(self.plan, kernel)]
         if not held:
             return ""
-        return " or held by you" if all(_is_own(each, waiter) for each in held) else " or held by their users"
+        return " or kept by you" if all(_is_own(each, waiter) for each in held) else " or kept by their users"
 
     def _moving(self, uuid: str) -> list[Kernel]:
         return [
@@ -308,7 +310,7 @@ class _View:
         if exceeded is not None:
             return Look(WaitReason.LIMIT, f"with this it would exceed the limit of {exceeded[0]}")
         size = bytes_in_words(sum(waiter.needs.values()))
-        words = f"it needs {size}, more than can become free whatever is parked: "
+        words = f"it needs {size}, more than can become free: "
         stay = [kernel for kernel in self._others(waiter) if kernel.is_opted_out or not kernel.is_parkable]
         *_, blockers = self._yields(slices=False, waiter=waiter)
         found = [blockers.of(kernel) for kernel in stay[:BLOCKERS_MAX]]
@@ -317,10 +319,10 @@ class _View:
             found.append(Blocker(None, BlockerReason.OUTSIDE))
         if stay:
             return Look(
-                WaitReason.TOO_LARGE, words + "kernels that are not parked have the rest", None, found
+                WaitReason.TOO_LARGE, words + "kernels that are never freed have the rest", None, found
             )
         code = WaitReason.OUTSIDE if is_outside else WaitReason.TOO_LARGE
-        return Look(code, words + "programs outside share the GPU", None, found)
+        return Look(code, words + "programs outside Jupyter have the rest", None, found)
 
     def _others(self, waiter: Waiter) -> list[Kernel]:
         return [each for each in self.plan.candidates.resident_on(waiter.needs) if each is not waiter.kernel]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...units import bytes_in_words, duration_in_words, ordinal
+from ...units import bound_in_words, bytes_in_words, duration_in_words, ordinal
 from ..model.snapshot import Residency
 from ..protocol.page import Fixed
 
@@ -21,16 +21,18 @@ FIXED_WORDS = {
 }
 
 
-def outlook_in_words(reason: str, estimate_s: float | None) -> str:
-    """Return why a kernel waits, and for how much longer if that can be said: `… ; probably 3 min more`."""
-    return reason if estimate_s is None else f"{reason}; probably {duration_in_words(estimate_s)} more"
-
-
 def status_in_words(kernel: Mapping[str, Any]) -> str:
-    """Return a kernel's JSON as one line for its user."""
+    """Return a kernel's JSON as a line for its user: `Waiting: 2nd (train.ipynb is computing; at most 3 min more)`."""
     if kernel["wait_reason"] is None:
         return str(kernel["text"])
-    return f"{kernel['text']} ({outlook_in_words(kernel['wait_reason'], kernel['estimate_s'])})"
+    return f"{kernel['text']} ({kernel['wait_reason']}; {bound_in_words(kernel['estimate_s'])})"
+
+
+def notice_in_words(kernel: Mapping[str, Any]) -> str:
+    """Return what a kernel's cells show while they wait, without figures that change by themselves; else its state."""
+    if kernel["place"] is None:
+        return str(kernel["text"])
+    return f"Waiting for the GPU ({ordinal(kernel['place'])} in line): {kernel['wait_reason']}"
 
 
 def residency_in_words(

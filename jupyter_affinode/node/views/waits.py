@@ -1,13 +1,16 @@
-"""The JSON of a wait: the place in the queue, the reason, and the blockers.
+"""The JSON of a wait: the place in the queue, the reason, and the kernels in the way.
 
-Another user's kernel is mentioned without its id.
+A user is told the name and the id of a kernel in the way only where it is the user's own.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
+from ...printable import printable
+from ..model.reasons import BlockerReason, WaitReason
 from ..policy.wait_blockers import Blocker
 from ..policy.wait_estimates import Outlook
 from ..state.records.kernel import KernelRecord
@@ -15,23 +18,31 @@ from ..state.records.ownership import whose
 
 Json = dict[str, Any]
 
+NAME_BYTES = 40  # of a notebook's name in a reason: the shim has 192 bytes for the whole text
+NAMES_BLOCKER = frozenset({WaitReason.COMPUTING, WaitReason.HELD, WaitReason.FULL})
+DAY_S = 86400.0
+
 
 def wait_json(
     kernel: KernelRecord, outlook: Outlook | None, kernels: Mapping[str, KernelRecord], now: float
 ) -> Json:
-    """Return its place in the queue and its wait status; `outlook`: None while it does not wait."""
+    """Return a kernel's place in the queue and what its user is told of the wait; without an `outlook`, nothing."""
     if outlook is None:
         return {"place": None, "waiting_s": None, "wait_reason": None, "estimate_s": None, "wait": None}
-    blockers = [_blocker_json(kernel, blocker, kernels, now) for blocker in outlook.blockers]
+    told = [(blocker, _blocker_json(kernel, blocker, kernels, now)) for blocker in outlook.blockers]
+    there = [(blocker, found) for blocker, found in told if found is not None]
+    reason = outlook.reason
+    if there and outlook.code in NAMES_BLOCKER:
+        reason = _blocker_in_words(there[0][0], kernels, now, is_own=there[0][1]["own"])
     return {
         "place": outlook.place,
         "waiting_s": round(max(now - outlook.since, 0.0), 3),
-        "wait_reason": outlook.reason,
+        "wait_reason": reason,
         "estimate_s": None if outlook.estimate_s is None else round(outlook.estimate_s, 1),
         "wait": {
             "code": outlook.code,
             "args": dict(outlook.arguments),
-            "blockers": [blocker for blocker in blockers if blocker is not None],
+            "blockers": [found for _, found in there],
         },
     }
 
@@ -39,7 +50,7 @@ def wait_json(
 def _blocker_json(
     kernel: KernelRecord, blocker: Blocker, kernels: Mapping[str, KernelRecord], now: float
 ) -> Json | None:
-    """Return one blocker as the waiter's user may know it; None if it has gone since."""
+    """Return a blocker as the waiter's user may know it; None if it has ended since."""
     told = {
         "kernel_id": None,
         "own": False,
@@ -53,3 +64,44 @@ def _blocker_json(
         return None
     is_own = whose(kernel, other) == "own"
     return {**told, "kernel_id": other.id if is_own else None, "own": is_own}
+
+
+def _blocker_in_words(
+    blocker: Blocker, kernels: Mapping[str, KernelRecord], now: float, *, is_own: bool
+) -> str:
+    """Return which kernel is in the way, and why it has the GPU, without figures that change by themselves."""
+    if blocker.kernel_id is None:
+        return "a program outside Jupyter uses the GPU"
+    other = kernels[blocker.kernel_id]
+    name = _own_name(other) if is_own else "another user's notebook"
+    if blocker.why is BlockerReason.HELD and other.held_until is not None:
+        ends = "; `%gpu_release` there ends that" if is_own else ""
+        return f"{name} is kept on the GPU until {_clock(other.held_until - now)}{ends}"
+    return f"{name} {WHY_IN_WORDS[blocker.why]}"
+
+
+WHY_IN_WORDS = {
+    BlockerReason.COMPUTING: "is computing",
+    BlockerReason.HELD: "is kept on the GPU",
+    BlockerReason.IDLE: "is freed when it has been idle for long enough",
+    BlockerReason.OPTED_OUT: "is never freed",
+    BlockerReason.MOVING: "is being moved",
+    BlockerReason.OUTSIDE: "uses the GPU",
+}
+
+
+def _own_name(kernel: KernelRecord) -> str:
+    """Return a notebook's name, shortened to NAME_BYTES; users choose it, so it may have any characters."""
+    path = kernel.server.description and kernel.server.description.path
+    if not path:
+        return "another notebook of yours"
+    name = printable(path.rsplit("/", 1)[-1])
+    if len(name.encode()) <= NAME_BYTES:
+        return name
+    return name.encode()[: NAME_BYTES - 3].decode(errors="ignore") + "…"
+
+
+def _clock(in_s: float) -> str:
+    """Return a moment as this machine's time of day with its zone, and with the date where it is a day away or more."""
+    form = "%H:%M %Z" if in_s < DAY_S else "%Y-%m-%d %H:%M %Z"
+    return time.strftime(form, time.localtime(time.time() + in_s))

@@ -181,7 +181,7 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 	if (!in_the_way)
 		slabs_unregister(somebody_waits);
 	if (!in_the_way && !checkpoint_lock_gpus(device->uuid, LOCK_TO_GO_NS))
-		in_the_way = "another kernel is resuming";
+		in_the_way = "another kernel is getting its GPU memory back";
 	if (!in_the_way && !gpu_lock_is_held(device->uuid))
 		in_the_way = "no lock can be had for the GPU";
 	if (!in_the_way)

@@ -181,13 +181,13 @@ enum affinode_status checkpoint_in(const uint8_t *to, char *why, size_t size)
 	if (!checkpoint_is_out()) {
 		if (!to || is_on(to))
 			return AFFINODE_OK;
-		snprintf(why, size, "its CUDA context is still on its GPU: only what is parked at context depth moves");
+		snprintf(why, size, "its CUDA context is still on its GPU, so it cannot change the GPU");
 		return AFFINODE_REFUSED;
 	}
 	if (to && memcmp(checkpoint_left.device->uuid, to, 16) == 0)
 		to = NULL;
 	if (!lock_to_come_back(to ? to : checkpoint_left.device->uuid)) {
-		snprintf(why, size, "another kernel is resuming");
+		snprintf(why, size, "another kernel is getting its GPU memory back");
 		return AFFINODE_NO_GPU_ROOM;
 	}
 	status = let_go(to, why, size);

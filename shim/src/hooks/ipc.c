@@ -13,8 +13,8 @@ static void tell_why_not(void)
 	static _Atomic int told;
 
 	if (!atomic_exchange(&told, 1))
-		tell_person("this GPU's driver cannot share large CUDA memory with other processes in a way that a parked "
-			    "kernel survives. Start the kernel with AFFINODE_DISABLE=1 to share it "
+		tell_person("this GPU's driver cannot share large CUDA memory with other processes in a way that lets "
+			    "the kernel be freed. Start the kernel with AFFINODE_DISABLE=1 to share it "
 			    "(torch.multiprocessing with CUDA tensors); its GPU is then never freed.");
 }
 

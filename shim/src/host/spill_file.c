@@ -179,7 +179,7 @@ int spill_open(const char *folder, char *why, size_t size)
 	if (spill_bytes()) {
 		if (is_there())
 			return 0;
-		snprintf(why, size, "the program has closed the file that parked memory goes to");
+		snprintf(why, size, "the program has closed the file that freed GPU memory goes to");
 		return -EBADF;
 	}
 	forget();

@@ -120,7 +120,7 @@ static void on_command(const struct affinode_command *command, int *descriptor)
 		break;
 	case AFFINODE_COMMAND_DROP_CACHES:
 		if (!caches_ask(command))
-			refuse(command, AFFINODE_NOTHING, "nobody drops caches here");
+			refuse(command, AFFINODE_NOTHING, "nothing drops caches here");
 		break;
 	case AFFINODE_COMMAND_COMMIT:
 	case AFFINODE_COMMAND_ABORT:

@@ -45,7 +45,7 @@ void spill(struct moved *moved);
 bool free_what_is_left(void);
 
 /* Reasons that more than one of them gives.  */
-#define MOVER_CALL_CAME "a CUDA call came while parking"
+#define MOVER_CALL_CAME "a CUDA call came meanwhile"
 #define MOVER_GPU_COMPUTES "the GPU is still computing"
 
 void outcome_is(struct moved *moved, enum affinode_status status, const char *text);

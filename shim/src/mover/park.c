@@ -369,10 +369,10 @@ static void park_from_parked(struct moved *moved)
 	if (!survey_begin(&survey, true))
 		outcome_is(moved, AFFINODE_NO_HOST_ROOM, "host memory is short");
 	else if (survey.item_count == 0)
-		outcome_is(moved, AFFINODE_NOTHING, "already parked");
+		outcome_is(moved, AFFINODE_NOTHING, "the GPU is freed already");
 	else if (!shim_move_state(AFFINODE_STATE_PARKED, AFFINODE_STATE_PARKING) &&
 		 !shim_move_state(AFFINODE_STATE_QUEUED, AFFINODE_STATE_PARKING))
-		outcome_is(moved, AFFINODE_NOTHING, "not parked");
+		outcome_is(moved, AFFINODE_NOTHING, "the GPU is not freed");
 	else
 		park_the_rest(moved, &survey);
 	survey_end(&survey);
@@ -391,11 +391,11 @@ void park(struct moved *moved)
 	if (shim_is_parked() && moved->move.streams && !moved->move.prepare && !checkpoint_is_out())
 		return park_from_parked(moved);
 	if (shim_state() != AFFINODE_STATE_RESIDENT)
-		return outcome_is(moved, AFFINODE_NOTHING, "already parked");
+		return outcome_is(moved, AFFINODE_NOTHING, "the GPU is freed already");
 	if (blocks_resident_bytes() == 0)
 		return outcome_is(moved, AFFINODE_NOTHING, "no GPU memory that can be moved");
 	if (shim_is_unparkable())
-		return outcome_is(moved, AFFINODE_FAILED, "this process cannot be parked");
+		return outcome_is(moved, AFFINODE_FAILED, "the GPU memory of this process cannot be moved");
 	why = device_writes_reason(true);
 	if (why)
 		return outcome_is(moved, AFFINODE_NOTHING, why);

@@ -209,7 +209,7 @@ void resume(struct moved *moved)
 
 	if (!shim_move_state(AFFINODE_STATE_PARKED, AFFINODE_STATE_RESUMING) &&
 	    !shim_move_state(AFFINODE_STATE_QUEUED, AFFINODE_STATE_RESUMING))
-		return outcome_is(moved, AFFINODE_NOTHING, "not parked");
+		return outcome_is(moved, AFFINODE_NOTHING, "the GPU is not freed");
 	back = depth_moves->in(moved->move.elsewhere ? moved->move.to_gpu : NULL, moved->text, sizeof(moved->text));
 	if (back != AFFINODE_OK) {
 		moved->status = back;
@@ -219,7 +219,7 @@ void resume(struct moved *moved)
 	if (!survey_begin(&arrival.survey, false))
 		outcome_is(moved, AFFINODE_FAILED, "host memory is short");
 	else if (moved->move.alone && !gpu_lock_all())
-		outcome_is(moved, AFFINODE_NO_GPU_ROOM, "another kernel is resuming");
+		outcome_is(moved, AFFINODE_NO_GPU_ROOM, "another kernel is getting its GPU memory back");
 	else
 		resume_blocks(moved, &arrival);
 	gpu_unlock_all(); /* that of depth_moves->in, too */

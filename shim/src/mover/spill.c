@@ -193,5 +193,5 @@ void spill(struct moved *moved)
 	if (!error)
 		return outcome_is(moved, moved->bytes ? AFFINODE_OK : AFFINODE_NOTHING, "");
 	moved->status = AFFINODE_FAILED;
-	snprintf(moved->text, sizeof(moved->text), "parked memory could not be written to disk: %s", error == -ENOSPC || error == -EDQUOT || error == -EFBIG ? "there is no room" : strerror(-error));
+	snprintf(moved->text, sizeof(moved->text), "freed GPU memory could not be written to disk: %s", error == -ENOSPC || error == -EDQUOT || error == -EFBIG ? "there is no room" : strerror(-error));
 }

@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -12,6 +13,7 @@
 #include "base/per_process.h"
 
 #define TELL_WAIT_AFTER_NS (3 * S_NS)
+#define WAIT_TEXT_SIZE (AFFINODE_TEXT_SIZE + 64) /* of a notice, and what to do */
 
 _Atomic int link_wake_fd = -1;
 static _Atomic bool connected;
@@ -57,7 +59,7 @@ static void display_changes(void)
 void link_words_set(const struct affinode_notice *said)
 {
 	pthread_mutex_lock(&words_lock);
-	if (displayed_waits && notice.place != said->place)
+	if (displayed_waits && strncmp(notice.text, said->text, sizeof(notice.text) - 1))
 		display_changes();
 	notice = *said;
 	notice.text[sizeof(notice.text) - 1] = 0;
@@ -71,29 +73,22 @@ void link_notice_text(char *text, size_t size)
 	pthread_mutex_unlock(&words_lock);
 }
 
-static const char *ordinal_ending(uint32_t n)
-{
-	if (n % 100 >= 11 && n % 100 <= 13)
-		return "th";
-	return n % 10 == 1 ? "st" : n % 10 == 2 ? "nd" : n % 10 == 3 ? "rd" : "th";
-}
-
 /* With words_lock held.  */
-static void place_text(char *text, size_t size)
+static void wait_text(char *text, size_t size)
 {
-	text[0] = 0;
-	if (notice.place && link_is_connected())
-		snprintf(text, size, " (%u%s in line)", notice.place, ordinal_ending(notice.place));
+	bool is_said = notice.place && notice.text[0] && link_is_connected();
+
+	snprintf(text, size, "%s. Interrupt the kernel to stop waiting.", is_said ? notice.text : "Waiting for the GPU");
 }
 
 void link_tell_wait(uint64_t since_ns, struct told_wait *told)
 {
-	char place[64];
+	char text[WAIT_TEXT_SIZE];
 
 	if (told->printed || told->displayed || clock_ns() - since_ns < TELL_WAIT_AFTER_NS)
 		return;
 	pthread_mutex_lock(&words_lock);
-	place_text(place, sizeof(place));
+	wait_text(text, sizeof(text));
 	told->displayed = is_displayed;
 	if (is_displayed && !displayed_waits++)
 		display_changes();
@@ -101,7 +96,7 @@ void link_tell_wait(uint64_t since_ns, struct told_wait *told)
 	if (told->displayed)
 		return;
 	told->printed = true;
-	tell_person("waiting for the GPU%s. Interrupt the kernel to give up.", place);
+	tell_person("%s", text);
 }
 
 void link_end_told_wait(struct told_wait *told)
@@ -118,7 +113,6 @@ void link_end_told_wait(struct told_wait *told)
 uint32_t link_next_display(uint32_t seen, uint64_t timeout_ns, char *text, size_t size)
 {
 	uint64_t since = clock_ns(), waited = 0;
-	char place[64];
 	uint32_t version;
 
 	pthread_mutex_lock(&words_lock);
@@ -130,10 +124,9 @@ uint32_t link_next_display(uint32_t seen, uint64_t timeout_ns, char *text, size_
 	}
 	pthread_mutex_lock(&words_lock);
 	version = atomic_load(&display_version);
-	place_text(place, sizeof(place));
 	text[0] = 0;
 	if (displayed_waits)
-		snprintf(text, size, "Waiting for the GPU%s. Interrupt the kernel to stop waiting.", place);
+		wait_text(text, size);
 	pthread_mutex_unlock(&words_lock);
 	return version;
 }

@@ -30,7 +30,7 @@ void depth_say_if_left_out(void)
 
 	if (!AFFINODE_CONTEXT_DEPTH && value && strcmp(value, "context") == 0)
 		tell_person("AFFINODE_DEPTH=context: this libaffinode.so was built without context depth, so the CUDA context stays "
-			    "on the GPU when the kernel is parked. Install one that was built with `make CONTEXT_DEPTH=1`, or unset "
+			    "on the GPU when the kernel is freed. Install one that was built with `make CONTEXT_DEPTH=1`, or unset "
 			    "AFFINODE_DEPTH.");
 }
 

@@ -119,7 +119,7 @@ def test_idle_kernels_are_parked_and_nothing_is_reserved(node, gpus, ours, ask, 
     wait_until(lambda: machine.kernel("idle"))
     asked = ask(bytes=500 * MIB, timeout_s=60)
     last = asked.last()
-    text = "there is room for 500 MiB, 1 idle kernel was parked"
+    text = "there is room for 500 MiB, 1 idle kernel was freed"
     assert (last["state"], last["text"], last["code"]) == ("done", text, "")
     (command,) = idle.heard.of(PARK)
     assert command.reason == "room for 500 MiB"
@@ -134,7 +134,7 @@ def test_while_kernels_are_parked_that_is_told(node, gpus, ours, ask, wait_until
     idle.answers = False
     wait_until(lambda: machine.kernel("idle"))
     asked = ask(bytes=500 * MIB, timeout_s=60)
-    told = "1 idle kernel is being parked to free 900 MiB"
+    told = "1 idle kernel is being freed: 900 MiB"
     wait_until(lambda: told in [line["text"] for line in asked.lines])
     idle._carry_out(idle.heard.of(PARK)[-1])
     assert asked.last()["state"] == "done"
@@ -148,7 +148,7 @@ def test_a_kernel_at_work_stays_and_the_request_ends_at_its_time(node, gpus, our
     wait_until(lambda: machine.kernel("busy"))
     last = ask(bytes=500 * MIB, timeout_s=1.5).last()
     assert (last["state"], last["code"]) == ("refused", "timeout")
-    assert re.match(r"after \d", last["text"]) and "its kernels are busy" in last["text"]
+    assert re.match(r"after \d", last["text"]) and "its kernels are computing" in last["text"]
     assert not busy.heard.of(PARK)
     assert busy.state == RESIDENT
     assert machine.node()["queue"] == []
@@ -183,7 +183,7 @@ def test_a_gpu_that_can_never_have_the_room_is_left_for_another(node, ours, gpus
     busy.page.write()
     wait_until(lambda: machine.kernel("busy"))
     asked = ask(bytes=600 * MIB, timeout_s=60)
-    wait_until(lambda: any("busy" in line["text"] for line in asked.lines))
+    wait_until(lambda: any("computing" in line["text"] for line in asked.lines))
     busy.page.calls_in_flight = 0
     busy.page.write()
     assert asked.last()["state"] == "done"
@@ -231,7 +231,7 @@ def test_the_command_prints_the_story_and_its_status_says_how_it_ended(node, gpu
     wait_until(lambda: machine.kernel("idle"))
     done = machine.affinode("room", "500MiB", "--timeout", "60")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[-1] == "There is room for 500 MiB, 1 idle kernel was parked"
+    assert done.stdout.splitlines()[-1] == "There is room for 500 MiB, 1 idle kernel was freed"
     refused = machine.affinode("room", "2GiB")
     assert refused.returncode == 1
     assert "cannot become free" in refused.stderr

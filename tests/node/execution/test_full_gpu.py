@@ -161,12 +161,12 @@ def test_a_waiter_is_told_why_and_until_when_if_that_can_be_said(node, shim, wai
     busy = shim("busy", busy=True, resident=900 * MIB)
     asker = shim("asker", resident=100 * MIB)
     asker.allocate(400 * MIB, number=1)
-    wait_until(lambda: "busy" in (machine.kernel("asker")["wait_reason"] or ""))
+    wait_until(lambda: "computing" in (machine.kernel("asker")["wait_reason"] or ""))
     asker.send(request(5, 1))  # %gpu_status
     wait_until(lambda: asker.heard.results)
-    assert "busy" in asker.heard.results[0][2]
+    assert "computing" in asker.heard.results[0][2]
     kernel = machine.kernel("asker")
-    assert kernel["estimate_s"] is None and "busy" in kernel["wait_reason"]
+    assert kernel["estimate_s"] is None and "computing" in kernel["wait_reason"]
     busy.page.calls_in_flight = 0
     busy.page.write()
     wait_until(lambda: machine.kernel("asker")["estimate_s"] is not None)

@@ -34,7 +34,7 @@ def test_a_refused_park_request_says_how_much_host_memory_is_missing(node, shim,
     wait_until(lambda: "k" in machine.kernels())
     status, answer = machine.ask("POST", "/kernels/k/park", {})
     assert (status, answer["error"]) == (409, "no-host-memory")
-    assert "parking needs 1 TiB of host memory" in answer["message"]
+    assert "freeing it needs 1 TiB of host memory" in answer["message"]
     assert len(kernel.heard.of(PARK)) == 1
 
 

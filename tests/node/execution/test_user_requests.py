@@ -52,7 +52,7 @@ def test_a_magic_is_told_that_the_wish_is_withdrawn(parked, machine, residency, 
     wait_until(lambda: residency("k") == "queued")
     parked.send(request(1, 1))
     wait_until(lambda: parked.heard.results)
-    words = "already parked; it waited in the queue by a wish alone, which is withdrawn"
+    words = "the GPU is freed already; it no longer waits to get it back"
     assert parked.heard.results == [(1, NOTHING, words)]
 
 
@@ -61,12 +61,12 @@ def test_a_park_request_for_a_kernel_with_a_waiting_call_says_that_it_waits_on(
 ):
     parked.touch()
     wait_until(lambda: residency("k") == "queued")
-    words = "it is parked already, and a call of its own waits in the queue for the GPU: interrupt the kernel to end"
+    words = "the GPU is freed already, and a cell waits to get it back: interrupt the kernel to end"
     status, answer = machine.ask("POST", "/kernels/k/park", {})
     assert (status, answer) == (409, {"error": "waits-for-gpu", "message": f"{words} that"})
     machine.ask("POST", "/kernels/k/resume", {"wait": False})
     status, answer = machine.ask("POST", "/kernels/k/park", {})
-    assert answer["message"] == f"{words} that; the wish to have the GPU back is withdrawn"
+    assert answer["message"] == f"{words} that; the request to get it back is withdrawn"
     parked.send(request(1, 1))
     wait_until(lambda: parked.heard.results)
     assert parked.heard.results == [(1, REFUSED, f"{words} that")]
@@ -81,7 +81,7 @@ def test_a_park_request_for_a_waiting_kernel_with_a_part_on_the_gpu_says_so(
     wait_until(lambda: residency("k") == "queued")
     status, answer = machine.ask("POST", "/kernels/k/park", {})
     assert (status, answer["error"]) == (409, "waits-for-gpu")
-    assert answer["message"].startswith("a part of it is parked already")
+    assert answer["message"].startswith("a part of the GPU memory is freed already")
 
 
 def test_a_request_for_a_deleted_kernel_is_answered_at_once(parked, machine, residency, wait_until):

@@ -27,7 +27,7 @@ def test_calls_wait_first_come_first_served_and_hear_their_place(node, shim, wai
         wait_until(lambda kernel=kernel: kernel.heard.notices[-1][1] == 3)
         place, many, text = kernel.heard.notices[-1]
         assert (place, many) == (number + 1, 3)
-        assert text == f"Waiting: {['1st', '2nd', '3rd'][number]}"
+        assert text.startswith(f"Waiting for the GPU ({['1st', '2nd', '3rd'][number]} in line): ")
 
 
 def test_a_waiter_that_gives_up_loses_its_place(node, shim, wait_until):

@@ -23,7 +23,7 @@ def told(*kernels, settings=NEEDED, **fields):
 def test_no_estimate_is_given_for_a_kernel_that_computes():
     outlook = told(parked("k", waits=3), busy("busy", 15 * GIB), free=1 * GIB)["k"]
     assert (outlook.place, outlook.since, outlook.estimate_s) == (1, NOW - 3, None)
-    assert "busy" in outlook.reason
+    assert "computing" in outlook.reason
 
 
 def test_an_estimate_follows_from_when_kernels_become_eligible():
@@ -44,7 +44,7 @@ def test_an_estimate_does_not_assume_that_a_busy_kernel_stops_now():
         resident("k", 15 * GIB, idle=5, cell_open=True),
     ):
         outlook = told(waiter, computes, free=1 * GIB)["waiter"]
-        assert outlook.estimate_s is None and "busy" in outlook.reason
+        assert outlook.estimate_s is None and "computing" in outlook.reason
     for idle in (resident("k", 15 * GIB, idle=2), resident("k", 15 * GIB, idle=30, cell_open=True)):
         assert told(waiter, idle, free=1 * GIB)["waiter"].estimate_s is not None
 
@@ -53,23 +53,23 @@ def test_a_waiter_is_told_which_users_hold_is_in_its_way():
     waiter = parked("waiter", 8 * GIB, waits=60, payer="uid-1")
     holds = resident("k", 15 * GIB, idle=900, held_until=NOW + 600, payer="uid-1")
     outlook = told(waiter, holds, free=1 * GIB)["waiter"]
-    assert outlook.reason == "another of your kernels holds the GPU" and outlook.estimate_s >= 600
+    assert outlook.reason == "another notebook of yours is kept on the GPU" and outlook.estimate_s >= 600
     other = told(waiter, replace(holds, payer="uid-2"), free=1 * GIB)["waiter"]
-    assert other.reason == "another user's kernel holds the GPU"
+    assert other.reason == "another user's notebook is kept on the GPU"
     computes = replace(holds, calls_in_flight=1)
-    assert told(waiter, computes, free=1 * GIB)["waiter"].reason.endswith("busy or held by you")
+    assert told(waiter, computes, free=1 * GIB)["waiter"].reason.endswith("computing or kept by you")
     over = replace(holds, held_until=NOW - 1)
-    assert "hold" not in told(waiter, over, free=1 * GIB)["waiter"].reason
+    assert "kept" not in told(waiter, over, free=1 * GIB)["waiter"].reason
 
 
 def test_an_estimate_does_not_count_on_a_kernel_that_cannot_be_parked():
     kernels = resident("idle", 9 * GIB, idle=900), parked("k", 8 * GIB, waits=3)
     full, enough = Host(3 * GIB, total_bytes=16 * GIB), Host(12 * GIB, total_bytes=16 * GIB)
     outlook = told(*kernels, free=0, host=full)["k"]
-    assert outlook.estimate_s is None and "host memory too" in outlook.reason
+    assert outlook.estimate_s is None and "so is the machine's RAM" in outlook.reason
     assert told(*kernels, free=0, host=enough)["k"].estimate_s is not None
     keeps = replace(resident("keeps", 1 * GIB), host=HostUse(kept_bytes=8 * GIB, trimmable_bytes=8 * GIB))
-    assert "host memory" not in told(*kernels, keeps, free=0, host=full)["k"].reason
+    assert "RAM" not in told(*kernels, keeps, free=0, host=full)["k"].reason
 
 
 def test_with_time_slices_the_end_of_a_turn_is_an_estimate():
@@ -82,10 +82,10 @@ def test_with_time_slices_the_end_of_a_turn_is_an_estimate():
 def test_other_reasons_to_wait_are_told_too():
     kernels = [of(busy("own", 6 * GIB), "ann"), of(parked("k", 6 * GIB, waits=9), "ann")]
     assert "limit of user ann" in told(*kernels, settings=LIMITED, free=20 * GIB, total=32 * GIB)["k"].reason
-    assert "whatever is parked" in told(parked("huge", 15 * GIB, waits=9), free=2 * GIB)["huge"].reason
+    assert "more than can become free" in told(parked("huge", 15 * GIB, waits=9), free=2 * GIB)["huge"].reason
     stays = resident("stays", 14 * GIB, is_opted_out=True)
     behind = told(parked("k", 8 * GIB, waits=9), stays, free=2 * GIB)["k"].reason
-    assert "kernels that are not parked" in behind and "outside" not in behind
+    assert "kernels that are never freed" in behind and "outside" not in behind
     assert "just started" in told(parked("k", waits=9), free=8 * GIB, is_settled=False)["k"].reason
     failed = parked("k", waits=9, resume_retry_at=NOW + 5)
     assert "tried again" in told(failed, free=8 * GIB)["k"].reason

@@ -141,7 +141,7 @@ def test_a_hold_that_is_cut_short_says_so(controller, command):
     controller.ask("PUT", f"/kernels/{ID}", {"name": "Python 3"})
     assert command("hold", ID, "23h").stdout.count("\n") == 1
     said = command("hold", ID, "48h").stdout.splitlines()
-    assert said[1:] == ["48 h is more than this machine allows: the kernel is held for 24 h."]
+    assert said[1:] == ["48 h is more than this machine allows: the kernel is kept for 24 h."]
 
 
 def test_inside_a_kernel_the_kernel_need_not_be_named(controller, command):

@@ -200,6 +200,6 @@ def _deny_when_sure(plan: Plan, waiter: Waiter, room: RoomRequest) -> None:
         why = f"with {bytes_in_words(room.bytes)} more this kernel alone exceeds the limit of {name}"
         plan.act(DenyRoom(waiter.kernel.id, room.key, f"{why}, {bytes_in_words(cap)}", Cause.LIMIT))
         return
-    why = f"{bytes_in_words(room.bytes)} cannot become free on this GPU, whatever is parked"
+    why = f"{bytes_in_words(room.bytes)} cannot become free on this GPU, whatever is freed"
     cause = Cause.FAILED_AGAIN if waiter.kernel.hopeless else Cause.TOO_LARGE
     plan.act(DenyRoom(waiter.kernel.id, room.key, why, cause))

@@ -269,7 +269,7 @@ class HostRoom:
         anew = needs.probable_bytes if sure else needs.least_bytes
         place = min(self.places(kernel), key=lambda each: self._left[each])
         left = max(self._left[place], 0)
-        words = f"parking needs {bytes_in_words(anew)} of host memory and "
+        words = f"freeing it needs {bytes_in_words(anew)} of host memory and "
         if place == MACHINE:
             reserve = bytes_in_words(with_margin(self.reserve_bytes))
             words += f"{bytes_in_words(left)} are free beyond the reserve of {reserve}"

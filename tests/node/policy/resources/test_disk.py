@@ -21,7 +21,7 @@ GPU = "GPU-a"
 NOW = 10_000.0
 RESERVE = 32 * GIB // 33 + 1  # with its margin 1 GiB
 IDLE = Settings(park_when="idle", host_reserve_bytes=RESERVE)
-WHY = "room to park another kernel"
+WHY = "room to free another kernel"
 HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", "15"))
 
 

@@ -88,7 +88,7 @@ def test_where_there_is_a_way_it_is_taken_and_where_there_is_none_that_is_said()
             told = outlooks(machine.now, node, machine.settings)
             reasons = [outlook.reason for outlook in told.values()]
             unknown = any(isinstance(action, Park) for action in actions)
-            assert unknown or any("host memory" in reason for reason in reasons), (seed, reasons)
+            assert unknown or any("RAM" in reason for reason in reasons), (seed, reasons)
 
 
 def test_waiters_are_served_until_there_is_no_way_to_serve_any():

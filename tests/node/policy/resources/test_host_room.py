@@ -96,7 +96,7 @@ def test_what_another_keeps_is_given_back_first_when_a_park_lacks_it():
     kernels = (resident("k"), resident("keeper", idle=1, use=keeps(8 * GIB)))
     actions = decide(NOW, node(*kernels, available=3 * GIB), IDLE)
     cushion = RESERVE // CUSHION  # as a margin is left: others take a little meanwhile
-    assert actions == [Trim("keeper", 6 * GIB - cushion, "room to park another kernel")]
+    assert actions == [Trim("keeper", 6 * GIB - cushion, "room to free another kernel")]
 
 
 def test_while_that_is_under_way_the_park_waits_for_it():

@@ -208,7 +208,7 @@ static void the_lock_is_somebody_elses(void)
 	int fd = gpu_lock_take();
 
 	CHECK(fd >= 0);
-	parked_no_deeper("another kernel is resuming");
+	parked_no_deeper("another kernel is getting its GPU memory back");
 	gpu_lock_leave(fd);
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 }

@@ -65,6 +65,6 @@ int main(int argc, char **argv)
 	CHECK(holds_pattern(block, MiB(2), 3, THREADS));
 	reply = controller_reply(controller_command(AFFINODE_COMMAND_PARK, 0));
 	CHECK_EQUAL(reply.status, AFFINODE_FAILED);
-	CHECK(strstr(reply.text, "cannot be parked") != NULL);
+	CHECK(strstr(reply.text, "cannot be moved") != NULL);
 	return 0;
 }
