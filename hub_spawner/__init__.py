@@ -19,7 +19,7 @@ _WHERE = {"enable": ".enabling", "NotEnabled": ".enabling", "GpuPolicy": ".polic
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for, so that signing grants does not take a Hub."""
+    """Import a name on its first use, so that grants can be signed without JupyterHub."""
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

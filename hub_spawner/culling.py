@@ -72,7 +72,7 @@ def _is_over(
 
 
 def _kernels_of(server: Json, kernels: list[Json]) -> list[Json]:
-    """Return the kernels that a server's extension says are its own; what another user's grant vouches for is not."""
+    """Return the kernels that a server's extension names as its own, but none that another user's grant names."""
     full_name = server["full_name"]
     granted = GRANTED + full_name.partition("/")[0]
     return [

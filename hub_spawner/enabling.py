@@ -22,8 +22,8 @@ def enable(c: Any) -> None:
     """Have servers spawned with the GPU policy: the last line of jupyterhub_config.py.
 
     The configured spawner class is taken as it is (a name, a path, a class) and one is derived from it; its
-    configuration (`c.KubeSpawner…`) and the site's hooks hold as before. What the policy does is said by traits of the
-    spawner, `c.Spawner.gpu_memory = "20GiB"` first of all: see `GpuPolicy`. Calling it again changes nothing.
+    configuration (`c.KubeSpawner…`) and the site's hooks hold as before. Traits of the spawner configure the
+    policy, `c.Spawner.gpu_memory = "20GiB"` first of all: see `GpuPolicy`. Calling it again changes nothing.
     Raises NotEnabled.
 
         import hub_spawner
@@ -85,7 +85,7 @@ def _check_version() -> None:
 
 
 def _check_configuration(c: Any, spawner: type) -> None:
-    """Say what would not work, before the Hub starts."""
+    """Raise or warn about what would not work, before the Hub starts."""
     if _configured(c, spawner, "isolate_devices"):
         raise NotEnabled(
             "isolate_devices hides the GPU from servers: remove it, or allow the GPU's devices by"

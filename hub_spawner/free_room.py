@@ -55,7 +55,7 @@ async def free_room_line(nodes: Nodes, size: int) -> str:
     """Return the line for `size` bytes on all `nodes`, "" if it cannot be told at once; never raises."""
     try:
         return free_room(await nodes.look(ANSWER_WITHIN_S)).text(size)
-    except Exception:  # an answer of another version, say: the page is worth more than the line
+    except Exception:  # for example an answer of another version: the page matters more than this line
         logging.getLogger(__name__).exception("free room cannot be told")
         return ""
 

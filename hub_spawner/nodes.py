@@ -24,7 +24,7 @@ from . import grants
 from .room import controller_socket
 
 ANSWER_WITHIN_S = 3.0
-GRANT_S = 60.0  # how long the grant for one request is good
+GRANT_S = 60.0  # how long a grant for one request is valid
 ANYONE = "affinode"  # in the grants of requests that change nothing: no administrator made them
 
 Json = dict[str, Any]
@@ -122,7 +122,8 @@ class NetworkClient(ControllerClient):
     def __init__(
         self, ip: str, port: int, *, key: Path | None, user: str, headers: Mapping[str, str] | None = None
     ):
-        """`user` is the administrator who asks; `key` the file of the private key that signs for that."""
+        """`user` is the administrator in whose name requests are sent; `key` is the file of the private key that
+        signs them."""
         super().__init__(Path(f"{ip}:{port}"), headers)
         self._ip, self._port, self._key, self._user = ip, port, key, user
 

@@ -28,10 +28,11 @@ _Configurable: Any = Configurable  # what else is there comes with the spawner t
 
 
 class GpuPolicy(_Configurable):  # type: ignore[misc]
-    """Makes room on the GPU before a server starts, tells its user how that stands, and says whose the server is.
+    """Makes room on the GPU before a server starts, tells the user how that stands, and names the server's user to
+    the controller.
 
-    It reserves nothing, and keeps no server from starting unless `on_gpu_full` says so. Derived from `Configurable`,
-    since JupyterHub demands `start`, `stop` and `poll` of each class that derives from `Spawner`.
+    It reserves nothing, and a server starts without room unless `on_gpu_full` says otherwise. Derived from
+    `Configurable`, since JupyterHub demands `start`, `stop` and `poll` of each class that derives from `Spawner`.
     """
 
     gpu_memory = Unicode(
@@ -98,7 +99,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
         `/services/affinode/grant` at its end. Empty: a grant is good for `grant_lifetime_s` alone.""",
     ).tag(config=True)
 
-    gpu_asks_from_hub = True  # False: something beside the server asks, an init container say
+    gpu_asks_from_hub = True  # False: another program asks, for example an init container
 
     @validate("gpu_memory")
     def _check_gpu_memory(self, proposal: Any) -> str:
@@ -136,7 +137,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
     # ---- called by the Hub
 
     async def run_pre_spawn_hook(self) -> None:
-        """Run the site's own hook, with its errors, and make room then."""
+        """Run the site's own hook, which may raise, and then make room."""
         self._story.begin()
         done = super().run_pre_spawn_hook()
         if done is not None:
@@ -152,14 +153,14 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
         return super().start()
 
     async def progress(self) -> AsyncIterator[Event]:
-        """Tell the story of the room, and what the spawner tells once the server starts."""
+        """Yield how the request for room stands, and then the spawner's own progress."""
         async for event in self._story.follow():
             yield event
         async for event in super().progress():
             yield event
 
     def get_env(self) -> dict[str, str]:
-        """Add what tells kernels whose they are and where the controller is; what the site set stays."""
+        """Add variables that name the kernels' user and the controller's socket; the site's own variables stay."""
         env: dict[str, str] = super().get_env()
         for name, value in self.gpu_environment().items():
             env.setdefault(name, value)
@@ -190,7 +191,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
                 timeout_s=self.gpu_wait_s,
                 tell=self._tell_line,
             )
-        except Exception:  # whatever is wrong with it, the user's server is worth more
+        except Exception:  # no error here may keep the user's server from starting
             self.log.exception("asking for GPU room for %s failed; the server starts", self.user.name)
             return
         if answer.state == "unanswered":
@@ -206,7 +207,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
             self.gpu_tell(f"{_sentence(answer.text)}. Your server starts; its first GPU cell waits{place}")
 
     def gpu_grant(self) -> str | None:
-        """Return a fresh grant for the server; None where none is signed, or none can be (the log has the error)."""
+        """Return a new grant for the server; None if the site signs none, or signing failed (the log has the error)."""
         if not self.grant_key:
             return None
         try:
@@ -224,7 +225,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
             return None
 
     def gpu_environment(self) -> dict[str, str]:
-        """Return what a server's environment gets."""
+        """Return the variables that a server's environment gets."""
         env: dict[str, str] = {}
         grant = self.gpu_grant()
         if grant is not None:
@@ -245,7 +246,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
             self.gpu_tell(f"{_sentence(line['text'])}{place}")
 
     def _refuses(self) -> bool:
-        """Whether a refusal is wanted, and does not end the Hub."""
+        """Return whether the site wants refusals, and a refusal does not end the Hub."""
         if self.on_gpu_full != "refuse":
             return False
         if self.consecutive_failure_limit and not _has_spawn_exception():

@@ -1,4 +1,4 @@
-"""Asks the machine's controller for room on the Hub's event loop; what goes wrong is an answer, never an error."""
+"""Ask the machine's controller for room on the Hub's event loop; each failure is returned as an answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from jupyter_affinode import environment
 from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 
-AT_ONCE = 8  # connections that have shown nothing yet: of more the controller drops the oldest, as of a flood
+AT_ONCE = 8  # connections without an answer yet: the controller drops the oldest of too many, as in a flood
 CANCELLED_AGAIN_S = 0.1
 GRACE_S = 5.0  # how much later than its own time-out the controller's last word may come
 
@@ -35,7 +35,8 @@ class Answer:
 
 
 def controller_socket(named: str) -> Path:
-    """Return the socket that the Hub asks: the one that is named, or the machine's; never that of a user's own."""
+    """Return the socket that the Hub asks: the named one, or the machine's, but never that of a user's own
+    controller."""
     return Path(named or os.environ.get(environment.SOCKET) or environment.NODE_SOCKET)
 
 
@@ -73,7 +74,7 @@ async def ask_for_room(
 
 
 async def _until(deadline: float, awaitable: Awaitable[T]) -> T:
-    """Return what comes of it by the deadline. Raises asyncio.TimeoutError, and CancelledError at once.
+    """Return the result of an awaitable by the deadline. Raises asyncio.TimeoutError, and CancelledError at once.
 
     Before Python 3.12 `asyncio.wait_for` may lose a cancellation that comes together with the result; the Hub gives a
     spawn one second to end.

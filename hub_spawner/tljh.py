@@ -53,7 +53,7 @@ def tljh_post_install() -> None:
 
 
 def own_requirement() -> str:
-    """Return what pip is told to install this very package: from the same place, if it came by an address."""
+    """Return the requirement by which pip installs this same package: its address, if it was installed from one."""
     package = distribution("jupyter-affinode")
     origin = json.loads(package.read_text("direct_url.json") or "{}")
     if "url" not in origin:

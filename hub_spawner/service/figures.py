@@ -1,4 +1,4 @@
-"""What the page shows of a machine: the API's JSON in words and in an order that users read."""
+"""What the page shows of a machine: the API's JSON as texts, in the page's order."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class GpuView:
 
 @dataclass(frozen=True)
 class KernelView:
-    """One kernel, with what may be asked of it."""
+    """One kernel, with the actions that are possible."""
 
     id: str
     name: str
@@ -56,7 +56,7 @@ class KernelView:
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of the policy and how it is asked for: `choices` or a line of text."""
+    """One setting of the policy as a form field: `choices`, or a line of text."""
 
     name: str
     value: str
@@ -177,7 +177,7 @@ def query(**values: str) -> str:
 
 
 def settings_form(settings: Json) -> list[Setting]:
-    """Return the policy's settings as a form asks for them; what each may be is the API's own description."""
+    """Return the policy's settings as form fields; the API's description says which values each may have."""
     known = _described_settings()
     return [_setting(name, value, known.get(name, {})) for name, value in settings.items()]
 

@@ -1,4 +1,5 @@
-"""The service's pages and actions. Only the Hub's administrators see other users; every act is theirs in the ledger."""
+"""The service's pages and actions. Only the Hub's administrators see other users; the ledger names the
+administrator of each action."""
 
 from __future__ import annotations
 
@@ -61,20 +62,20 @@ class ServiceHandler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  
         return made
 
     def set_default_headers(self) -> None:
-        """Called by tornado."""
+        """Add the security headers."""
         for name, value in SECURITY.items():
             self.set_header(name, value)
 
     async def prepare(self) -> None:
-        """Ask the Hub about the user without blocking other requests; called by tornado."""
+        """Ask the Hub about the user without blocking other requests."""
         await self.hub_auth.get_user(self, sync=False)
 
     def address(self) -> str:
-        """Return the addresses that the request came by, as the proxies before us say."""
+        """Return the addresses that the request came by, as the proxies report them."""
         return self.request.headers.get("X-Forwarded-For") or self.request.remote_ip or ""
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Called by tornado."""
+        """Show an error as a page."""
         error = kwargs.get("exc_info", (None, None, None))[1]
         said = error.log_message if isinstance(error, HTTPError) else None
         if status_code == 403:
@@ -87,7 +88,7 @@ class AdminHandler(ServiceHandler):
     """For the Hub's administrators alone, whatever scopes a site has given to others."""
 
     async def prepare(self) -> None:
-        """Called by tornado; a user who is not logged in is sent to do so by `authenticated`."""
+        """Refuse all but administrators; `authenticated` sends a user without a login to the Hub."""
         await super().prepare()
         user = self.current_user
         if user is not None and not user.get("admin"):
@@ -219,7 +220,7 @@ class PolicyHandler(AdminHandler):
             before = {
                 name.removeprefix("was-"): text for name, text in form.items() if name.startswith("was-")
             }
-            # What another administrator changed since the form was shown stays as it is.
+            # Settings that another administrator changed since the form was shown stay as they are.
             asked = {name: form[name] for name in before if form.get(name, before[name]) != before[name]}
             changes = figures.changed_settings(await client.policy(), asked)
             if changes:
@@ -239,7 +240,7 @@ class TokenHandler(ServiceHandler):
         """Do nothing: `hub_user` asks."""
 
     def check_xsrf_cookie(self) -> None:
-        """Called by tornado: a token is in no browser's cookies."""
+        """Check nothing: a token is in no browser's cookies."""
 
     async def hub_user(self, *, fresh: bool = False) -> dict[str, Any]:
         """Return the Hub's model of the user or service whose token it is, or 401."""
@@ -253,7 +254,7 @@ class TokenHandler(ServiceHandler):
         raise HTTPError(401, "this needs a token of the Hub's, in the header Authorization")
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Called by tornado."""
+        """Answer with an error as JSON."""
         error = kwargs.get("exc_info", (None, None, None))[1]
         said = error.log_message if isinstance(error, HTTPError) else None
         self.finish({"status": status_code, "message": said or responses.get(status_code, "")})
@@ -321,5 +322,5 @@ def handlers(prefix: str) -> list[tuple[Any, ...]]:
 
 
 def _header(text: str) -> str:
-    """Return a text as it may stand in a header."""
+    """Return a text with only those characters that a header may have."""
     return "".join(char if " " <= char <= "~" else "?" for char in text)

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from .._version import __version__
 
-# By module. Only the one that is asked for is imported: all of them take longer than most commands.
+# By module. Only the module of the command is imported: all of them take longer to import than most commands.
 COMMANDS = {
     "status": ("status",),
     "actions": ("park", "resume", "hold", "release"),
@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The entry point of `jupyter-affinode`; the exit status: 0 done, 1 refused or failed, 2 used wrongly."""
+    """Run `jupyter-affinode`; return the exit status: 0 done, 1 refused or failed, 2 used wrongly."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["node"]:  # a traitlets application, with options of its own
         from ..node.app import main as node
@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors are one line, without pages of usage; commands get parsers of this class, too."""
+    """A parser that reports an error in one line, without pages of usage; the commands' parsers are of this class,
+    too."""
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where help is, and exit with status 2."""
@@ -62,7 +63,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def _parser(command: str = "") -> argparse.ArgumentParser:
-    """The parser of one command; of all, for help and errors, where there is no command of that name."""
+    """Return the parser of one command, or of all commands if none has that name: for help and errors."""
     parser = CommandParser(
         prog="jupyter affinode",
         description="Free the GPU of idle kernels, and get it back with every tensor where it was.",

@@ -40,8 +40,8 @@ def add(commands: Any) -> None:
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Do it and print the kernel's state afterwards; 1 with the reason on standard error when it was
-    refused.
+    """Carry out the action and print the kernel's state afterwards; return 1, with the reason on standard error, if
+    it was refused.
     """
     try:
         kernel = asyncio.run(_act(arguments))

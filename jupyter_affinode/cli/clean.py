@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
 
 
 def clean(arguments: argparse.Namespace) -> int:
-    """List, or end; 1 with the reason on standard error when it was refused."""
+    """List stuck processes, or end them; return 1, with the reason on standard error, if that was refused."""
     if arguments.process is not None and not arguments.kernel:
         arguments.parser.error("--process needs a KERNEL whose process it is")
     try:
@@ -57,7 +57,7 @@ def clean(arguments: argparse.Namespace) -> int:
 
 
 def stuck_in(kernel: dict[str, Any]) -> list[dict[str, Any]]:
-    """A kernel's stuck processes, each with the kernel's id and what it is called."""
+    """Return a kernel's stuck processes, each with the kernel's id and name."""
     return [
         {"kernel": kernel["id"], "notebook": kernel.get("path") or kernel.get("name"), **process}
         for process in kernel["processes"]

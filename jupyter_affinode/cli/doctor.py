@@ -22,14 +22,14 @@ def add(commands: Any) -> None:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Print the findings; 1 if any of them keeps kernels from being managed."""
+    """Print the findings; return 1 if any of them keeps kernels from being managed."""
     found = report()
     print(json.dumps(found, indent=2) if arguments.json else doctor_text(found["checks"]))
     return 0 if found["ok"] else 1
 
 
 def doctor_text(checks: list[dict[str, Any]]) -> str:
-    """Return the findings in three groups; what needs the reader last but for the details."""
+    """Return the findings in three groups: what works, what needs the user, and the details."""
     width = max(len(check["name"]) for check in checks)
     blocks = []
     for group, title in GROUPS.items():

@@ -56,7 +56,7 @@ def add(commands: Any) -> None:
 
 
 def print_keys(arguments: argparse.Namespace) -> int:
-    """Write a new pair; 1 if there is one of that name, which grants may be signed with."""
+    """Write a new pair of keys; return 1 if a pair of that name exists, since grants may be signed with it."""
     private, public = arguments.folder / f"{arguments.name}.key", arguments.folder / f"{arguments.name}.pem"
     try:
         secret, known = make_keys()

@@ -14,11 +14,11 @@ UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class NoSuchKernel(Exception):
-    """Nothing, or more than one kernel, is meant; the message says which there are."""
+    """The argument means no kernel, or several; the message names the kernels."""
 
 
 def add_kernel_argument(parser: argparse.ArgumentParser) -> None:
-    """Add it to a command; inside a kernel it may be left out."""
+    """Add the KERNEL argument to a command; inside a kernel it is optional."""
     parser.add_argument(
         "kernel",
         metavar="KERNEL",
@@ -29,7 +29,8 @@ def add_kernel_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def find_kernel(kernels: Sequence[dict[str, Any]], text: str | None) -> dict[str, Any]:
-    """The one kernel that `text` means; an id before a path, a path before a name, a beginning last."""
+    """Return the one kernel that `text` means: an id goes before a path, a path before a name, a name before the
+    beginning of one."""
     if not text:
         raise NoSuchKernel(f"Say which kernel. {_choices(kernels)}")
     ways = (
@@ -50,8 +51,8 @@ def find_kernel(kernels: Sequence[dict[str, Any]], text: str | None) -> dict[str
 
 
 def short_id(kernel_id: str) -> str:
-    """An id as users read and type it: of Jupyter's (a UUID) the beginning, with whose it is where that is said
-    ("uid-1000/3f2a9c41"); others, as of processes without a kernel, are short already.
+    """Return an id as users read and type it: the beginning of a UUID, after the user's prefix if there is one
+    ("uid-1000/3f2a9c41"). Ids of processes without a Jupyter kernel are short already.
     """
     owner, slash, _ = kernel_id.rpartition("/")
     own = own_id(kernel_id)

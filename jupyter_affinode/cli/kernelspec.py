@@ -57,7 +57,8 @@ def add(commands: Any) -> None:
 
 
 def kernelspec(arguments: argparse.Namespace) -> int:
-    """Wrap, or remove a wrapped one; 1 with the reason on standard error when that cannot be."""
+    """Wrap a kernelspec, or remove a wrapped one; return 1, with the reason on standard error, if that is
+    impossible."""
     name = arguments.name or f"{arguments.original}-affinode"
     manager = KernelSpecManager()
     try:
@@ -72,7 +73,7 @@ def kernelspec(arguments: argparse.Namespace) -> int:
 
 
 def wrap(manager: KernelSpecManager, original: str, name: str, *, prefix: str | None = None) -> str:
-    """Install the wrapped kernelspec; the folder it lies in. Resources (logos, scripts) are copied."""
+    """Install the wrapped kernelspec and return its folder. Resources (logos, scripts) are copied."""
     spec = manager.get_kernel_spec(original)
     model = json.loads((Path(spec.resource_dir) / "kernel.json").read_text(encoding="utf-8"))
     said = model.get("metadata") or {}
@@ -101,7 +102,7 @@ def wrap(manager: KernelSpecManager, original: str, name: str, *, prefix: str | 
 
 
 def _command(argv: list[str]) -> list[str]:
-    """A kernelspec's command with the interpreter that jupyter_client would put for a bare "python"."""
+    """Return a kernelspec's command with the interpreter that jupyter_client uses for a bare "python"."""
     if argv[0] in {"python", f"python{sys.version_info[0]}", "python{}.{}".format(*sys.version_info)}:
         return [sys.executable, *argv[1:]]
     return argv
@@ -116,7 +117,7 @@ def _script() -> Path:
 
 
 def remove(manager: KernelSpecManager, name: str) -> str:
-    """Remove a kernelspec that `wrap` wrote; the folder it lay in."""
+    """Remove a kernelspec that `wrap` wrote; return its folder."""
     if not _is_ours(manager, name):
         raise CannotWrap(f"{name} was not made by `kernelspec wrap`; use jupyter kernelspec remove")
     return manager.remove_kernel_spec(name)

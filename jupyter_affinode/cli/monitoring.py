@@ -1,4 +1,4 @@
-"""`jupyter affinode monitoring`: the dashboard, the alert rules and the autoscaler's example that come with us."""
+"""`jupyter affinode monitoring`: the package's dashboard, alert rules and example for an autoscaler."""
 
 from __future__ import annotations
 

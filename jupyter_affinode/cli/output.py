@@ -23,7 +23,7 @@ STATES = {
 NOTEBOOK_LEAST = 16  # columns for a notebook's path, however narrow the terminal is
 WIDEST = 110  # columns of a line that is read
 UNLIMITED = 10_000  # columns where the output is no terminal
-SMALL_BYTES = 64 << 20  # host memory is taken in slabs: less is not worth a word
+SMALL_BYTES = 64 << 20  # host memory is taken in slabs: smaller differences are not shown
 
 
 def kernel_table(kernels: Sequence[dict[str, Any]]) -> str:
@@ -72,7 +72,7 @@ def outlook_text(kernel: dict[str, Any]) -> str:
 
 
 def host_memory_text(kernel: dict[str, Any]) -> str:
-    """What a kernel has in host memory, where its size on the GPU does not say it already; else ""."""
+    """Return what a kernel has in host memory; "" where its size on the GPU says that already."""
     copies, kept = kernel["copy_bytes"], kernel["kept_bytes"]
     parked = kernel["parked_bytes"] - kernel.get("disk_bytes", 0)
     if parked and copies < parked - SMALL_BYTES:
@@ -111,7 +111,7 @@ def _row(kernel: dict[str, Any], many: bool) -> tuple[str, ...]:
 
 
 def _gpus_text(kernel: dict[str, Any]) -> str:
-    """The numbers of the GPUs on which it has memory, or had it."""
+    """Return the numbers of the GPUs on which the kernel has memory, or had it before it was freed."""
     used = [gpu for gpu in kernel.get("gpus") or [] if any(gpu[f"{part}_bytes"] for part in PARTS)]
     return ",".join("?" if gpu.get("index") is None else str(gpu["index"]) for gpu in used) or "-"
 

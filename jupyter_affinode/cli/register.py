@@ -1,5 +1,5 @@
-"""`python -m jupyter_affinode.cli.register KERNEL_ID NAME`: what `run` leaves behind to happen in its own
-time.
+"""`python -m jupyter_affinode.cli.register KERNEL_ID NAME`: describes a kernel that `run` has started, while the
+kernel starts.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def add(commands: Any) -> None:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Print the report; 1 if there is none."""
+    """Print the report; return 1 if there is none."""
     try:
         answer = _answer(arguments)
     except (ReportRefused, ControllerRefused, environment.FolderRefused) as refused:
@@ -73,7 +73,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def _answer(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Ask the controller, or read what it left where none runs."""
+    """Ask the controller; if none runs, read the ledger that the last one wrote."""
     asked = {name: getattr(arguments, name) for name in ("since", "until", "by", "user")}
     question = Question.of(datetime.datetime.now(datetime.timezone.utc).date(), **asked)
     if arguments.ledger is not None:
@@ -85,14 +85,15 @@ def _answer(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _left_ledger() -> Path:
-    """Where the last controller's history is: the machine's, if the user may read it and named no other socket."""
+    """Return the path of the last controller's ledger: the machine's, if the user may read it and named no other
+    socket."""
     if not os.environ.get(environment.SOCKET) and os.access(environment.NODE_LEDGER, os.R_OK):
         return environment.NODE_LEDGER
     return environment.ledger_path(environment.socket_path())
 
 
 def report_text(answer: dict[str, Any]) -> str:
-    """The report as a table."""
+    """Return the report as a table."""
     by = answer["by"]
     rows = [[by.upper(), *HEADINGS.values()]]
     rows += [[row[by] or "-", *_cells(row)] for row in answer["rows"]]

@@ -1,4 +1,4 @@
-"""`jupyter affinode room SIZE`: make room on a GPU for what is about to start."""
+"""`jupyter affinode room SIZE`: make room on a GPU for a program that is about to start."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def add(commands: Any) -> None:
 
 
 def room(arguments: argparse.Namespace) -> int:
-    """Print the story. 0: there is room; 1: refused, or not within the time; 3: no controller runs."""
+    """Print how the request stands. Return 0 if there is room, 1 if it was refused or timed out, 3 if no controller
+    runs."""
     try:
         return asyncio.run(_room(arguments))
     except ControllerUnavailable as error:

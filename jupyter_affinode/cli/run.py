@@ -31,7 +31,8 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Become COMMAND; returns only if it cannot be started. Without the shim it starts all the same."""
+    """Replace this process by COMMAND; return only if it cannot be started. If the shim cannot be preloaded,
+    COMMAND starts without it."""
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
     if not words:
         arguments.parser.error("say which command to run")
@@ -50,10 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def kernel_id_of(words: Sequence[str], env: Mapping[str, str]) -> str:
-    """The Jupyter kernel id: from the environment, from the connection file's name, or a new one.
+    """Return the Jupyter kernel id: from the environment, from the connection file's name, or a new one.
 
-    Jupyter servers name connection files kernel-<id>.json, so that theirs and the controller's kernel are
-    one.
+    Jupyter servers name connection files kernel-<id>.json, so the server and the controller use the same id.
     """
     if env.get(environment.KERNEL_ID):
         return env[environment.KERNEL_ID]

@@ -47,7 +47,7 @@ def add(commands: Any) -> None:
 
 
 def simulate(arguments: argparse.Namespace) -> int:
-    """COMMAND's exit status; 1 where simulating is refused."""
+    """Run COMMAND and return its exit status; 1 if simulating is refused."""
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
     if not words:
         arguments.parser.error("say which command to run")
@@ -82,7 +82,7 @@ def simulate(arguments: argparse.Namespace) -> int:
 
 
 def _open_to_all_users(folder: Path) -> None:
-    """Let each user's processes use the machine. Any of them can break it, as none can a real driver's."""
+    """Let the processes of all users use the simulated GPU. Unlike a real driver, any of them can break it."""
     folder.chmod(0o755)
     machine = folder / MACHINE
     machine.touch()
@@ -109,7 +109,7 @@ def _start_controller(socket: Path, env: dict[str, str]) -> None:
 
 
 def _run(words: list[str], env: dict[str, str]) -> int:
-    """Run it, hand signals on, and wait for its end."""
+    """Run a command, pass signals on to it, and wait for its end."""
     try:
         child = subprocess.Popen(words, env=env)
     except OSError as error:
@@ -122,7 +122,7 @@ def _run(words: list[str], env: dict[str, str]) -> int:
 
 
 def _hand_on(child: subprocess.Popen[bytes], number: int) -> None:
-    """Hand a signal on; a Ctrl-C at the terminal has reached the child already."""
+    """Pass a signal on to the child; a Ctrl-C at the terminal has reached the child already."""
     if number != signal.SIGINT or not sys.stdin.isatty():
         child.send_signal(number)
 

@@ -27,7 +27,7 @@ def add(commands: Any) -> None:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Print it; 0 with and without a controller, 1 if there is one that will not tell."""
+    """Print the status; return 1 if a controller refuses to answer, else 0, also if none runs."""
     node: dict[str, Any] | None = None
     kernels: list[dict[str, Any]] = []
     message, is_refused = None, False
@@ -69,13 +69,13 @@ def _gpu_text(gpu: dict[str, Any], *, simulated: bool) -> str:
 
 
 def _neighbour_text(other: dict[str, Any]) -> str:
-    """A process on a GPU that is not managed; of other users nothing is told but how much it takes."""
+    """Describe a process on a GPU that is not managed; of another user's process only its size is known."""
     who = "another user" if other["pid"] is None else f"{other['command'] or 'process'} (pid {other['pid']})"
     return who if other["bytes"] is None else f"{who}, {bytes_in_words(other['bytes'])}"
 
 
 def _spill_lines(spill: dict[str, Any] | None) -> list[str]:
-    """The disk that parked memory goes to."""
+    """Describe the disk that parked memory goes to."""
     if spill is None:
         return []
     if spill["problem"]:
@@ -88,7 +88,7 @@ def _spill_lines(spill: dict[str, Any] | None) -> list[str]:
 
 
 def _node_text(node: dict[str, Any]) -> str:
-    """One line a GPU, and one for the host's memory."""
+    """Return a line for each GPU, and one for the host's memory."""
     lines = [] if node["gpus"] else ["No GPU is known here."]
     for gpu in node["gpus"]:
         lines.append(_gpu_text(gpu, simulated=node["simulated"]))

@@ -30,6 +30,6 @@ def print_unit(arguments: argparse.Namespace) -> int:
 
 
 def unit_text(python: str) -> str:
-    """The unit, with the path of its Python as systemd reads it."""
+    """Return the unit, with the path of its Python quoted for systemd."""
     escaped = python.replace("\\", "\\\\").replace("%", "%%")
     return UNIT.read_text(encoding="utf-8").replace("@PYTHON@", f'"{escaped}"' if " " in escaped else escaped)

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ..printable import fitting
-from .errors import ControllerRefused as ControllerRefused  # raised by nearly all that is here
+from .errors import ControllerRefused as ControllerRefused  # raised by nearly every method
 from .errors import ControllerUnavailable as ControllerUnavailable
 from .http_requests import ControllerRequests
 from .kernel_messages import description_body
@@ -35,25 +35,25 @@ class ControllerClient(ControllerRequests):
         return await self._json("GET", _kernel(kernel_id))
 
     async def activity(self, kernel_id: str) -> dict[str, Any]:
-        """What a kernel calls, by class and by entry point; counted for the next seconds, too."""
+        """Return a kernel's CUDA calls by class and by entry point; they are counted for the next seconds, too."""
         return await self._json("GET", _kernel(kernel_id, "activity"))
 
     async def register(self, kernel_id: str, **description: Any) -> dict[str, Any]:
         """Describe a kernel (`name`, `path`, `language`, `server`, and of its kernelspec `priority` and
-        `may_park`); what is not named stays as it was.
+        `may_park`); fields that are not named keep their values.
         """
         return await self._json("PUT", _kernel(kernel_id), description_body(description))
 
     async def forget(self, kernel_id: str) -> None:
-        """The kernel has been shut down."""
+        """Say that the kernel has been shut down."""
         await self._json("DELETE", _kernel(kernel_id))
 
     async def park(self, kernel_id: str, wait: bool = True) -> dict[str, Any]:
-        """Free the kernel's GPU now; with `wait`, returns when it is done."""
+        """Free the kernel's GPU now; with `wait`, return when that is done."""
         return await self._json("POST", _kernel(kernel_id, "park"), {"wait": wait}, MOVE_TIMEOUT_S)
 
     async def resume(self, kernel_id: str, wait: bool = True) -> dict[str, Any]:
-        """Get the kernel's GPU back; with `wait`, returns when it is there or still queued after 60 s."""
+        """Get the kernel's GPU back; with `wait`, return when it is back, or after 60 s in the queue."""
         return await self._json("POST", _kernel(kernel_id, "resume"), {"wait": wait}, MOVE_TIMEOUT_S)
 
     async def hold(self, kernel_id: str, duration_s: float | None = None) -> dict[str, Any]:
@@ -79,11 +79,11 @@ class ControllerClient(ControllerRequests):
         await self._json("POST", _kernel(kernel_id, "cell"), body)
 
     async def cancel(self, kernel_id: str, process_group: int | None = None) -> None:
-        """The kernel was interrupted: calls that wait for the GPU fail, in the processes of that group."""
+        """Say that the kernel was interrupted: in the processes of that group, calls that wait for the GPU fail."""
         await self._json("POST", _kernel(kernel_id, "cancel"), {"process_group": process_group})
 
     async def focus(self, kernel_id: str) -> None:
-        """The user looks at the kernel."""
+        """Say that the user has turned to the kernel's notebook."""
         await self._json("POST", _kernel(kernel_id, "focus"), {})
 
     async def policy(self) -> dict[str, Any]:
@@ -93,7 +93,8 @@ class ControllerClient(ControllerRequests):
     async def set_policy(self, *, configured_at: float | None = None, **settings: Any) -> dict[str, Any]:
         """Change some of the controller's settings; returns all of them.
 
-        `configured_at`: since when they are configured so, in monotonic seconds; what was configured later stays.
+        `configured_at`: when they were configured, in monotonic seconds; settings that were configured later stay
+        as they are.
         """
         moment = "" if configured_at is None else f"?configured_at={configured_at!r}"
         return await self._json("PATCH", f"/policy{moment}", settings)
@@ -108,14 +109,15 @@ class ControllerClient(ControllerRequests):
         return list((await self._json("GET", f"/audit?limit={limit}"))["audit"])
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """Every change from now on, a full snapshot first; ends when the controller does."""
+        """Yield a full snapshot, then every change, until the controller ends."""
         async for event in self._lines("GET", "/events"):
             yield event
 
     async def room(
         self, size: int, *, user: str | None = None, priority: int | None = None, timeout_s: float = 10.0
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Have room made on a GPU for a kernel that is about to start: how that stands, each time that it changes.
+        """Ask for room on a GPU for a kernel that is about to start; yield how the request stands whenever that
+        changes.
 
         The last line's `state` is "done" or "refused". Closing the iterator withdraws the request.
         """

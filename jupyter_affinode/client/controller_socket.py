@@ -1,4 +1,4 @@
-"""The controller's API socket: where it is, whether it can be trusted, and what shows whose a request is."""
+"""The controller's API socket: where it is, whether it can be trusted, and how a request shows its user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .errors import ControllerUnavailable, why
 
 
 def socket_or_default(socket: Path | None) -> Path:
-    """`socket`, or the one that `environment.socket_path` finds. Raises ControllerUnavailable."""
+    """Return `socket`, or the one that `environment.socket_path` finds. Raises ControllerUnavailable."""
     try:
         return environment.socket_path() if socket is None else Path(socket)
     except environment.FolderRefused as refused:
@@ -22,7 +22,7 @@ def socket_or_default(socket: Path | None) -> Path:
 
 
 def refuse_other_sockets(path: Path) -> None:
-    """ControllerUnavailable unless there is a socket of ours or root's."""
+    """Raise ControllerUnavailable unless there is a socket of this user's or root's."""
     try:
         status = path.stat()
     except OSError as error:
@@ -32,13 +32,14 @@ def refuse_other_sockets(path: Path) -> None:
 
 
 def connect_in_line(connecting: sockets.socket, path: Path, wait_s: float) -> None:
-    """Connect a non-blocking socket, which it stays; wait so long for a place in the line. Raises BlockingIOError.
+    """Connect a non-blocking socket, and wait up to that long for a place in the listener's queue. Raises
+    BlockingIOError.
 
-    Where others connect all the time a client that only tries now and then finds the line full again and again. Linux
-    keeps an order among those who wait in connect(2), which takes a blocking socket.
+    A client that only tries now and then may find the queue full each time if other clients connect all the time.
+    Linux serves blocking connect(2) calls in order, so the socket is made blocking meanwhile.
     """
     if wait_s > 0:
-        seconds, microseconds = divmod(max(int(wait_s * 1e6), 1), 1_000_000)  # none at all would be no limit
+        seconds, microseconds = divmod(max(int(wait_s * 1e6), 1), 1_000_000)  # 0 would mean no limit
         timeout = struct.pack("@ll", seconds, microseconds)
         connecting.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDTIMEO, timeout)
         connecting.setblocking(True)
@@ -49,7 +50,7 @@ def connect_in_line(connecting: sockets.socket, path: Path, wait_s: float) -> No
 
 
 def refuse_peer(connected: Any, path: Path) -> None:
-    """ControllerUnavailable unless the process that listens is ours or root's."""
+    """Raise ControllerUnavailable unless the process that listens is this user's or root's."""
     credentials = connected.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, 12)
     peer = int(struct.unpack("=iII", credentials)[1])
     if peer not in (os.getuid(), 0):
@@ -57,6 +58,6 @@ def refuse_peer(connected: Any, path: Path) -> None:
 
 
 def authorization() -> dict[str, str]:
-    """The header that shows the grant, if there is one."""
+    """Return the header that shows the grant, if there is one."""
     grant = environment.grant()
     return {} if grant is None else {"Authorization": f"Bearer {grant}"}

@@ -12,7 +12,7 @@ class ControllerUnavailable(Exception):
 
 
 class ControllerRefused(Exception):
-    """The controller answered, and will not do it."""
+    """The controller answered and refused."""
 
     def __init__(self, status: int, slug: str, message: str):
         super().__init__(message)
@@ -22,7 +22,7 @@ class ControllerRefused(Exception):
 
 
 def refusal_advice(slug: str) -> str:
-    """What a user can do about a refusal, by its `slug`; "" where that says so itself."""
+    """Return what a user can do about a refusal, by its `slug`; "" where the refusal says that itself."""
     if slug in ("bad-grant", "grant-required"):
         return (
             "The Hub that started this server gives it its grant: stop the server there and start it again."
@@ -42,7 +42,7 @@ def refusal(status: int, raw: bytes) -> ControllerRefused:
 
 
 def why(error: BaseException) -> str:
-    """An error in words."""
+    """Return an error in words."""
     return (
         os.strerror(error.errno)
         if isinstance(error, OSError) and error.errno

@@ -21,7 +21,7 @@ GRANT_BYTES_MAX = 4096  # as protocol.h says: AFFINODE_GRANT_SIZE
 
 
 class CannotSign(Exception):
-    """The key is missing or is none; the message says what to do."""
+    """The key is missing or not valid; the message says what to do."""
 
 
 def sign_grant(
@@ -77,7 +77,7 @@ def sign_grant(
 
 
 def make_keys() -> tuple[bytes, bytes]:
-    """A new pair: the private key for the signer, the public one for the nodes (PEM)."""
+    """Return a new pair (PEM): the private key for the signer and the public key for the nodes."""
     _jwt()
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -96,10 +96,10 @@ def make_keys() -> tuple[bytes, bytes]:
 
 
 def write_grant(path: Path, grant: str) -> None:
-    """Put a grant where AFFINODE_GRANT_FILE names it, in one step: a reader sees the old one or the new.
+    """Write a grant to the file that AFFINODE_GRANT_FILE names, atomically: a reader sees the old grant or the new one.
 
-    Only its owner may read it; one that replaces a file is that file's owner's. Nothing that lies in the folder is
-    followed or written to. Raises OSError, and leaves the old one as it was.
+    Only the owner may read the file; a file that replaces another keeps its owner. Links in the folder are not
+    followed. Raises OSError, and leaves the old file as it was.
     """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fresh = f".{path.name[:200]}.{secrets.token_hex(16)}"
@@ -122,7 +122,7 @@ def write_grant(path: Path, grant: str) -> None:
 
 
 def _keep_owner(descriptor: int, replaces: str, folder: int) -> None:
-    """Give a file to the owner of the one that it replaces; what is no regular file has no owner that counts."""
+    """Give a file to the owner of the regular file that it replaces."""
     with contextlib.suppress(FileNotFoundError):
         old = os.stat(replaces, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISREG(old.st_mode) and (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):

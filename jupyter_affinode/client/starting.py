@@ -1,4 +1,4 @@
-"""Starting a controller where none answers."""
+"""Start a controller where none answers."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ MACHINES_RESTART_S = 3.0  # its unit starts it again after one second
 START_LOCK_NAME = "starting.lock"
 TRY_EVERY_S = 0.02
 
-# Controllers that this process started, reaped at the next start; they outlive us if they are needed.
+# Controllers that this process started, reaped at the next start; they outlive this process if they are needed.
 _started: list[subprocess.Popen[bytes]] = []
 
 
 def ensure_controller(
     socket: Path | None = None, *, extra_args: Sequence[str] = (), timeout_s: float = 5.0
 ) -> Path:
-    """Start a controller unless one answers; the path of its API socket.
+    """Start a controller unless one answers; return the path of its API socket.
 
-    Blocks up to `timeout_s`, and some seconds more while the machine's controller may be starting again. `extra_args`
-    are for a controller that is started, `--park-when=idle`. It survives this process, and ends by itself when nothing
-    needs it. Raises ControllerUnavailable.
+    Blocks up to `timeout_s`, and some seconds more while the machine's controller may be starting again. A
+    controller that is started gets `extra_args`, as `--park-when=idle`; it survives this process, and ends by
+    itself when it is no longer needed. Raises ControllerUnavailable.
     """
     path = socket_or_default(socket)
     if environment.listens(path):
         return path
     if socket is None and not os.environ.get(environment.SOCKET) and _machines_comes_back():
         return environment.NODE_SOCKET
-    if path == environment.NODE_SOCKET:  # the administrator's to start, and started again when it fails
+    if path == environment.NODE_SOCKET:  # its administrator starts it, and systemd restarts it when it fails
         raise ControllerUnavailable(f"this machine's controller does not answer at {path}")
     deadline = time.monotonic() + timeout_s
     with _one_starts(path, until=deadline - timeout_s / 2):
@@ -81,7 +81,7 @@ def _machines_comes_back() -> bool:
 
 
 def _start(path: Path, extra_args: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a controller of its own session; if two do at once all the same, its election settles which serves."""
+    """Start a controller in a session of its own; if two start at once, their election settles which one serves."""
     _started[:] = [child for child in _started if child.poll() is None]
     folder = path.parent
     try:
@@ -107,7 +107,7 @@ def _start(path: Path, extra_args: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def _last_words(path: Path) -> str:
-    """The last line of the controller's log, for an error message."""
+    """Return the last line of the controller's log, for an error message."""
     try:
         lines = (path.parent / "node.log").read_text(errors="replace").strip().splitlines()
     except OSError as error:
@@ -117,16 +117,16 @@ def _last_words(path: Path) -> str:
 
 @contextlib.contextmanager
 def _one_starts(path: Path, *, until: float) -> Iterator[None]:
-    """Let one thread or process at a time start a controller for `path`; the others wait, `until` then at most.
+    """Let one thread or process at a time start a controller for `path`; the others wait until then, or until `until`.
 
-    So none starts a controller that finds the socket served, ends, and stays as a zombie. Where no lock file can be
+    Otherwise a second controller would find the socket served, end, and stay as a zombie. Where no lock file can be
     made, or its holder is stopped, the controllers' election decides as before.
     """
     try:
         _make_own_folder(path.parent)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(path.with_name(START_LOCK_NAME), flags, 0o600)
-    except OSError:  # the start itself says why it cannot be
+    except OSError:  # the start reports the reason
         yield
         return
     is_locked = False
@@ -139,12 +139,12 @@ def _one_starts(path: Path, *, until: float) -> Iterator[None]:
                 time.sleep(TRY_EVERY_S)
         yield
     finally:
-        if is_locked:  # said, since a process that was forked meanwhile has the same open file
+        if is_locked:  # explicit, since a process that was forked meanwhile shares the open file
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
 def _make_own_folder(folder: Path) -> None:
-    """Make the socket's folder, or verify that one of ours is ours alone. Raises OSError."""
+    """Make the socket's folder, or verify that only this user can enter it. Raises OSError."""
     if not folder.exists() or os.stat(folder).st_uid == os.getuid():
         environment.make_folder(folder)

@@ -11,7 +11,7 @@ class Check:
     """One finding.
 
     `level` is ok, warn (something is worse than it could be) or fail (kernels are not managed). `details` are paths and
-    figures for a closer look. `is_detail`: all of it is, as long as nothing is wrong.
+    figures for a closer look. `is_detail`: the finding is a detail as long as nothing is wrong.
     """
 
     name: str
@@ -23,13 +23,13 @@ class Check:
 
     @property
     def group(self) -> str:
-        """Where a reader looks for it: works, needs-you or details."""
+        """The group that shows the finding: works, needs-you or details."""
         if self.level != "ok":
             return "needs-you"
         return "details" if self.is_detail else "works"
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for programs."""
+        """Return the finding for programs."""
         return {
             "name": self.name,
             "level": self.level,

@@ -74,10 +74,10 @@ except pynvml.NVMLError as error:
 
 
 def report(server: DefaultProvisioner | None = None) -> dict[str, Any]:
-    """All checks, as JSON: {"version", "ok", "checks": [{"name", "level", "group", "text", "advice", "details"}]}.
+    """Return all checks: {"version", "ok", "checks": [{"name", "level", "group", "text", "advice", "details"}]}.
 
-    `server` is the default provisioner of the running server, where one asks; otherwise what the next server
-    would choose. Takes a second or two; call it outside an event loop's thread.
+    `server` is the default provisioner of the running server; without it, the one that the next server would
+    choose. Takes a second or two; call it outside an event loop's thread.
     """
     checks = list(examine(server))
     return {
@@ -88,7 +88,7 @@ def report(server: DefaultProvisioner | None = None) -> dict[str, Any]:
 
 
 def examine(server: DefaultProvisioner | None = None) -> Iterator[Check]:
-    """The checks in the order in which things depend on each other."""
+    """Yield the checks; each one comes after those that it depends on."""
     yield _platform()
     yield _shim()
     driver = [*_driver()]
@@ -170,7 +170,7 @@ def _nvml(*, is_driver_absent: bool) -> Check:
 
 
 def _node() -> dict[str, Any] | str | ControllerRefused:
-    """What the controller says of the machine; why not, where there is none."""
+    """Return the controller's description of the machine, or why there is none."""
     try:
         return asyncio.run(ControllerClient().node())
     except ControllerUnavailable as error:
@@ -180,7 +180,7 @@ def _node() -> dict[str, Any] | str | ControllerRefused:
 
 
 def _controller(node: dict[str, Any] | str | ControllerRefused) -> Iterator[Check]:
-    """The controller, and the host memory as it sees it; by /proc/meminfo where there is none."""
+    """Check the controller and the host memory that it sees; without a controller, what /proc/meminfo says."""
     if isinstance(node, ControllerRefused):
         yield Check("controller", "fail", f"it does not answer you: {node}", refusal_advice(node.slug))
         yield _host_memory(_available_bytes(), 0)
@@ -227,7 +227,8 @@ def _provisioner(server: DefaultProvisioner | None) -> Check:
 
 
 def next_server_default() -> DefaultProvisioner:
-    """What a Jupyter server started here and now would use, by its configuration and our environment."""
+    """Return the provisioner that a Jupyter server would use if it started now, by its configuration and this
+    environment."""
     from jupyter_server.serverapp import ServerApp
 
     app = ServerApp()
@@ -260,11 +261,11 @@ def _lab_extension() -> Check:
 
 
 class ChildFailed(Exception):
-    """A child process that looked at something ended badly; the message has its last words."""
+    """A child process of a check failed; the message has its last output."""
 
 
 def _child(code: str, **variables: str) -> str:
-    """What a fresh Python prints, without any shim of ours in it unless `variables` name one."""
+    """Return what a new Python process prints; it has no shim unless `variables` name one."""
     clean = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "PYTHONSTARTUP")}
     clean.update(variables)
     try:
@@ -280,9 +281,7 @@ def _child(code: str, **variables: str) -> str:
 
 
 def _simulated() -> dict[str, str]:
-    """What makes a child use the simulated GPU, where it is asked for; SimulationRefused where it cannot
-    be.
-    """
+    """Return the variables that make a child use the simulated GPU if it is asked for. Raises SimulationRefused."""
     if not environment.simulation_asked():
         return {}
     folders = [str(environment.simulation_folder()), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]

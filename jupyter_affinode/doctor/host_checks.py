@@ -1,4 +1,4 @@
-"""What of this machine decides how fast GPU memory goes to host memory and back: the doctor's host checks."""
+"""The doctor's host checks: what on this machine decides how fast GPU memory moves to host memory and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HUGE_PAGE_BYTES = 2 * 2**20
 
 
 def host_checks(lot_bytes: int = 0, sys_folder: Path = SYS) -> Iterator[Check]:
-    """Huge pages, locked memory, NUMA. `lot_bytes` as the controller's setting."""
+    """Check huge pages, locked memory and NUMA. `lot_bytes` is the controller's setting."""
     yield _transparent_huge_pages(sys_folder)
     yield _lots(lot_bytes, sys_folder)
     yield _locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
@@ -24,7 +24,7 @@ def host_checks(lot_bytes: int = 0, sys_folder: Path = SYS) -> Iterator[Check]:
 
 
 def _transparent_huge_pages(sys_folder: Path) -> Check:
-    """What kernels copy into is their own memory, advised to be of huge pages."""
+    """Check the huge pages of kernels' own memory, into which they copy."""
     path = sys_folder / "kernel/mm/transparent_hugepage/enabled"
     chosen = _chosen(path)
     if chosen in ("always", "madvise"):
@@ -34,7 +34,7 @@ def _transparent_huge_pages(sys_folder: Path) -> Check:
 
 
 def _lots(lot_bytes: int, sys_folder: Path) -> Check:
-    """What the controller hands out is shared memory, which has settings of its own."""
+    """Check the huge pages of lots, which are shared memory and have settings of their own."""
     free = _number(sys_folder / "kernel/mm/hugepages/hugepages-2048kB/free_hugepages") * HUGE_PAGE_BYTES
     shared_path = sys_folder / "kernel/mm/transparent_hugepage/shmem_enabled"
     shared = _chosen(shared_path)
@@ -53,7 +53,7 @@ def _lots(lot_bytes: int, sys_folder: Path) -> Check:
 
 
 def _locked_memory(limit: int) -> Check:
-    """The driver itself does not ask for it, but a sandbox may."""
+    """Check the limit on locked memory: the driver does not need one, but a sandbox may enforce it."""
     if limit == resource.RLIM_INFINITY:
         return Check("locked memory", "ok", "no limit (RLIMIT_MEMLOCK)", is_detail=True)
     text = (
@@ -64,7 +64,7 @@ def _locked_memory(limit: int) -> Check:
 
 
 def _numa(sys_folder: Path) -> Check:
-    """Copies to another node's memory cross the processors' interconnect."""
+    """Check NUMA: copies to another node's memory cross the processors' interconnect."""
     nodes = len(list((sys_folder / "devices/system/node").glob("node[0-9]*")))
     if nodes <= 1:
         return Check("numa", "ok", "one node: all host memory is near every GPU", is_detail=True)
@@ -82,7 +82,7 @@ def _numa(sys_folder: Path) -> Check:
 
 
 def _gpu_nodes(sys_folder: Path) -> dict[str, int]:
-    """The NUMA node of each NVIDIA GPU by its PCI address; -1 where the firmware does not say."""
+    """Return the NUMA node of each NVIDIA GPU by its PCI address; -1 where the firmware does not say."""
     nodes = {}
     for device in (sys_folder / "bus/pci/devices").glob("*"):
         if _text(device / "vendor") == NVIDIA and _text(device / "class").startswith(DISPLAY_CLASS):
@@ -91,7 +91,7 @@ def _gpu_nodes(sys_folder: Path) -> dict[str, int]:
 
 
 def _chosen(path: Path) -> str | None:
-    """The word in brackets of a setting such as `always [madvise] never`."""
+    """Return the word in brackets of a setting such as `always [madvise] never`."""
     words = [word[1:-1] for word in _text(path).split() if word.startswith("[")]
     return words[0] if words else None
 

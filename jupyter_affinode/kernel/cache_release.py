@@ -1,10 +1,10 @@
-"""Dropping what frameworks only cache on the GPU, inside a kernel of any environment: standard library only,
-Python 3.8 or later.
+"""Drop what frameworks only cache on the GPU, inside a kernel of any environment: standard library only, Python 3.8
+or later.
 
-Before it parks an idle kernel the controller may wish (setting `drop_caches_before_park`) that memory which
-PyTorch and CuPy have taken from the driver and hold for later allocations goes back, so that it is not moved.
-The wish makes a descriptor readable that lies in the kernel's own event loop: it is served by the kernel's
-main thread, between cells. Nothing is imported for it and no array is touched. Loaded by `kernel/magics.py`.
+PyTorch and CuPy keep freed memory for later allocations. Before the controller parks an idle kernel it may ask
+(setting `drop_caches_before_park`) that they give it back to the driver, so that it is not moved. The request makes
+a descriptor readable in the kernel's event loop, so the kernel's main thread serves it between cells. Nothing is
+imported for it and no array is touched.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _OK, _BUSY, _NOTHING, _FAILED = 0, 1, 6, 7  # enum affinode_status
 
 
 def _drop_torch(torch) -> bool:  # type: ignore[no-untyped-def]
-    """Give PyTorch's unused blocks of all GPUs back to the driver; whether PyTorch uses CUDA at all."""
+    """Give PyTorch's unused blocks on all GPUs back to the driver; return whether PyTorch uses CUDA."""
     if not torch.cuda.is_initialized():
         return False
     torch.cuda.empty_cache()
@@ -24,7 +24,7 @@ def _drop_torch(torch) -> bool:  # type: ignore[no-untyped-def]
 
 
 def _drop_cupy(cupy) -> bool:  # type: ignore[no-untyped-def]
-    """Give the unused blocks of CuPy's default pool back; of the current GPU, others are not woken for it."""
+    """Give the unused blocks of CuPy's default pool back, on the current GPU only: other GPUs are not woken for it."""
     cupy.get_default_memory_pool().free_all_blocks()
     return True
 
@@ -33,7 +33,7 @@ _DROPPERS = {"torch": _drop_torch, "cupy": _drop_cupy}
 
 
 def drop_caches() -> int:
-    """Have the frameworks that are imported here drop their caches; an affinode_status. Never raises."""
+    """Have the frameworks that are imported here drop their caches; return an affinode_status. Never raises."""
     status = _NOTHING
     for name, drop in _DROPPERS.items():
         module = sys.modules.get(name)
@@ -49,7 +49,7 @@ def drop_caches() -> int:
 
 
 class CacheDropper:
-    """Serves the controller's wishes in one IPython shell."""
+    """Serves the controller's requests in one IPython shell."""
 
     def __init__(self, library: ctypes.CDLL, shell) -> None:  # type: ignore[no-untyped-def]
         """Raises AttributeError if the shim is of an earlier version."""
@@ -75,7 +75,7 @@ class CacheDropper:
         self._cells = max(self._cells - 1, 0)
 
     def _serve(self) -> None:
-        """Put the descriptor of wishes into the loop of the thread that runs cells, where there is one."""
+        """Add the descriptor of requests to the event loop of the thread that runs cells, if there is one."""
         loop = getattr(getattr(self._shell, "kernel", None), "io_loop", None)
         if loop is None:
             return  # IPython in a terminal: nothing runs between cells
@@ -84,11 +84,11 @@ class CacheDropper:
             loop.add_handler(descriptor, self._wished, loop.READ)
 
     def serve_in_magic(self) -> None:
-        """Serve a wish, if there is one, while `%gpu_park` waits: in its cell nothing else runs then."""
+        """Serve a request, if there is one, while `%gpu_park` waits: nothing else runs in its cell."""
         self._serve_wish(may_drop=True)
 
     def _wished(self, *_: object) -> None:
-        """Called by the loop; a cell that awaits something is not over."""
+        """Serve a request when no cell runs; a cell that awaits something still runs."""
         self._serve_wish(may_drop=self._cells == 0)
 
     def _serve_wish(self, *, may_drop: bool) -> None:

@@ -52,7 +52,7 @@ _LONGEST_S = 10**9  # longer means "as long as allowed"; in nanoseconds it fits 
 
 
 class ShimAbsent(Exception):
-    """This process runs without the shim; the message says why and is meant for the user."""
+    """This process runs without the shim; the message tells the user why."""
 
 
 class Shim:
@@ -110,9 +110,7 @@ class Shim:
         return answer[0] if answer else -errno.EIO, text.value.decode("utf-8", "replace")
 
     def page(self) -> tuple[int, int, int, dict[str, int]] | None:
-        """(state, resident bytes, parked bytes, bytes that cannot move by reason); None when there is no
-        page.
-        """
+        """Return (state, resident bytes, parked bytes, unmovable bytes by reason); None without a page."""
         raw = ctypes.create_string_buffer(_PAGE_SIZE)
         size = self.library.affinode_page_copy(raw, _PAGE_SIZE)
         if size < _GPUS_OFFSET or struct.unpack_from("=I", raw, 0)[0] != _PAGE_MAGIC:
@@ -133,16 +131,16 @@ class Shim:
         return state, resident, parked, fixed
 
     def cell_began(self, *_: object) -> None:
-        """A new cell: an interrupt of the one before must not reach it."""
+        """Say that a new cell begins: an interrupt of the cell before must not reach it."""
         self.library.affinode_cell_began()
 
     def dying(self) -> None:
-        """Calls that wait for the GPU give up from now on: this process is about to end."""
+        """Say that this process is about to end: its calls no longer wait for the GPU."""
         self.library.affinode_dying()
 
 
 def size_text(count: int) -> str:
-    """Bytes in the words of the panel: "12 GiB", "1.5 GiB", "300 MiB"."""
+    """Return bytes in the panel's words: "12 GiB", "1.5 GiB", "300 MiB"."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= scale:
             value = count / scale
@@ -151,7 +149,8 @@ def size_text(count: int) -> str:
 
 
 def parse_duration(text: str) -> int | None:
-    """Seconds of "1h", "30m", "90s", "1h30m"; None for the default (nothing given); ValueError otherwise."""
+    """Return the seconds of "1h", "30m", "90s", "1h30m"; None for no text, which means the default. Raises
+    ValueError."""
     text = text.strip().lower()
     if not text:
         return None
@@ -162,7 +161,7 @@ def parse_duration(text: str) -> int | None:
 
 
 def _failure(status: int, text: str) -> str:
-    """Why a request was not served, in words for the user."""
+    """Return why a request was not served, in words for the user."""
     if text:
         return text
     if status >= 0:
@@ -180,7 +179,7 @@ class GpuMagics:
 
     def __init__(self, shell) -> None:  # type: ignore[no-untyped-def]
         self._shell = shell
-        self.drop_caches: Callable[[], None] = lambda: None  # serves the controller's wish inside our magic
+        self.drop_caches: Callable[[], None] = lambda: None  # serves a controller's request in our magic
 
     def register(self) -> None:
         """Make the magics known to the shell."""
@@ -235,7 +234,7 @@ class GpuMagics:
 
     @staticmethod
     def _own_words(status: int, page: tuple[int, int, int, dict[str, int]] | None) -> str:
-        """What this process knows by itself, when the controller gives no words."""
+        """Return what this process knows by itself, if the controller sent no text."""
         if page is None:
             return "No GPU used"
         state, resident, parked, _ = page
@@ -259,9 +258,7 @@ class GpuMagics:
             print("{}: {}".format(refused, _failure(status, text).rstrip(".")) + ".")
 
     def _run_body(self, cell: str) -> object:
-        """Run a cell's text in the user's namespace; the value of a last expression is the magic's
-        value.
-        """
+        """Run a cell's text in the user's namespace; return the value of its last expression."""
         shell = self._shell
         source = shell.transform_cell(cell)
         name = shell.compile.cache(source)
@@ -274,14 +271,14 @@ class GpuMagics:
 
 
 def load_ipython_extension(shell) -> GpuMagics:  # type: ignore[no-untyped-def]
-    """Register the magics; called by `%load_ext jupyter_affinode` and at the start of a kernel."""
+    """Register the magics, for `%load_ext jupyter_affinode` and at the start of a kernel."""
     magics = GpuMagics(shell)
     magics.register()
     return magics
 
 
 def start_in_kernel(namespace: dict[str, object]) -> None:
-    """What PYTHONSTARTUP is for here; called once by kernel/startup.py, never raises.
+    """Set up this kernel's process, once, from kernel/startup.py. Never raises.
 
     Restores PYTHONSTARTUP for the process's children, registers the magics and the farewell to the shim when
     this is IPython, and runs the file that PYTHONSTARTUP named before, as IPython or Python would have.
@@ -299,14 +296,14 @@ def start_in_kernel(namespace: dict[str, object]) -> None:
 
 
 def _ipython():  # type: ignore[no-untyped-def]
-    """The IPython shell of this process, or None in a plain Python."""
+    """Return the IPython shell of this process; None in a plain Python."""
     if "IPython" not in sys.modules:
         return None
     return sys.modules["IPython"].get_ipython()
 
 
 def _keep_shim_informed(shell, magics: GpuMagics) -> None:  # type: ignore[no-untyped-def]
-    """Tell the shim where a cell begins, and at exit that no destructor is to wait for the GPU any more.
+    """Tell the shim when a cell begins, and at exit that destructors must not wait for the GPU.
 
     Exit handlers run last-in-first-out and libraries register theirs in cells: ours moves to the front after
     every cell.
@@ -329,7 +326,7 @@ def _keep_shim_informed(shell, magics: GpuMagics) -> None:  # type: ignore[no-un
 
 
 def _serve_cache_drops(shim: Shim, shell, magics: GpuMagics) -> None:  # type: ignore[no-untyped-def]
-    """Have frameworks drop their caches when the controller wishes it."""
+    """Have frameworks drop their caches when the controller asks for it."""
     try:
         dropper = _load_beside("cache_release").CacheDropper(shim.library, shell)
     except (OSError, SyntaxError, AttributeError) as error:

@@ -1,5 +1,5 @@
-"""Showing in a cell's output that it waits for the GPU, inside a kernel of any environment: standard library only,
-Python 3.8 or later.
+"""Show in a cell's output that the cell waits for the GPU, inside a kernel of any environment: standard library
+only, Python 3.8 or later.
 
 A call that waits cannot print, and a line that the shim wrote to stderr would stay in the notebook. So a thread asks
 the shim what there is to show, and keeps it in an updatable display (`display_id`) of the cell that was running when

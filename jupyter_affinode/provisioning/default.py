@@ -26,10 +26,10 @@ class DefaultProvisioner:
 
 
 def claim_default(parent: Configurable, *, enabled: bool = True) -> DefaultProvisioner:
-    """Make ours the default in this process, unless the site chose one; called when the server loads us.
+    """Make our provisioner the default in this process, unless the site chose another.
 
-    Set on the factory itself, not in any file: once this package is uninstalled, kernels start as before. A
-    choice by configuration or by the environment wins, also when it is the local provisioner.
+    The default is set on the factory and in no file, so kernels start as before once this package is uninstalled. A
+    choice by configuration or by the environment wins, also if it is the local provisioner.
     """
     factory = KernelProvisionerFactory.instance(parent=parent)
     found = site_choice(parent.config)
@@ -48,7 +48,7 @@ def claim_default(parent: Configurable, *, enabled: bool = True) -> DefaultProvi
 
 
 def site_choice(config: Config) -> DefaultProvisioner | None:
-    """What the site says by configuration or environment; None when it says nothing."""
+    """Return the provisioner that the site's configuration or environment names; None if they name none."""
     configured = config.get("KernelProvisionerFactory", {}).get("default_provisioner_name")
     if configured:
         return DefaultProvisioner(

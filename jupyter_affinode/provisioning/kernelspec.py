@@ -1,4 +1,4 @@
-"""What a kernelspec says of its kernels' GPU: `"metadata": {"affinode": {"park": false, "priority": -1}}`.
+"""Read what a kernelspec says about its kernels' GPU: `"metadata": {"affinode": {"park": false, "priority": -1}}`.
 
 `park`: false leaves them on the GPU, unless their user asks. `priority` lowers the class that their user has.
 """
@@ -13,7 +13,7 @@ SECTION = "affinode"
 
 
 def wishes_of(spec: KernelSpec) -> dict[str, Any]:
-    """`may_park` and `priority` for the controller; None where the kernelspec says nothing, or nothing sensible."""
+    """Return `may_park` and `priority` for the controller; None where the kernelspec says nothing valid."""
     section = (spec.metadata or {}).get(SECTION)
     section = section if isinstance(section, dict) else {}
     park, priority = section.get("park"), section.get("priority")

@@ -1,8 +1,7 @@
 """The environment of a kernel that is to be managed: the shim preloaded, the magics, our variables.
 
-Used by the provisioner and by `jupyter affinode run`. A kernel must start whatever happens here: every reason
-not to preload is an `Unmanaged` that says why, and the caller starts the kernel as it would have been without
-us.
+A kernel must start whatever happens here: each reason not to preload is raised as `Unmanaged`, and the caller then
+starts the kernel without the shim.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def drops_preload(argv: Sequence[str]) -> str | None:
     try:
         options, rest = getopt.getopt(list(argv[1:]), "i0vu:C:S:", ["ignore-environment", "unset="])
     except getopt.GetoptError:
-        return None  # of a kind that is not known here
+        return None  # an option that is not known here
     drops = {("-i", ""), ("--ignore-environment", ""), ("-u", "LD_PRELOAD"), ("--unset", "LD_PRELOAD")}
     for name, value in options:
         if (name, value) in drops:
@@ -97,8 +96,8 @@ def drops_preload(argv: Sequence[str]) -> str | None:
 
 
 def preloadable_path(shim: Path) -> Path:
-    """An absolute path to the shim that LD_PRELOAD can name: a link in the runtime folder if its own has a
-    space.
+    """Return an absolute path to the shim that LD_PRELOAD can name: a link in the runtime folder if the shim's own
+    path has a space.
 
     LD_PRELOAD is split at spaces and colons, without quoting.
     """
@@ -159,7 +158,7 @@ def _run_preloaded(library: Path, command: list[str]) -> None:
 
 
 def program_loader(program: Path) -> str | None:
-    """The dynamic loader an ELF program names (PT_INTERP, see elf(5)); None for scripts and static
+    """Return the dynamic loader that an ELF program names (PT_INTERP, see elf(5)); None for scripts and static
     programs.
     """
     try:
@@ -187,7 +186,7 @@ def program_loader(program: Path) -> str | None:
 
 
 def _prepended(first: str, existing: str, separators: str) -> str:
-    """`first` before what is there already, without naming it twice."""
+    """Return a list with `first` before the present entries, each once."""
     rest = [item for item in re.split(separators, existing) if item and item != first]
     return ":".join([first, *rest])
 
@@ -200,9 +199,9 @@ def _simulation_folder() -> Path:
 
 
 def _name_controller(env: Environment) -> None:
-    """Name the place where this process looks for the controller, whatever `env` says of users' folders.
+    """Name the folder in which this process looks for the controller, whatever `env` says about users' folders.
 
-    It is the folder, and no socket, so that the kernel finds the machine's controller when one appears.
+    The folder is named and not the socket, so that the kernel finds the machine's controller when one appears.
     """
     if os.environ.get(environment.SOCKET):
         env.setdefault(environment.SOCKET, os.environ[environment.SOCKET])
@@ -217,8 +216,8 @@ def _name_controller(env: Environment) -> None:
 
 
 def _chain_startup(env: Environment) -> None:
-    """Name our startup file, remembering the one that was there; again at a restart, and nested, without
-    harm.
+    """Name our startup file and remember the one that was there. Doing so again, at a restart or nested, changes
+    nothing.
     """
     ours = str(KERNEL_STARTUP)
     theirs = env.get("PYTHONSTARTUP", "")

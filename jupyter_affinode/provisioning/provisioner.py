@@ -1,6 +1,4 @@
-"""The kernel provisioner: local kernels whose GPU is managed, and which otherwise behave as local kernels
-do.
-"""
+"""The kernel provisioner: local kernels whose GPU is managed and that otherwise behave as any local kernel."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 PREPARE_TIMEOUT_S = (
     25.0  # the most that preloading the shim may add to a start; its two trials have 10 s each
 )
-PLACE_TIMEOUT_S = 3.0  # the most that asking where to go may add to a start
+PLACE_TIMEOUT_S = 3.0  # the most that choosing a GPU may add to a start
 
 
 class AffinodeProvisioner(LocalProvisioner):
@@ -107,7 +105,7 @@ class AffinodeProvisioner(LocalProvisioner):
                 )
 
     async def shutdown_requested(self, restart: bool = False) -> None:
-        """Waiting calls give up for good: the kernel could not answer the shutdown request otherwise.
+        """End waiting calls for good, so that the kernel can answer the shutdown request.
 
         Called by `KernelManager.request_shutdown()`.
         """
@@ -140,7 +138,7 @@ class AffinodeProvisioner(LocalProvisioner):
             self._tell(lambda controller: controller.tell_dying(self.pgid))
 
     def _tell(self, message: Callable[[KernelMessages], None]) -> None:
-        """Tell the controller something about the kernel, if there is one; waits for nothing.
+        """Tell the controller something about the kernel, if a controller runs, without waiting.
 
         A task would outlive the loop of a program without one of its own, and a wait would let a kernel that was just
         started die of an interrupt before `interrupt_kernel` returns.
@@ -184,7 +182,7 @@ class AffinodeProvisioner(LocalProvisioner):
             )
             if (
                 self._is_forgotten
-            ):  # the kernel ended first, and the controller heard that too early or not at all
+            ):  # the kernel has ended meanwhile, and the controller may not have been told
                 self._forget()
         except (ControllerUnavailable, ControllerRefused, OSError) as error:
             self.log.warning(

@@ -19,11 +19,11 @@ ASK_S = 10.0  # how often the controller is asked when kernels used the GPU, whi
 
 
 class GpuActivity:
-    """Marks, every few seconds, the server and those of its kernels as active that use the GPU or wait for it.
+    """Marks the server, and those of its kernels that use the GPU or wait for it, as active every few seconds.
 
-    A kernel was active when it last used the GPU: a cell that computes for hours may say nothing meanwhile. One that
-    waits is active now, even when no cell is open (a background thread waits) or an end of a cell was seen too early.
-    So a parked kernel ages as any idle kernel does.
+    A kernel's last use of the GPU counts as activity, since a cell that computes for hours may print nothing. A
+    kernel that waits is active now, even without an open cell: a background thread may wait, or the cell's end was
+    reported too early. A parked kernel ages as any idle kernel does.
     """
 
     def __init__(self, manager: MappingKernelManager, watch: NodeWatch, settings: dict[str, Any]):
@@ -47,7 +47,8 @@ class GpuActivity:
                 self._was_active(kernel_id, now - timedelta(seconds=used[kernel_id]))
 
     async def _last_uses(self) -> dict[str, float]:
-        """Return by kernel how many seconds ago it used the GPU; the watch is not told of figures that tick."""
+        """Return by kernel how many seconds ago it used the GPU; the watch does not hear of figures that change by
+        themselves."""
         now = asyncio.get_running_loop().time()
         known = self._watch.kernels.items()
         on_gpu = any(kernel["residency"] == "resident" and id in self._manager for id, kernel in known)
@@ -65,7 +66,8 @@ class GpuActivity:
         }
 
     def _was_active(self, kernel_id: str, moment: datetime) -> None:
-        """Raise what the server's own culler reads of a kernel, and what a Hub's reads of the server."""
+        """Raise the activity times that the server's own culler reads of a kernel and a Hub's culler reads of the
+        server."""
         kernel: Any = self._manager.get_kernel(kernel_id)
         if getattr(kernel, "last_activity", None) is not None:
             kernel.last_activity = max(kernel.last_activity, moment)

@@ -25,12 +25,12 @@ class OpenCells:
 
     @property
     def current(self) -> str | None:
-        """The id of the cell that opened last among those open; None when none is."""
+        """The id of the open cell that opened last; None if no cell is open."""
         return next(reversed(self._open), None)
 
     @property
     def messages(self) -> int:
-        """How many messages came since no cell was open; losses need hundreds of them."""
+        """How many messages came since the first open cell began; iopub loses messages only among hundreds."""
         return self._messages
 
     def subshells(self) -> dict[str | None, frozenset[str]]:
@@ -41,11 +41,11 @@ class OpenCells:
         return shells
 
     def count_message(self) -> None:
-        """Any iopub message came."""
+        """Count an iopub message."""
         self._messages += 1
 
     def opened(self, message_id: str, subshell: str | None = None) -> bool:
-        """A request is being executed, seen by its `busy` or by its output; whether that changed anything."""
+        """Note that a request is being executed, by its `busy` or its output; return whether that changed anything."""
         if message_id in self._open or message_id in self._closed:
             return False
         if not self._open:
@@ -56,20 +56,21 @@ class OpenCells:
         return True
 
     def closed(self, message_id: str) -> bool:
-        """Its `idle` came; whether that changed anything."""
+        """Note a request's `idle`; return whether that changed anything."""
         was_open = message_id in self._open
         self._close(message_id)
         return was_open
 
     def answered(self, message_ids: frozenset[str]) -> bool:
-        """The shell answered a question that was sent when these were open; whether that closed any."""
+        """Close the cells that were open when a question was sent that the shell has answered; return whether any
+        was."""
         late = [message_id for message_id in message_ids if message_id in self._open]
         for message_id in late:
             self._close(message_id)
         return bool(late)
 
     def reset(self) -> bool:
-        """The kernel's process is a new one; whether any cell was open."""
+        """Forget all cells, since the kernel has a new process; return whether any was open."""
         had_any = bool(self._open)
         for message_id in list(self._open):
             self._close(message_id)

@@ -1,7 +1,6 @@
 """Follows the machine's controller for as long as a server lives, and keeps one alive.
 
-The one place in the server that knows what the controller last said; handlers, events, metrics and the
-activity marks ask it or listen to it.
+Handlers, events, metrics and the activity marks ask it for the controller's last state, or listen to it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ UNKNOWN = "The GPU controller has not answered yet."
 
 
 class NodeListener:
-    """What wants to know of changes, of those that it has a method for.
+    """A listener to changes; it has methods for those that it needs.
 
     Methods are called on the event loop, in the order of registration.
     """
@@ -36,7 +35,7 @@ class NodeListener:
         """A controller answers (at the start, and whenever a new one took over): `kernels` is complete."""
 
     def controller_lost(self) -> None:
-        """Nothing answers any more; `message` says why."""
+        """No controller answers any more; `message` says why."""
 
     def kernel_changed(self, previous: Kernel | None, kernel: Kernel) -> None:
         """A kernel is new, or anything about it changed."""
@@ -45,7 +44,7 @@ class NodeListener:
         """The controller forgot a kernel."""
 
     def noticed(self, notice: Notice) -> None:
-        """The controller has something to tell people: `kernel_id` (or None), `kind`, `level`, `text`."""
+        """The controller has a notice for users: `kernel_id` (or None), `kind`, `level`, `text`."""
 
 
 class NodeWatch:
@@ -80,9 +79,7 @@ class NodeWatch:
 
     @property
     def client(self) -> ControllerClient:
-        """The client of the controller that answers; ControllerUnavailable (with `message`) when none
-        does.
-        """
+        """Return the client of the controller that answers. Raises ControllerUnavailable, with `message`."""
         if self._client is None or not self.available:
             raise ControllerUnavailable(self.message or UNKNOWN)
         return self._client
@@ -149,8 +146,8 @@ class NodeWatch:
             self._tell_changed(before.get(kernel_id), kernel)
 
     async def _configure(self, client: ControllerClient, node: Node) -> None:
-        """Tell a user's own controller this server's policy. The machine's is its administrators' alone, also where
-        this server is root's or one of theirs: a notebook's settings are for a notebook's users.
+        """Tell the user's own controller this server's policy. Only administrators configure a machine's
+        controller, and not by a server's settings, even if the server runs as root.
         """
         if node["others"] is not None:
             self._log.warning(
@@ -197,7 +194,8 @@ class NodeWatch:
 
 
 def pause_s(failures: int) -> float:
-    """Return how long to wait before a controller is looked for again; `failures`: so many failed at their start."""
+    """Return how long to wait before a controller is looked for again, after that many controllers failed at their
+    start."""
     return BACK_OFF_S[min(max(failures - 1, 0), len(BACK_OFF_S) - 1)]
 
 

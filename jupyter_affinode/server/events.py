@@ -16,14 +16,14 @@ NODE = "https://schema.jupyter.org/jupyter_affinode/node/v1"
 
 
 def schema_paths() -> Iterator[Path]:
-    """The schemas to register with a server's event logger."""
+    """Return the schemas to register with a server's event logger."""
     folder = Path(__file__).parent / "schemas"
     yield folder / "kernel_residency.yaml"
     yield folder / "node.yaml"
     yield folder / "notice.yaml"
 
 
-NAMES = ("name", "path", "paths", "server", "user")  # every subscriber of the server's events gets them
+NAMES = ("name", "path", "paths", "server", "user")  # all subscribers of the server's events get them
 # What a user sees of a kernel but for sizes and what ticks; a controller of another version may lack some.
 SHOWN = (
     "residency",
@@ -48,14 +48,14 @@ SIZE_PART = 0.01  # of a size: a smaller change is not seen
 
 
 def without_names(kernel: Kernel) -> Kernel:
-    """A kernel for all subscribers of the server's events."""
+    """Return a kernel without its names, for all subscribers of the server's events."""
     told = {name: value for name, value in kernel.items() if name not in NAMES}
     told["processes"] = [{**process, "command": None} for process in kernel.get("processes", [])]
     return told
 
 
 def residency_data(previous: Kernel | None, kernel: Kernel) -> dict[str, Any]:
-    """The event for a kernel's change; the schema names exactly these."""
+    """Return the event for a kernel's change; the schema names exactly these fields."""
     return {
         "kernel_id": kernel["id"],
         "residency": kernel["residency"],
@@ -72,7 +72,8 @@ def residency_data(previous: Kernel | None, kernel: Kernel) -> dict[str, Any]:
 
 
 def worth_telling(previous: Kernel | None, kernel: Kernel) -> bool:
-    """Whether a user would see a difference; times alone are asked for, not told."""
+    """Return whether a user would see a difference; figures that change by themselves are requested and cause no
+    event."""
     if previous is None:
         return bool(kernel["residency"] != "none" or kernel.get("held_for_s") is not None)
     if previous["residency"] == kernel["residency"] == "none":
@@ -98,14 +99,14 @@ def _kind_of_move(kernel: Kernel) -> str | None:
 
 
 def _stuck(kernel: Kernel) -> list[Any]:
-    """Which processes make no progress, and why."""
+    """Return which processes make no progress, and why."""
     return [
         (each.get("number"), (each.get("stuck") or {}).get("reason")) for each in kernel.get("processes", [])
     ]
 
 
 def _of_wait(kernel: Kernel) -> list[Any]:
-    """Why it waits, and for what, without the moments that tick."""
+    """Return why and for what a kernel waits, without times that change by themselves."""
     wait = kernel.get("wait")
     if wait is None:
         return [kernel.get("wait_reason")]
@@ -114,7 +115,7 @@ def _of_wait(kernel: Kernel) -> list[Any]:
 
 
 def _extended(previous_s: float | None, now_s: float | None) -> bool:
-    """Whether a hold was renewed: the time that is left otherwise only falls."""
+    """Return whether a hold was renewed: otherwise the time that is left only falls."""
     return previous_s is not None and now_s is not None and now_s > previous_s + 1
 
 
@@ -132,20 +133,20 @@ class ResidencyEvents(NodeListener):
             self._logger.register_event_schema(path)
 
     def controller_found(self) -> None:
-        """Called by the watch."""
+        """Tell browsers that a controller answers."""
         self._emit_node()
 
     def controller_lost(self) -> None:
-        """Called by the watch."""
+        """Tell browsers that no controller answers."""
         self._emit_node()
 
     def kernel_changed(self, previous: Kernel | None, kernel: Kernel) -> None:
-        """Called by the watch."""
+        """Tell browsers of a change of one of this server's kernels, if a user would see it."""
         if self._owns(kernel["id"]) and worth_telling(previous, kernel):
             self._logger.emit(schema_id=KERNEL_RESIDENCY, data=residency_data(previous, kernel))
 
     def noticed(self, notice: Notice) -> None:
-        """Called by the watch: what concerns this server's kernels, or the machine, goes to its browsers."""
+        """Send a notice about one of this server's kernels, or the machine, to its browsers."""
         kernel_id = notice["kernel_id"]
         if kernel_id is None or self._owns(kernel_id):
             data = {name: notice[name] for name in ("kernel_id", "kind", "level", "text")}

@@ -15,8 +15,8 @@ from .controller_watch import Kernel, NodeListener
 class KernelEnds(NodeListener):
     """Carries out the controller's `end_asked` for kernels that `owns` says are this server's.
 
-    The kernel goes the way it goes from the menu: it may save what its exit handlers save, and the Jupyter server
-    tells its front ends. Why, the user is told by the controller's notice and by the kernel's last event.
+    The kernel is shut down as from the menu: its exit handlers run, and the Jupyter server tells its front ends.
+    The controller's notice and the kernel's last event tell the user why.
     """
 
     def __init__(self, manager: MappingKernelManager, owns: Callable[[str], bool], log: logging.Logger):
@@ -26,7 +26,7 @@ class KernelEnds(NodeListener):
         self._ending: dict[str, asyncio.Task[None]] = {}
 
     def kernel_changed(self, previous: Kernel | None, kernel: Kernel) -> None:
-        """Called by the watch."""
+        """Shut a kernel down if the controller asks for that."""
         kernel_id, reason = kernel["id"], kernel.get("end_asked")
         if reason and kernel_id not in self._ending and self._owns(kernel_id):
             task = asyncio.get_running_loop().create_task(self._end(kernel_id, reason), name="affinode-end")

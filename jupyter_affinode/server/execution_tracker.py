@@ -106,7 +106,7 @@ class ExecutionTracker:
         self._greeting = self._spawn(self._greet())
 
     def close(self) -> None:
-        """Stop following and release the sockets; no callback comes afterwards."""
+        """Stop following and release the sockets; no callback is made afterwards."""
         for task in (*self._following, self._greeting):
             if task is not None:
                 task.cancel()
@@ -122,12 +122,12 @@ class ExecutionTracker:
             self.start()
 
     def restarted(self) -> None:
-        """The kernel has a new process: nothing is open, and the channels are made anew."""
+        """Forget open cells and connect anew, since the kernel has a new process."""
         self._reset()
         self.start()
 
     def gpu_idle(self, idle_s: float | None) -> None:
-        """How long the kernel's processes have not used CUDA, or None; called every few seconds.
+        """Take how long the kernel's processes have not used CUDA, or None; called every few seconds.
 
         When they are quiet and a cell seems open, ask the kernel's shell whether it still executes: it
         answers only after the cell's end. Soon when iopub may have lost the end, otherwise after half a
@@ -147,7 +147,7 @@ class ExecutionTracker:
                 self._ask(message_ids, subshell)
 
     def _ask(self, message_ids: frozenset[str] = frozenset(), subshell: str | None = None) -> str:
-        """Ask a shell something that it answers only when it executes nothing; the question's id."""
+        """Ask a shell a question that it answers only when it executes nothing; return the question's id."""
         assert self._client is not None and self._shell is not None
         message = self._client.session.msg("kernel_info_request", content={})
         if subshell is not None:
@@ -202,13 +202,13 @@ class ExecutionTracker:
                 return
             try:
                 take(frames)
-            except (ValueError, LookupError, TypeError, AttributeError) as error:  # a message that is not one
+            except (ValueError, LookupError, TypeError, AttributeError) as error:  # an invalid message
                 self._log.debug(
                     "A message of kernel %s was not understood: %r", self._manager.kernel_id, error
                 )
 
     def _take_iopub(self, frames: list[bytes]) -> None:
-        """One iopub message; [topic…, DELIM, signature, header, parent, metadata, content, …]."""
+        """Take an iopub message; [topic…, DELIM, signature, header, parent, metadata, content, …]."""
         self.cells.count_message()
         self._last_message = time.monotonic()
         start = frames.index(DELIM) + 1
@@ -242,7 +242,8 @@ class ExecutionTracker:
                 self._report()
 
     def _take_reply(self, frames: list[bytes]) -> None:
-        """An answer on the shell channel: whatever it says, the cells it was asked behind are over."""
+        """Take an answer on the shell channel: whatever it says, the cells that were queued before the question are
+        over."""
         message = self._deserialized(frames, content=False)
         asked = message["parent_header"]["msg_id"]
         message_ids = self._probes.pop(
@@ -255,7 +256,7 @@ class ExecutionTracker:
             self._report()
 
     def _deserialized(self, frames: list[bytes], *, content: bool) -> dict[str, Any]:
-        """A message whose signature was checked; ValueError otherwise."""
+        """Return a message whose signature is valid. Raises ValueError."""
         assert self._client is not None
         return self._client.session.deserialize(frames[frames.index(DELIM) + 1 :], content=content)
 
@@ -271,13 +272,13 @@ class ExecutionTracker:
 
 
 def moment_of(date: Any) -> float:
-    """Return when a message was made, in monotonic seconds; now if its kernel gives it no date or one to come."""
+    """Return when a message was made, in monotonic seconds; now if it has no date, or a future one."""
     ago_s = time.time() - date.timestamp() if isinstance(date, datetime) else 0.0
     return time.monotonic() - max(ago_s, 0.0)
 
 
 async def happens(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event, not for ever; whether it happened."""
+    """Wait for an event for a limited time; return whether it happened."""
     waiting = asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait([waiting], timeout=seconds)

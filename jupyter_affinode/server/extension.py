@@ -1,4 +1,4 @@
-"""The Jupyter Server extension: it only wires the parts together and carries their configuration."""
+"""The Jupyter Server extension: connects the parts and has their configuration."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ class AffinodeExtension(
     traits_of(Settings, may_be_unset=True, note=SHARED),  # type: ignore[misc]  # made of the declarations
     ExtensionApp,
 ):
-    """Gives idle kernels' GPUs back and gets them again; follows this server's kernels for the node's
-    controller.
-    """
+    """Frees the GPUs of idle kernels and gets them back; follows this server's kernels for the machine's controller."""
 
     name = "jupyter_affinode"
     version = __version__
@@ -72,7 +70,7 @@ class AffinodeExtension(
         policy = {name: value for name, value in values_of(self, Settings).items() if value is not None}
         label = _hubs_name() or self.serverapp.connection_url
         manager = self.serverapp.kernel_manager
-        self._grant = GrantRenewal(self.serverapp.runtime_dir, self.log)  # before anything shows the grant
+        self._grant = GrantRenewal(self.serverapp.runtime_dir, self.log)  # before any part uses the grant
         self.watch = NodeWatch(policy=policy, log=self.log)
         self.kernels = ServerKernels(
             manager, self.serverapp.session_manager, self.watch, server_label=label, log=self.log
@@ -123,6 +121,6 @@ class AffinodeExtension(
 
 
 def _hubs_name() -> str:
-    """Return what a JupyterHub calls this server, "alice/" or "alice/NAME"; "" where none started it."""
+    """Return a JupyterHub's name for this server, "alice/" or "alice/NAME"; "" if no Hub started it."""
     user = os.environ.get("JUPYTERHUB_USER", "")
     return user and f"{user}/{os.environ.get('JUPYTERHUB_SERVER_NAME', '')}"

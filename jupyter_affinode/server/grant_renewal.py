@@ -1,8 +1,8 @@
 """Keeps the server's grant good: asks the Hub's service for a newer one before it expires.
 
-A JupyterHub's spawner gives a server its grant in the environment (AFFINODE_GRANT) and says where a newer one is to be
-had (AFFINODE_GRANT_URL). The server puts it into a file of its own and tells its kernels of that (AFFINODE_GRANT_FILE),
-which shims and clients read for each connection. Without the address nothing is done.
+A JupyterHub's spawner gives a server its grant in the environment (AFFINODE_GRANT) and names the address that gives
+out newer ones (AFFINODE_GRANT_URL). The server puts it into a file of its own and names that to its kernels
+(AFFINODE_GRANT_FILE); shims and clients read it for each connection. Without the address nothing is done.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 from .. import environment
 from ..client.grant_signing import write_grant
 
-API_TOKEN = "JUPYTERHUB_API_TOKEN"  # the server's own: the Hub knows by it whose server asks
+API_TOKEN = "JUPYTERHUB_API_TOKEN"  # the server's own token, by which the Hub knows the server
 REQUEST_TIMEOUT_S = 20.0
 PART = 0.5  # of a grant's lifetime, after which the next is fetched
 RETRY_S = (1.0, 60.0)  # at first, and at most
@@ -33,7 +33,7 @@ class GrantRenewal:
     """One server's grant, from the extension's start to its stop."""
 
     def __init__(self, runtime_folder: str, log: Logger):
-        """Put the grant of the environment into a file, where there is an address to renew it at."""
+        """Write the environment's grant to a file, if there is an address that renews it."""
         self._log = log
         self._url = os.environ.get(environment.GRANT_URL, "")
         self._task: asyncio.Task[None] | None = None
@@ -53,12 +53,12 @@ class GrantRenewal:
             os.environ[environment.GRANT_FILE] = str(path)
 
     def start(self) -> None:
-        """Begin to renew it; called when the server's loop runs."""
+        """Begin to renew the grant; called when the server's loop runs."""
         if self._url:
             self._task = asyncio.ensure_future(self._renew())
 
     async def stop(self) -> None:
-        """Renew it no more; the file goes, and the grant of the environment is what is left."""
+        """Stop renewing, and remove the file: the environment's grant is used from then on."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -76,7 +76,7 @@ class GrantRenewal:
             left_s = await self._fetched()
 
     async def _fetched(self) -> float:
-        """Fetch a grant, again and again until one comes; for how long it is good, in seconds."""
+        """Fetch a grant, and try again until one comes; return for how many seconds it is good."""
         pause_s, most_s = RETRY_S
         is_said = False
         while True:
@@ -96,7 +96,7 @@ class GrantRenewal:
             pause_s = min(2 * pause_s, most_s)
 
     async def _ask(self) -> dict[str, Any]:
-        """One request to the Hub's service. Raises what `_fetched` tries again for."""
+        """Send one request to the Hub's service. Raises the errors after which `_fetched` tries again."""
         request = HTTPRequest(
             self._url,
             method="POST",
@@ -111,7 +111,7 @@ class GrantRenewal:
 
 
 def _left_s(grant: str) -> float:
-    """Return for how many seconds more a grant is good, by this machine's clock; 0 of one that is none."""
+    """Return for how many seconds more a grant is good, by this machine's clock; 0 if it is not valid."""
     claims = _claims(grant)
     try:
         return max(float(claims["exp"]) - time.time(), 0.0) if claims else 0.0
@@ -120,7 +120,7 @@ def _left_s(grant: str) -> float:
 
 
 def _claims(grant: str) -> dict[str, Any] | None:
-    """Return what a grant says, unverified: only its controllers can tell whether it is good."""
+    """Return a grant's claims, unverified: only its controllers can verify it."""
     parts = grant.split(".")
     try:
         claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))

@@ -1,4 +1,4 @@
-"""The REST API of the server extension, `<base_url>affinode/api`: what the panel and the chip ask.
+"""The REST API of the server extension, `<base_url>affinode/api`: for the panel and the chip.
 
 Reading and moving a kernel's GPU state is authorised as reading and writing kernels is. GETs are polled and
 so never count as activity: an open panel must not keep an idle server alive.
@@ -52,7 +52,7 @@ class AffinodeHandler(ExtensionHandlerMixin, APIHandler):
         self.finish(body)
 
     def json_object(self) -> dict[str, Any] | None:
-        """The request's body; None after an error was answered."""
+        """Return the request's body; None after an error was answered."""
         try:
             body = json.loads(self.request.body or b"{}")
         except (ValueError, RecursionError):
@@ -68,7 +68,7 @@ class AffinodeHandler(ExtensionHandlerMixin, APIHandler):
         self.finish(json.dumps({"error": slug, "message": message}))
 
     def describe(self, kernel: Kernel) -> Kernel:
-        """A kernel as the browser gets it: another server's kernels without what names them."""
+        """Return a kernel for the browser: another server's kernels come without their names."""
         own = self.extension.kernels.owns(kernel["id"])
         paths = self.extension.kernels.paths.get(kernel["id"], []) if own else []
         shown = {**kernel, "own": own, "paths": paths}
@@ -83,8 +83,8 @@ class AffinodeHandler(ExtensionHandlerMixin, APIHandler):
 class StatusHandler(AffinodeHandler):
     """GET status: the node and all its kernels, asked of the controller now.
 
-    The controller's stream, which the watch follows, does not tell figures that change by themselves: idle
-    and waiting times, free host memory.
+    The controller's stream, which the watch follows, has no figures that change by themselves, as idle times and
+    free host memory.
     """
 
     _track_activity = False
@@ -92,7 +92,7 @@ class StatusHandler(AffinodeHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Answers 200 also without a controller; `available` and `message` say so then."""
+        """Answer 200 also without a controller; `available` and `message` say so then."""
         watch = self.extension.watch
         node, kernels = watch.node, list(watch.kernels.values())
         if watch.available:
@@ -118,7 +118,7 @@ class KernelHandler(AffinodeHandler):
     @web.authenticated
     @authorized
     async def get(self, kernel_id: str) -> None:
-        """404 where the controller does not know it, 503 without a controller."""
+        """Answer 404 if the controller does not know the kernel, 503 without a controller."""
         try:
             self.answer(self.describe(await self.extension.watch.client.kernel(kernel_id)))
         except ControllerUnavailable as error:
@@ -128,14 +128,15 @@ class KernelHandler(AffinodeHandler):
 
 
 class ActivityHandler(AffinodeHandler):
-    """GET kernels/<id>/activity: what one of this server's kernels calls; counted only while it is asked for."""
+    """GET kernels/<id>/activity: the CUDA calls of one of this server's kernels; they are counted only while a
+    client asks."""
 
     _track_activity = False
 
     @web.authenticated
     @authorized
     async def get(self, kernel_id: str) -> None:
-        """404 for another server's kernel, or where the controller, or one of its version, does not know it."""
+        """Answer 404 for another server's kernel, or if the controller does not know the kernel or the request."""
         if not self.extension.kernels.owns(kernel_id):
             self.refuse(404, "not-here", "This server has no such kernel.")
             return
@@ -150,13 +151,14 @@ class ActivityHandler(AffinodeHandler):
 class KernelActionHandler(AffinodeHandler):
     """POST kernels/<id>/park|resume|hold|release|focus|end: act on one of this server's own kernels.
 
-    `end` ends a process of it that is stuck; also of a kernel that no server has any more.
+    `end` ends a stuck process, also of a kernel whose server has ended.
     """
 
     @web.authenticated
     @authorized
     async def post(self, kernel_id: str, action: str) -> None:
-        """The kernel afterwards; 4xx with the reason when it is refused. park waits until it is done."""
+        """Answer with the kernel afterwards, or 4xx with the reason of a refusal. park waits until the kernel is
+        parked."""
         arguments = self._arguments(action)
         if arguments is None:
             return
@@ -177,13 +179,14 @@ class KernelActionHandler(AffinodeHandler):
             self.refuse(error.status, error.slug, error.message)
 
     def _is_orphan(self, kernel_id: str, action: str) -> bool:
-        """Whether it is about a process whose server is gone: its user must be able to end it."""
+        """Return whether the request is about a kernel whose server has ended: its user must be able to end its
+        processes."""
         kernel = self.extension.watch.kernels.get(kernel_id, {"processes": []})
         reasons = [(process.get("stuck") or {}).get("reason") for process in kernel["processes"]]
         return action == "end" and "parent-gone" in reasons
 
     def _arguments(self, action: str) -> dict[str, Any] | None:
-        """The arguments in the body; None after an error was answered."""
+        """Return the arguments in the body; None after an error was answered."""
         body = self.json_object()
         if body is None:
             return None
@@ -211,12 +214,13 @@ class KernelActionHandler(AffinodeHandler):
 
 
 class PolicyHandler(AffinodeHandler):
-    """PATCH policy: when idle kernels are parked, where that is the user's own to say."""
+    """PATCH policy: when idle kernels are parked, on the user's own controller."""
 
     @web.authenticated
     @authorized
     async def patch(self) -> None:
-        """All settings afterwards. They last as long as the controller; a server's configuration is told to each."""
+        """Answer with all settings afterwards. They last until the controller ends; the next one gets the server's
+        configuration."""
         changes = self.json_object()
         if changes is None:
             return
@@ -245,7 +249,7 @@ class DoctorHandler(AffinodeHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Runs the checks anew, off the event loop; takes a second or two."""
+        """Run the checks anew, off the event loop, for a second or two."""
         server = self.extension.default_provisioner
         checks = await asyncio.get_running_loop().run_in_executor(None, lambda: report(server))
         self.answer(checks)

@@ -1,4 +1,4 @@
-"""This server's kernels: a tracker for each, their notebooks' paths, and what the controller is told of
+"""This server's kernels: a tracker for each, their notebooks' paths, and what the server tells the controller about
 them.
 """
 
@@ -23,9 +23,9 @@ INTERRUPT_ONCE_S = 1.0
 
 
 class KernelMessages:
-    """What the controller is still to be told of one kernel, in order; only the newest cell state matters.
+    """The messages about one kernel that still go to the controller, in order; of cell states only the newest.
 
-    Nothing is kept for a controller that is not there: a new one is told everything.
+    No message is kept while there is no controller: a new one is told everything.
     """
 
     def __init__(self, kernel_id: str, watch: NodeWatch, log: logging.Logger):
@@ -39,8 +39,8 @@ class KernelMessages:
         self._last_cancel = float("-inf")
 
     def cell(self, is_open: bool, cell_id: str | None, began_at: float | None = None) -> None:
-        """A cell opened (at that moment, in monotonic seconds) or closed. A close before an open is kept, since it ends
-        an interrupt.
+        """Tell that a cell opened (at that moment, in monotonic seconds) or closed. A close before an open is kept,
+        since it ends an interrupt.
         """
         self._cell = (is_open, cell_id, began_at)
         cells = [(kind, value) for kind, value in self._pending if kind == "cell"][-1:]
@@ -49,26 +49,27 @@ class KernelMessages:
         self._queue("cell", self._cell)
 
     def interrupted(self, process_group: int | None) -> None:
-        """The kernel was interrupted, other than by a signal through our provisioner; told once a second."""
+        """Tell that the kernel was interrupted in another way than by a signal through our provisioner; at most
+        once a second."""
         now = asyncio.get_running_loop().time()
         if now - self._last_cancel >= INTERRUPT_ONCE_S:
             self._last_cancel = now
             self._queue("cancel", process_group)
 
     def describe(self, **description: Any) -> None:
-        """Name, path, language and server; told when different."""
+        """Tell name, path, language and server, if they have changed."""
         if description != self.description:
             self.description = description
             self._queue("describe", None)
 
     def tell_everything(self) -> None:
-        """A controller that knows nothing answers now."""
+        """Tell a new controller everything about the kernel."""
         self._pending.clear()
         self._queue("describe", None)
         self._queue("cell", self._cell)
 
     def end(self, *, gone: bool) -> None:
-        """Nothing more will be told; when the kernel is gone, the controller may forget it."""
+        """Tell nothing more; if the kernel has been shut down, have the controller forget it."""
         self._pending.clear()
         if gone:
             self._queue("forget", None)
@@ -127,7 +128,7 @@ class ServerKernels(NodeListener):
         self._task: asyncio.Task[None] | None = None
 
     def owns(self, kernel_id: str) -> bool:
-        """Whether the kernel is this server's."""
+        """Return whether the kernel is this server's."""
         return kernel_id in self._manager
 
     def start(self) -> None:
@@ -142,7 +143,7 @@ class ServerKernels(NodeListener):
             self._forget(kernel_id)
 
     async def on_kernel_action(self, logger: Any, schema_id: str, data: dict[str, Any]) -> None:
-        """The listener for the server's `kernel_actions` events."""
+        """Follow what the server's `kernel_actions` events tell."""
         kernel_id = data.get("kernel_id")
         if not kernel_id or data.get("status") != "success":
             return
@@ -168,12 +169,12 @@ class ServerKernels(NodeListener):
             self._describe(kernel_id, messages)
 
     def controller_found(self) -> None:
-        """Called by the watch: a new controller is told of every kernel."""
+        """Tell a new controller about every kernel."""
         for messages in self._messages.values():
             messages.tell_everything()
 
     def kernel_changed(self, previous: Kernel | None, kernel: Kernel) -> None:
-        """Called by the watch: a kernel that it did not know when we described it is described again."""
+        """Describe a kernel again that the controller did not know when it was described."""
         if previous is None and kernel["id"] in self._messages:
             self._messages[kernel["id"]].tell_everything()
         self._look_for_lost_ends(kernel)
@@ -191,7 +192,9 @@ class ServerKernels(NodeListener):
                 await self.refresh_paths()
                 for kernel in list(self._watch.kernels.values()):
                     self._look_for_lost_ends(kernel)
-            except Exception:  # the next round may work; without it kernels would silently not be followed
+            except (
+                Exception
+            ):  # the next round may work; otherwise kernels would stay unfollowed without a word
                 self._log.exception("Following the server's kernels failed")
             await asyncio.sleep(RECONCILE_S)
 
@@ -230,9 +233,7 @@ class ServerKernels(NodeListener):
             )
 
     def _signalled(self, kernel_id: str) -> bool:
-        """Whether an interrupt of this kernel went through our provisioner, which told the controller
-        itself.
-        """
+        """Return whether an interrupt of this kernel went through our provisioner, which told the controller itself."""
         manager = self._manager.get_kernel(kernel_id)
         spec = manager.kernel_spec
         return bool(
@@ -240,7 +241,7 @@ class ServerKernels(NodeListener):
         )
 
     def _process_group(self, kernel_id: str) -> int | None:
-        """The group that a signal to the kernel goes to; None if its provisioner has none."""
+        """Return the process group that a signal to the kernel goes to; None if its provisioner has none."""
         if kernel_id not in self._manager:
             return None
         group = getattr(self._manager.get_kernel(kernel_id).provisioner, "pgid", None)

@@ -22,9 +22,9 @@ class MetricsListener(NodeListener):
         CONTROLLER_AVAILABLE.set(watch.available)
 
     def controller_found(self) -> None:
-        """Called by the watch."""
+        """Say that a controller answers."""
         CONTROLLER_AVAILABLE.set(1)
 
     def controller_lost(self) -> None:
-        """Called by the watch."""
+        """Say that no controller answers."""
         CONTROLLER_AVAILABLE.set(0)

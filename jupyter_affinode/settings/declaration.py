@@ -14,12 +14,12 @@ UNITS = {"s": "seconds", "bytes": "bytes", "days": "days"}  # by a word of the n
 
 
 class SettingsRefused(ValueError):
-    """A setting that is unknown or makes no sense; the message says which and what would."""
+    """A setting is unknown, or its value is invalid; the message names it and says what is valid."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """All that is known of one setting."""
+    """The declaration of one setting."""
 
     name: str
     kind: str  # "str", "bool", "int", "float" or "tuple", as the field is annotated
@@ -45,7 +45,7 @@ class Setting:
         return self.name.removesuffix("_s").replace("_", "-")
 
     def check(self, value: Any) -> None:
-        """Raise SettingsRefused if it cannot have this value."""
+        """Raise SettingsRefused if the setting cannot have this value."""
         if value is None and self.allows_none:
             return
         if self.kind == "bool":

@@ -12,7 +12,7 @@ from .rules import folder, names, numbers, sizes
 MIB = 1 << 20
 GIB = 1 << 30
 HIGH_OVER_LOW = 3  # what the high watermark is of the low one
-CELL_PATIENCE = 4  # a running cell without GPU use keeps the GPU so many times as long as no cell
+CELL_PATIENCE = 4  # a running cell without GPU use keeps the GPU this many times as long as no cell
 
 _RULES = """ Written "alice=VALUE, @staff=VALUE, *=VALUE": alice is a user of this machine, hub:bob one that a grant
     names, as JupyterHub's are; @ marks groups (@staff, @hub:ml); * is every user that is not
@@ -263,7 +263,7 @@ SETTINGS: Mapping[str, Setting] = {each.name: each for each in settings_of(Setti
 
 
 def default_host_reserve(total_bytes: int) -> int:
-    """Return what parking leaves free for everything else: 10 %, at least 2 GiB, at most a quarter."""
+    """Return the host memory that parking keeps free: 10 %, at least 2 GiB, at most a quarter."""
     return min(max(2 * GIB, total_bytes // 10), total_bytes // 4)
 
 
@@ -276,7 +276,7 @@ class SettingTimes:
         self._said_at: dict[str, float] = {}
 
     def newest(self, changes: Mapping[str, Any], said_at: float) -> dict[str, Any]:
-        """Return those of the changes that no later one has settled."""
+        """Return those changes that no later configuration overrides."""
         return {name: value for name, value in changes.items() if said_at >= self._said_at.get(name, said_at)}
 
     def take(self, names: Iterable[str], said_at: float) -> None:

@@ -21,18 +21,18 @@ GRANTED = "hub:"  # before the names that grants say
 
 
 class RuleError(ValueError):
-    """A text that is no rule; the message says which part, and what would be one."""
+    """A text is no valid rule; the message names the invalid part and gives an example."""
 
 
 @lru_cache(maxsize=64)
 def sizes(text: str) -> Mapping[str, int]:
-    """Bytes by name. Raises RuleError."""
+    """Return bytes by name. Raises RuleError."""
     return {name: _size(value) for name, value in _pairs(text)}
 
 
 @lru_cache(maxsize=64)
 def numbers(text: str) -> Mapping[str, int]:
-    """Priority classes by name. Raises RuleError."""
+    """Return priority classes by name. Raises RuleError."""
     rules = {}
     for name, value in _pairs(text):
         if not re.fullmatch(r"[+-]?[0-9]{1,3}", value) or not PRIORITY_MIN <= int(value) <= PRIORITY_MAX:
@@ -43,7 +43,7 @@ def numbers(text: str) -> Mapping[str, int]:
 
 @lru_cache(maxsize=64)
 def names(text: str) -> frozenset[str]:
-    """The names in a list. Raises RuleError."""
+    """Return the names in a list. Raises RuleError."""
     parts = frozenset(part.strip() for part in text.split(",") if part.strip())
     for part in parts:
         if "=" in part or " " in part:
@@ -60,12 +60,12 @@ def folder(text: str) -> str:
 
 
 def rule_for(rules: Mapping[str, int], name: str) -> int | None:
-    """Return what the rules say of a user, or of a group (`@staff`); None if nothing."""
+    """Return the rule for a user, or a group (`@staff`); None if there is none."""
     return rules.get(name, rules.get(EVERY_GROUP if name.startswith("@") else EVERYBODY))
 
 
 def is_named(listed: frozenset[str], user: str, groups: Iterable[str]) -> bool:
-    """Whether a list names the user, one of their groups, or all users."""
+    """Return whether a list names the user, one of the user's groups, or all users."""
     return EVERYBODY in listed or user in listed or any(f"@{group}" in listed for group in groups)
 
 
@@ -83,7 +83,7 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def _check_name(name: str) -> None:
-    """Raise RuleError if it could mean several users or groups, or none."""
+    """Raise RuleError if a name could mean several users or groups, or none."""
     before, colon, rest = name.partition(":")
     if rest.startswith("@"):
         raise RuleError(f"{name!r} is no name: a group that grants name is written @{before}:{rest[1:]}")

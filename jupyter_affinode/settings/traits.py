@@ -58,7 +58,7 @@ def _trait(setting: Setting, **facts: Any) -> traitlets.TraitType[Any, Any]:
 
 
 def help_of(setting: Setting) -> str:
-    """Return what a user reads of a setting, with the default where the machine decides it."""
+    """Return a setting's help for users, with its default if that depends on the machine."""
     unit = f" In {setting.unit}." if setting.unit else ""
     default = f" Default: {setting.shown_default}." if setting.shown_default else ""
     return f"{setting.help}{unit}{default}"
