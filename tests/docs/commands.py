@@ -2,7 +2,7 @@
 
 `python tests/docs/commands.py [--places demo user clone …] [REPOSITORY]` takes the better part of an hour and uses the
 network for packages. It prints each command with its seconds and, at the end, a table of the pages. What is run where
-stands in `shown_commands.py`. `newcomer` and `one_machine` are scripts of their own, which are started, too.
+stands in `shown_commands.py`. `newcomer`, `one_machine` and `binder` are scripts of their own, which are started, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from front_end import NotebookKernel, Server
 from shown_commands import COMMANDS, PAGES, VENV, Command, Place, shown
 
 HERE = Path(__file__).resolve().parent
-SCRIPTS = {Place.NEWCOMER: "newcomer.py", Place.ONE_MACHINE: "one_machine.py"}
+SCRIPTS = {Place.NEWCOMER: "newcomer.py", Place.ONE_MACHINE: "one_machine.py", Place.BINDER: "binder.py"}
 CUDA_HEADERS = next((str(path.parent) for path in Path("/usr/local").glob("cuda*/include/cuda.h")), "")
 NOTEBOOK = "notes.ipynb"
 TRACE = """session,start_s,gpu_s,bytes
@@ -95,8 +95,8 @@ def of_place(place: Place) -> Iterator[tuple[str, Command]]:
 def in_scripts(outcomes: Outcomes, place: Place, repository: str) -> None:
     """Run the script that runs all commands of a place."""
     command = [sys.executable, str(HERE / SCRIPTS[place]), repository]
-    passed = subprocess.run(command).returncode == 0
-    outcomes.of |= {name: "passed" if passed else "failed" for name, _ in of_place(place)}
+    outcome = "failed" if subprocess.run(command).returncode else "passed"
+    outcomes.of |= {name: outcome for name, _ in of_place(place)} or {SCRIPTS[place]: outcome}
 
 
 def in_clone(outcomes: Outcomes, place: Place, repository: str, folder: Path, clone: Path) -> None:

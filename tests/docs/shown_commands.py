@@ -36,6 +36,7 @@ class Place(Enum):
 
     NEWCOMER = "newcomer.py"
     ONE_MACHINE = "one_machine.py"
+    BINDER = "binder.py"  # no page shows what Binder runs
     DEMO = "a clone, before anything is installed"
     USER = "an environment with JupyterLab, a server, and a notebook on a simulated GPU"
     CLONE = "a clone, in its .venv with what tests need"
@@ -153,6 +154,7 @@ COMMANDS: dict[str, Command] = {
     "jlpm test": run(Place.CLONE),
     "jlpm build && jupyter labextension develop . --overwrite": run(Place.CLONE),
     "python docs/generate.py": run(Place.CLONE),
+    "python docs/take_pictures.py": run(Place.CLONE),
     "python shim/tools/entry_points.py --headers FOLDER": run(
         Place.CLONE, "python shim/tools/entry_points.py --headers $CUDA_HEADERS && git diff --exit-code"
     ),
