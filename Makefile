@@ -137,14 +137,14 @@ $(VENV)/bin/python:
 	python=$$(binder/need.sh python) && "$$python" -m venv $(VENV)
 
 $(VENV)/.demo: $(VENV)/bin/python $(BUILD) $(LAB) $(NATIVE) $(PYTHON_SOURCES)
-	@echo 'Building jupyter-affinode and installing it with JupyterLab into $(VENV): a minute or two.'
+	@echo 'Building jupyter-affinode and installing it with JupyterLab into $(VENV): some minutes.'
 	pip install --quiet '.[demo]'
 	@touch $@ && rm -f $(VENV)/.test
 
 # Editable: tests see the sources as they are, `make native` renews the libraries. Good enough for the demo too.
 # Python compiles the modules that it imports, a tenth of those that are installed.
 $(VENV)/.test: $(VENV)/bin/python $(BUILD) $(LAB)
-	@echo 'Building jupyter-affinode and installing it with what its tests need into $(VENV): a minute or two.'
+	@echo 'Building jupyter-affinode and installing it with what its tests need into $(VENV): some minutes.'
 	pip install --quiet --no-compile --editable '.[test]'
 	@touch $@ $(VENV)/.demo
 

@@ -40,6 +40,7 @@ from jupyter_affinode.units import bytes_in_words
 
 ROOT = Path(__file__).parent.parent
 OPENAPI = ROOT / "jupyter_affinode" / "node" / "api" / "openapi.json"
+LAB_SETTINGS = ROOT / "labextension" / "schema" / "model.json"
 SETTINGS_PAGE = ROOT / "docs" / "settings.md"
 LAB_TYPES = ROOT / "labextension" / "src" / "reasons.ts"
 COLUMNS = 120
@@ -132,7 +133,7 @@ def settings_page() -> str:
         "",
         "The first two share the settings of the policy. A Jupyter server tells them to its user's own controller; a",
         "controller of all users takes them from its administrators alone, also while it runs. `jupyter affinode node`",
-        "has an option for each: `--OPTION=VALUE`. What JupyterLab's panel shows is set there, in *Settings → GPU*.",
+        "has an option for each: `--OPTION=VALUE`. JupyterLab's own settings are at the end of this page.",
     ]
     declarations = (
         ("The policy", Settings),
@@ -149,6 +150,13 @@ def settings_page() -> str:
     lines += ["", "## The Jupyter server alone", "", *_traits_table(AffinodeExtension, SETTINGS.keys())]
     lines += ["", "## JupyterHub's spawner", "", *_traits_table(GpuPolicy)]
     lines += ["", "## JupyterHub's spawner in Kubernetes", "", *_traits_table(KubernetesGpuPolicy)]
+    lines += [
+        "",
+        "## JupyterLab",
+        "",
+        "Users set these in *Settings → Settings Editor → GPU*; administrators set",
+    ]
+    lines += ["defaults in JupyterLab's `overrides.json`, under `jupyter-affinode:model`.", "", *_lab_table()]
     return "\n".join(lines) + "\n"
 
 
@@ -160,6 +168,16 @@ def _traits_table(declared: type[HasTraits], elsewhere: Iterable[str] = ()) -> I
             text = " ".join(inspect.cleandoc(trait.help).split("\n\n")[0].split())
             default = repr(trait.default()).replace("'", '"')
             yield f"| `{name}` | `{default}` | {text} |"
+
+
+def _lab_table() -> Iterable[str]:
+    """Yield the settings of the JupyterLab extension."""
+    yield from ("| name | default | |", "|---|---|---|")
+    for name, declared in json.loads(LAB_SETTINGS.read_text())["properties"].items():
+        bounds = ""
+        if "minimum" in declared:
+            bounds = f" From {declared['minimum']} to {declared['maximum']}."
+        yield f"| `{name}` | `{json.dumps(declared['default'])}` | {declared['description']}{bounds} |"
 
 
 def _row(setting: Setting) -> str:

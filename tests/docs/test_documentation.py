@@ -194,6 +194,13 @@ def test_links_lead_to_files(page):
             assert page.parent.joinpath(link).exists(), f"{page.name}: {link}"
 
 
+def test_troubleshooting_has_each_headline_of_the_panel():
+    source = (ROOT / "labextension" / "src" / "panel" / "Empty.tsx").read_text()
+    headlines = re.findall(r"return trans\.__\('([^']+)'\);", source)
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    assert headlines and [each for each in headlines if f"| *{each}* |" not in page] == []
+
+
 PATH = re.compile(r"[\w-]+\.(py|c|h|cc|md|mk|rules|tsv|ts|tsx|css|json|yaml|svg)|([\w.*-]+/)+[\w.*-]*")
 MADE = {"build", "lib", "node_modules", "__pycache__"}  # folders of what is built
 
