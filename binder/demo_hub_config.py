@@ -18,6 +18,8 @@ c.JupyterHub.cookie_secret_file = f"{FOLDER}/cookie_secret"
 c.JupyterHub.authenticator_class = "dummy"
 c.Authenticator.allowed_users = {"ana", "bob"}
 c.JupyterHub.services = [{"name": "story", "api_token": os.environ["DEMO_HUB_TOKEN"]}]
+# A spawn answers at once, so that the story can follow its page from the beginning.
+c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}
 c.JupyterHub.load_roles = [
     {"name": "story", "services": ["story"], "scopes": ["admin:users", "admin:servers", "access:servers"]}
 ]
