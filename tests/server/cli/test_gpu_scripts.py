@@ -258,6 +258,7 @@ def test_a_simulated_run_is_no_result(scripts_machine):
 def test_results_hold_figures_against_what_is_promised():
     row = {"name": "park, unchanged", "bytes": results.SIZE, "block_bytes": results.GIB, "depth": "memory"}
     bench = {
+        "machine": {"date": "2026-11-24"},
         "ratios": {"resume / pinned ceiling": 0.93, "first park: times faster than the driver": 3.0},
         "ours": [{**row, "host": "private", "median_s": 0.07}],
         "wake": {"through a controller": [0.05, 0.055, 0.07]},
