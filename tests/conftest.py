@@ -15,10 +15,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -27,6 +26,7 @@ REPOSITORY = TESTS.parent
 if str(TESTS) not in sys.path:  # live_machine and live_server are imported by tests of every folder
     sys.path.insert(0, str(TESTS))
 
+import waiting  # noqa: E402
 from live_machine import Machine, new_machine  # noqa: E402
 from live_server import JupyterServer  # noqa: E402
 
@@ -36,8 +36,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # as for servers, see live_server.RUN
 pytest_plugins = ["pytest_jupyter.jupyter_server"]
-
-T = TypeVar("T")
 
 with contextlib.suppress(ImportError):  # the oldest promised releases are tested without it
     import hypothesis
@@ -192,21 +190,6 @@ def server(machine: Machine) -> Iterator[JupyterServer]:
 
 
 @pytest.fixture(scope="session")
-def wait_until() -> Callable[..., T]:
-    """`wait_until(condition, timeout=120, message="")`: the condition's first true value; fails when there is
-    none.
-    """
-
-    def wait(condition: Callable[[], T], timeout: float = 120, message: str = "") -> T:
-        deadline = time.monotonic() + timeout
-        pause = 0.005
-        while True:
-            value = condition()
-            if value:
-                return value
-            if time.monotonic() > deadline:
-                pytest.fail(f"not within {timeout} s: {message or condition}; the last value was {value!r}")
-            time.sleep(pause)
-            pause = min(pause * 1.5, 0.1)
-
-    return wait
+def wait_until() -> Callable[..., Any]:
+    """`waiting.wait_until`, for tests."""
+    return waiting.wait_until

@@ -14,10 +14,11 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from waiting import wait_until
 
 # A controller that takes no shim for stopped, since those that live in the test's own process are silent while that is
 # stalled; and that waits for kernels to drop their caches though they were stalled for three seconds.
@@ -120,11 +121,14 @@ class Machine:
             stderr=log,
         )
         log.close()
-        deadline = time.monotonic() + timeout
-        while self.node() is None:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"the controller did not come up:\n{self.controller_log()}")
-            time.sleep(0.05)
+
+        def serves() -> bool:
+            if self.node() is not None:
+                return True
+            assert process.poll() is None, f"the controller did not come up:\n{self.controller_log()}"
+            return False
+
+        wait_until(serves, timeout, self.controller_log)
         return process
 
     def controller_log(self) -> str:
@@ -221,11 +225,7 @@ def _own_pids() -> list[int]:
 
 def environment_of_started(pid: int, timeout: float = 60.0) -> bytes:
     """The environment that a process was started with. Popen returns a moment before Linux has put it in place."""
-    deadline = time.monotonic() + timeout
-    while not (found := Path(f"/proc/{pid}/environ").read_bytes()):
-        assert time.monotonic() < deadline, f"process {pid} has no environment"
-        time.sleep(0.001)
-    return found
+    return wait_until(Path(f"/proc/{pid}/environ").read_bytes, timeout, f"the environment of process {pid}")
 
 
 def _environment_of(pid: int) -> list[bytes]:

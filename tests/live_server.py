@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
 from live_machine import environment_of_started
+from waiting import wait_until
 
 if TYPE_CHECKING:
     from live_machine import Machine
@@ -103,15 +104,15 @@ class JupyterServer:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                self.request("GET", "/api/status")
-                return self
-            except (OSError, AssertionError):
-                if self.process.poll() is not None or time.monotonic() > deadline:
-                    raise AssertionError(f"the server did not come up:\n{self.log()}") from None
-                time.sleep(0.05)
+        wait_until(self._answers, timeout, lambda: f"the server: {self.log()}")
+        return self
+
+    def _answers(self) -> bool:
+        """Whether it serves. Raises AssertionError if it has ended."""
+        assert self.process is not None and self.process.poll() is None, self.log()
+        with contextlib.suppress(OSError, AssertionError):
+            return bool(self.request("GET", "/api/status"))
+        return False
 
     def stop(self) -> None:
         """End it as a person's Ctrl-C does, kernels included."""

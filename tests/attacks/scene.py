@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 from live_machine import Machine
 from people import Person, command_of, open_to_everyone
+from waiting import wait_until
 
 from jupyter_affinode import environment
 from jupyter_affinode.provisioning import preload as launch_environment
@@ -195,12 +196,13 @@ class Scene:
 
     def park(self, kernel_id: str) -> None:
         """Have the honest user's kernel parked. A kernel whose work has not ended within some seconds is refused."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+
+        def is_parked() -> bool:
             status, told = self.honest.ask("POST", f"/kernels/{kernel_id}/park", {})
-            if status == 200 and told["residency"] == "parked":
-                return
-            assert status in (202, 409) and time.monotonic() < deadline, told
+            assert status in (200, 202, 409), told
+            return status == 200 and told["residency"] == "parked"
+
+        wait_until(is_parked, PATIENCE_S)
 
     def memory_bytes(self) -> int:
         """The most resident memory that the controller ever had."""

@@ -34,6 +34,7 @@ if __name__ == "__main__":
 import faults as f
 from light_kernels import HERE, Board, LightKernel, LightMachine, Phase, Workload
 from sharing import CONTROLLER, gpu_mib
+from waiting import NotInTime, wait_until
 
 from jupyter_affinode import environment
 
@@ -156,7 +157,9 @@ class Chaos:
             found[:] = [k for k in running if k.residency() == fault.aim]
             return bool(found)
 
-        if not f.until(look, AIM_S):
+        try:
+            wait_until(look, AIM_S, longest_pause_s=0.001)
+        except NotInTime:
             found = self.light.living()
             if of_server:
                 found = [k for k in found if k.id.rpartition("-")[0] in self.light.servers]

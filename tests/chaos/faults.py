@@ -13,7 +13,6 @@ import random
 import signal
 import struct
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,13 +240,3 @@ def send(pid: int, number: signal.Signals) -> bool:
 def pick(victims: list[LightKernel], fault: Fault) -> LightKernel:
     """One of them, by the fault's number."""
     return victims[fault.choice % len(victims)]
-
-
-def until(condition: Callable[[], bool], seconds: float, pause_s: float = 0.001) -> bool:
-    """Whether the condition came true within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(pause_s)
-    return True

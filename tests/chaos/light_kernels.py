@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from waiting import wait_until
+
 if TYPE_CHECKING:
     from live_machine import Machine
 
@@ -222,14 +224,17 @@ class LightMachine:
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Until the condition holds; AssertionError with the machine's state at a problem, or when it does not."""
-        deadline = time.monotonic() + timeout_s
-        while not condition():
+
+        def holds() -> bool:
+            if condition():
+                return True
             meanwhile()
-            problems = list(self.problems())
-            if problems or time.monotonic() > deadline:
+            if problems := list(self.problems()):
                 time.sleep(0.5)  # for the last words in the logs
-                raise AssertionError(self.account(problems or [f"waited {timeout_s:g} s for {what}"]))
-            time.sleep(0.02)
+                raise AssertionError(self.account(problems))
+            return False
+
+        wait_until(holds, timeout_s, lambda: self.account([what]))
 
     def account(self, problems: list[str]) -> str:
         """The problems, and all that helps to understand them."""

@@ -21,6 +21,7 @@ if __name__ == "__main__":
 
 from light_kernels import LightMachine, Workload
 from live_machine import UnixConnection
+from waiting import wait_until
 
 from jupyter_affinode.environment import controller_environment
 
@@ -157,10 +158,7 @@ def start_bounded(machine: Machine, host_mib: int, controller: list[str]) -> Non
         stderr=log,
     )
     log.close()
-    deadline = time.monotonic() + END_WITHIN_S
-    while machine.node() is None:
-        assert time.monotonic() < deadline, machine.controller_log()
-        time.sleep(0.05)
+    wait_until(machine.node, END_WITHIN_S, machine.controller_log)
 
 
 def spills(counters: dict[str, float]) -> int:

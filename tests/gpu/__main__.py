@@ -15,7 +15,7 @@ FOLDERS = [HERE / name for name in ("frameworks", "sharing", "driver")]
 
 def main() -> int:
     """Run the script that the command line names; its exit status."""
-    sys.path += map(str, FOLDERS)
+    sys.path += map(str, [*FOLDERS, HERE.parent])
     scripts = {path.stem: path for folder in [HERE, *FOLDERS] for path in sorted(folder.glob("*.py"))}
     runnable = {name: path for name, path in scripts.items() if "\nif __name__ ==" in path.read_text()}
     del runnable[Path(__file__).stem]

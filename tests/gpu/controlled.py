@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from waiting import wait_until
+
 from jupyter_affinode import environment
 from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 from jupyter_affinode.client.starting import ensure_controller
@@ -174,32 +176,25 @@ class Controlled:
         asyncio.run(change())
 
     def until(self, kernel_id: str, residency: str, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Wait until every process of it is there. Raises TimeoutError."""
-        deadline = time.monotonic() + timeout_s
-        while True:
+        """Wait until every process of it is there. Raises NotInTime."""
+
+        def there() -> dict[str, Any] | None:
             kernel = self.kernel(kernel_id)
-            if (
-                kernel is not None
-                and kernel["residency"] == residency
-                and all(process["residency"] in (residency, "none") for process in kernel["processes"])
-            ):
-                return kernel
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{kernel_id} is not {residency} after {timeout_s:.0f} s: {kernel}")
-            time.sleep(0.01)
+            if kernel is None or kernel["residency"] != residency:
+                return None
+            is_there = all(process["residency"] in (residency, "none") for process in kernel["processes"])
+            return kernel if is_there else None
+
+        return wait_until(there, timeout_s, lambda: f"{residency}: {self.kernel(kernel_id)}", 0.01)
 
     def park_surely(self, kernel_id: str, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Park it, asking again while it is busy. Raises TimeoutError."""
-        deadline = time.monotonic() + timeout_s
-        while True:
+        """Park it, asking again while it is busy. Raises NotInTime."""
+
+        def parked() -> dict[str, Any] | None:
             kernel = self.park(kernel_id)
-            if kernel is not None and kernel["residency"] == "parked":
-                return kernel
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"{kernel_id} is not parked after {timeout_s:.0f} s: {self.kernel(kernel_id)}"
-                )
-            time.sleep(0.02)
+            return kernel if kernel is not None and kernel["residency"] == "parked" else None
+
+        return wait_until(parked, timeout_s, lambda: f"parked: {self.kernel(kernel_id)}")
 
     def log(self) -> str:
         """What the controller wrote."""

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from waiting import wait_until
+
 from jupyter_affinode import environment
 from jupyter_affinode.bench.shim_peer import Listener, Move, ShimPeer
 from jupyter_affinode.node.protocol.page import Depth
@@ -64,14 +66,11 @@ class LinkedProgram:
         return self.peer
 
     def ask(self, word: str) -> str:
-        """Send a line and wait for the answer, bringing the program back if it wants the GPU. Raises RuntimeError."""
+        """Send a line and return the answer; resume the program if it wants the GPU. Raises NotInTime."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(word + "\n")
         self.process.stdin.flush()
-        deadline = time.monotonic() + ANSWERS_WITHIN_S
-        while not self._has_answered():
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"no answer within {ANSWERS_WITHIN_S:.0f} s")
+        wait_until(self._has_answered, ANSWERS_WITHIN_S, f"an answer to {word}", 0)
         line = self.process.stdout.readline().strip()
         if not line:
             raise RuntimeError(f"the program ended with status {self.process.wait()}")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pynvml
 from jupyter_client.manager import KernelManager
+from waiting import wait_until
 
 from jupyter_affinode.client.api import ControllerClient
 from jupyter_affinode.client.starting import ensure_controller
@@ -102,14 +103,8 @@ class LiveKernel:
         return dict(ask("kernel", self.id))
 
     def wait_for(self, residency: str, timeout_s: float = 30) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            kernel = self.described()
-            if kernel["residency"] == residency:
-                return kernel
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"not {residency} within {timeout_s} s: {kernel}")
-            time.sleep(0.02)
+        wait_until(lambda: self.described()["residency"] == residency, timeout_s, self.described)
+        return self.described()
 
     def stop(self) -> float:
         """Shut down as a server does; seconds it took."""

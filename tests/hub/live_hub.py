@@ -15,7 +15,6 @@ import subprocess
 import sys
 import sysconfig
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import pytest
 import requests
 from live_machine import Machine
 from live_server import free_port
+from waiting import wait_until
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
@@ -114,14 +114,15 @@ class Hub:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + timeout
-        while True:
-            with contextlib.suppress(OSError, ValueError, AssertionError):
-                if self.ask("GET", "/users")[0] == 200 and self._has_service():
-                    return self
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"the Hub did not come up:\n{self.log()}")
-            time.sleep(0.1)
+        wait_until(self._answers, timeout, lambda: f"the Hub: {self.log()}")
+        return self
+
+    def _answers(self) -> bool:
+        """Whether it serves, and its service does. Raises AssertionError if it has ended."""
+        assert self.process is not None and self.process.poll() is None, self.log()
+        with contextlib.suppress(OSError, ValueError, AssertionError):
+            return self.ask("GET", "/users")[0] == 200 and self._has_service()
+        return False
 
     def _has_service(self) -> bool:
         """Whether the proxy leads to the service, which wants a token; True where the Hub has none."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+from waiting import until
 
 from jupyter_affinode.node.state.persistence import FILE_NAME
 from jupyter_affinode.provisioning import provisioner
@@ -35,8 +35,7 @@ async def test_a_kernel_whose_end_is_asked_is_shut_down_and_others_are_not(here,
         ends.kernel_changed(None, {"id": "another-servers", "end_asked": "the GPU is full"})
         for _ in range(3):  # each event says it again
             ends.kernel_changed(None, {"id": ended, "end_asked": "the GPU is full"})
-        while ended in manager:
-            await asyncio.sleep(0.02)
+        await until(lambda: ended not in manager)
         assert stays in manager
         assert CountingManager.shutdowns == 1
     finally:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from waiting import until
+
 from jupyter_affinode import environment
 from jupyter_affinode.server import controller_watch
 from jupyter_affinode.server.controller_watch import NodeWatch, pause_s
@@ -32,8 +34,7 @@ def test_a_server_pauses_before_it_starts_another_controller(tmp_path, monkeypat
     async def watch_until_it_failed():
         watch = NodeWatch(policy={}, log=logging.getLogger(__name__))
         watch.start()
-        while watch.code != "unreachable":
-            await asyncio.sleep(0.01)
+        await until(lambda: watch.code == "unreachable")
         for _ in range(100):
             await asyncio.sleep(0)
         await watch.stop()

@@ -9,6 +9,7 @@ import socket
 import threading
 
 import pytest
+from waiting import until
 
 from jupyter_affinode.cli import main
 from jupyter_affinode.client.api import ControllerClient, ControllerRefused
@@ -79,10 +80,9 @@ def test_a_server_tells_its_people(refusing):
     async def follow():
         watch = NodeWatch(policy={}, log=logging.getLogger("test"))
         watch.start()
-        while watch.message == UNKNOWN:
-            await asyncio.sleep(0.01)
+        await until(lambda: watch.message != UNKNOWN)
         await watch.stop()
         return watch.message
 
-    message = asyncio.run(asyncio.wait_for(follow(), 60))
+    message = asyncio.run(follow())
     assert WHY in message and "start it again" in message

@@ -9,13 +9,13 @@ import socket
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
 from live_server import ENDLESS
+from waiting import until
 
 from jupyter_affinode.server import execution_tracker as tracker_module
 from jupyter_affinode.server.execution_tracker import ExecutionTracker
@@ -58,14 +58,6 @@ def tracked(kernel_manager):
     yield start
     for close in closing:
         close()
-
-
-async def until(condition: Callable[[], Any], timeout: float = 60) -> None:
-    """Wait for a condition on the event loop."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        await asyncio.sleep(0.01)
 
 
 def in_subshell(client: Any, subshell: str, code: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from live_machine import Machine
 from live_server import JupyterKernel, JupyterServer
 from story_cells import SETUP
+from waiting import wait_until
 
 MIB = 1 << 20
 # A quarter of the default margin beside a small GPU: filling, checking and digesting memory is what costs time here.
@@ -70,12 +70,10 @@ class Stage:
 
     def until(self, condition: Callable[[], Any], timeout: float = 120) -> None:
         """Wait for a condition."""
-        deadline = time.monotonic() + timeout
-        while not condition():
-            if time.monotonic() > deadline:
-                node, log = self.machine.node(), self.machine.controller_log()
-                raise AssertionError(f"not in {timeout} s: {self.machine.kernels()} on {node}\n{log}")
-            time.sleep(0.02)
+        wait_until(condition, timeout, self._account)
+
+    def _account(self) -> str:
+        return f"{self.machine.kernels()} on {self.machine.node()}\n{self.machine.controller_log()}"
 
     def wait(self, kernel: JupyterKernel, residency: str) -> None:
         """Wait until the kernel is in a residency."""

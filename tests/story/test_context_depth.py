@@ -21,14 +21,15 @@ def wait_until_used(s, size):
 
 def park_to(s, kernel, depth):
     """Park until it went that deep: a process that has just begun stays at memory depth."""
-    deadline = time.monotonic() + 60
-    while True:
+
+    def is_deep():
         s.park(kernel)
         if s.seen(kernel)["depth"] == depth:
-            return
-        assert time.monotonic() < deadline, s.seen(kernel)
+            return True
         assert s.machine.ask("POST", f"/kernels/{kernel.id}/resume", {})[0] == 200
-        time.sleep(0.2)
+        return False
+
+    s.until(is_deep)
 
 
 def test_a_parked_kernel_leaves_nothing_on_the_gpu_and_is_right_when_it_is_back(stage):

@@ -13,11 +13,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from controlled import Controlled, finish, machine, options, say
+from waiting import wait_until
 
 PTX = Path(__file__).resolve().parents[3] / "shim" / "sim" / "kernels.ptx"
 QUIET_S = 4.0
@@ -65,7 +65,7 @@ def main() -> int:
     with Controlled("--idle-timeout=3600", "--contended-idle-timeout=3600") as controlled:
         program = controlled.start([sys.executable, "-c", PROGRAM, str(size), str(PTX)], "idle")
         _answered(program)
-        until(lambda: (controlled.kernel("idle") or {}).get("resident_bytes", 0) >= size)
+        wait_until(lambda: (controlled.kernel("idle") or {}).get("resident_bytes", 0) >= size)
         time.sleep(SETTLE_S)
         rows.append(_grows("nothing", controlled, program, "poll 0"))
         rows.append(_grows("polls and synchronises", controlled, program, f"poll {QUIET_S}"))
@@ -118,12 +118,12 @@ def _stranger(controlled: Controlled, size: int) -> tuple[str, str, str]:
     before = _gpu(controlled)["unmanaged_bytes"]
     program = controlled.start([sys.executable, "-c", PROGRAM, str(size)], None)
     _answered(program)
-    until(lambda: _gpu(controlled)["unmanaged_bytes"] - before > 0.9 * size)
+    wait_until(lambda: _gpu(controlled)["unmanaged_bytes"] - before > 0.9 * size)
     gpu = _gpu(controlled)
     pids = None if gpu["unmanaged"] is None else [process["pid"] for process in gpu["unmanaged"]]
     program.kill()
     program.wait()
-    until(lambda: _gpu(controlled)["unmanaged_bytes"] - before < 0.5 * size)
+    wait_until(lambda: _gpu(controlled)["unmanaged_bytes"] - before < 0.5 * size)
     named = "not told apart" if pids is None else f"pids {pids}"
     return "a program without a shim", named, _yes(pids is None or program.pid in pids)
 
@@ -135,7 +135,7 @@ def _moves(controlled: Controlled) -> list[tuple[str, str, str]]:
         controlled.park_surely("idle")
         controlled.resume("idle")
         kernel = controlled.until("idle", "resident")
-    speed = until(lambda: _gpu(controlled)["speed"])
+    speed = wait_until(lambda: _gpu(controlled)["speed"])
     rows = []
     for way in ("park", "resume"):
         moved = kernel[f"last_{way}"]
@@ -145,16 +145,6 @@ def _moves(controlled: Controlled) -> list[tuple[str, str, str]]:
         is_near = 0.5 < (learnt + 0.02) / (moved["duration_s"] + 0.02) < 2
         rows.append((f"what a {way} takes", told, _yes(is_near)))
     return rows
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-    """Wait for something. Raises TimeoutError."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise TimeoutError("it did not come to that")
-        time.sleep(0.1)
-    return value
 
 
 def _answered(program: subprocess.Popen[str], order: str | None = None) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from live_kernel import LiveKernel, ask, gpu_used_bytes, neighbour
+from waiting import wait_until
 from workloads import PROGRAMS
 
 GIB = 1 << 30
@@ -85,18 +86,17 @@ def twin_losses(framework: str, cycles: int) -> list[str]:
 
 def park(kernel: LiveKernel) -> dict:
     """Park it, asking again while it is briefly busy."""
-    deadline = time.monotonic() + 30
-    while True:
+
+    def is_parked() -> bool:
         try:
             ask("park", kernel.id)
         except Exception as refused:
-            if time.monotonic() > deadline or "busy" not in str(refused).lower():
+            if "busy" not in str(refused).lower():
                 raise
-        described = kernel.described()
-        if described["residency"] == "parked":
-            return described
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not parked: {described}")
+        return kernel.described()["residency"] == "parked"
+
+    wait_until(is_parked, 30, kernel.described)
+    return kernel.described()
 
 
 def one_cycle(kernel: LiveKernel, outcome: Outcome, expected: str) -> str:

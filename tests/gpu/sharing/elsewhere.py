@@ -30,6 +30,7 @@ from typing import Any
 from context_depth import DRIVER, TORCH, WholeGpu
 from controlled import NO_GPU_STATUS, finish, machine, options, say
 from linked import LinkedProgram, park
+from waiting import NotInTime, wait_until
 
 from jupyter_affinode import environment
 from jupyter_affinode.bench.shim_peer import Move, MoveFailed, ShimPeer
@@ -151,11 +152,10 @@ class Watched:
 
     def expect_nothing(self, within_s: float = 0.0) -> None:
         """Nothing of it is on any GPU. Raises Wrong."""
-        deadline = time.monotonic() + within_s
-        while any(grown > self.noise_bytes for grown in self.grown().values()):
-            if time.monotonic() > deadline:
-                raise Wrong(f"memory is left on a GPU: {self.grown()}")
-            time.sleep(0.1)
+        try:
+            wait_until(lambda: max(self.grown().values()) <= self.noise_bytes, within_s)
+        except NotInTime:
+            raise Wrong(f"memory is left on a GPU: {self.grown()}") from None
 
 
 def deep(linked: LinkedProgram, watched: Watched, found: Found) -> ShimPeer:

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from controlled import Controlled, finish, machine, options, say
+from waiting import NotInTime
 
 PROGRAM = Path(__file__).with_name("two_gpu_programs.py")
 RANKS = {"peer_pytorch": 1, "peer_driver": 1, "nccl": 2, "rank_driver": 2}
@@ -114,7 +115,7 @@ def run(controlled: Controlled, which: str, rounds: int, deadline: float) -> Cas
             case.problem = f"before any park: {'; '.join(answers)}"
         while case.rounds < rounds and not case.problem and time.monotonic() < deadline:
             one_round(controlled, case, kernel_id, programs)
-    except (TimeoutError, BrokenPipeError) as error:
+    except (NotInTime, BrokenPipeError) as error:
         case.problem = str(error)
     finally:
         for program in programs:

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 
 from controlled import USUAL, Controlled, finish, machine, options, say
+from waiting import NotInTime
 
 from jupyter_affinode.bench.child_process import BenchProcess, ChildFailed
 from jupyter_affinode.bench.exchange import DUPLEX_REPEATS, SIMULATED_SPARE_BYTES, SPARE_BYTES
@@ -195,7 +196,7 @@ def main() -> int:
             found, met = row(
                 who, host, case(who, host, size, given.repeats, simulated=where["simulated"]), link_s
             )
-        except (ChildFailed, TimeoutError) as error:
+        except (ChildFailed, NotInTime) as error:
             found, met = [who, host, "-", "-", "-", "-", f"{CASES[who, host]:g}", f"NO: {error}"], False
         rows.append(found)
         passed &= met or (where["simulated"] and "WRONG" not in found[-1])

@@ -16,7 +16,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2])]
 
-from handover_story import MACHINES, PROGRAM, ask, contents, start_machines, wait_for  # noqa: E402
+from handover_story import MACHINES, PROGRAM, ask, contents, start_machines  # noqa: E402
+from waiting import wait_until  # noqa: E402
 
 from jupyter_affinode.client.starting import ensure_controller  # noqa: E402
 from jupyter_affinode.provisioning.preload import manage  # noqa: E402
@@ -62,25 +63,25 @@ def main() -> None:
     kernel = start_kernel()
     own = ensure_controller(timeout_s=60)
     assert own.is_relative_to(HOME), own
-    wait_for("the kernel is managed all the same", lambda: residency(own) == "resident")
+    wait_until(lambda: residency(own) == "resident", what="the kernel is managed all the same")
     shutil.rmtree(SESSION)  # the user logs out
     ask(own, "POST", "/kernels/k/park")
-    wait_for("it is parked", lambda: residency(own) == "parked")
+    wait_until(lambda: residency(own) == "parked", what="it is parked")
     assert contents(kernel) == "same"
 
     os.rmdir(USUAL)
     assert ensure_controller(timeout_s=60) == own, "there would be two"
     first = ask(own, "GET", "/node")["controller"]["pid"]
     os.kill(first, signal.SIGKILL)
-    wait_for("it is gone", lambda: ask(own, "GET", "/node") is None)
+    wait_until(lambda: ask(own, "GET", "/node") is None, what="it is gone")
     second = ensure_controller(timeout_s=60)
     assert second.parent == USUAL, second
-    wait_for("the kernel follows", lambda: residency(second) == "resident")
+    wait_until(lambda: residency(second) == "resident", what="the kernel follows")
     assert contents(kernel) == "same"
 
     machines = start_machines()
-    wait_for("the user's controller gives way", lambda: not second.exists())
-    wait_for("the kernel follows", lambda: residency(MACHINES) == "resident")
+    wait_until(lambda: not second.exists(), what="the user's controller gives way")
+    wait_until(lambda: residency(MACHINES) == "resident", what="the kernel follows")
     assert contents(kernel) == "same"
     kernel.stdin.close()
     assert kernel.wait(timeout=60) == 0

@@ -11,13 +11,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2])]
 
 from gpu_cells import SETUP  # noqa: E402
 from live_machine import UnixConnection  # noqa: E402
+from waiting import wait_until  # noqa: E402
 
 OWN = Path(os.environ.get("AFFINODE_FOLDER", "/")) / "node.sock"
 MACHINES = Path("/run/affinode/node.sock")
@@ -41,16 +41,6 @@ def ask(socket: Path, method: str, path: str) -> object:
         return None
     finally:
         connection.close()
-
-
-def wait_for(what: str, condition) -> object:
-    """The condition's first true value."""
-    deadline = time.monotonic() + 60
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise SystemExit(f"never: {what}")
-        time.sleep(0.05)
-    return value
 
 
 def residencies(socket: Path, owner: str = "") -> dict[str, str]:
@@ -87,26 +77,28 @@ def main() -> None:
     """The story."""
     kernels = {name: start_kernel(name) for name in ("parked", "resident")}
     both = {"parked": "resident", "resident": "resident"}
-    wait_for("the user's controller knows both", lambda: residencies(OWN) == both)
+    wait_until(lambda: residencies(OWN) == both, what="the user's controller knows both")
     ask(OWN, "POST", "/kernels/parked/park")
     before = {"parked": "parked", "resident": "resident"}
     assert residencies(OWN) == before, residencies(OWN)
     users = ask(OWN, "GET", "/node")["controller"]["pid"]
     locks = list(Path("/tmp").glob(f"affinode-{os.getuid()}/serves-*.lock"))
     machines = start_machines()
-    wait_for("the user's controller ends", lambda: not OWN.exists())
-    wait_for("the machine's knows both as they were", lambda: residencies(MACHINES) == before)
+    wait_until(lambda: not OWN.exists(), what="the user's controller ends")
+    wait_until(lambda: residencies(MACHINES) == before, what="the machine's knows both as they were")
     assert ask(MACHINES, "GET", "/node")["controller"]["pid"] == machines.pid != users
     ours = {path.name for path in MACHINES.parent.glob("serves-*.lock")}
     assert ours, "the machine's controller holds no GPU"
     assert ours <= {path.name for path in locks}, "it serves the user's GPU"
     assert contents(kernels["parked"]) == "same"
-    wait_for("it was brought back", lambda: residencies(MACHINES)["parked"] == "resident")
+    wait_until(lambda: residencies(MACHINES)["parked"] == "resident", what="it was brought back")
     ask(MACHINES, "POST", "/kernels/resident/park")
     machines.send_signal(signal.SIGKILL)
     machines.wait()
     machines = start_machines()
-    wait_for("it is back", lambda: residencies(MACHINES) == {"parked": "resident", "resident": "parked"})
+    wait_until(
+        lambda: residencies(MACHINES) == {"parked": "resident", "resident": "parked"}, what="it is back"
+    )
     refused = subprocess.run(
         [sys.executable, "-m", "jupyter_affinode.node", "--settle=0.1", f"--socket={OWN.parent.parent}/own/node.sock"],
         capture_output=True, text=True, timeout=60, check=False,

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import waiting
 
 from jupyter_affinode.node.ledger import store as ledger_store
 from jupyter_affinode.node.ledger import writer as ledger_module
@@ -216,12 +217,12 @@ def impatient(monkeypatch):
 
 async def until(condition, ledger, wall=NOW):
     """Let the ledger work until something is so."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + 60
-    while not condition():
-        assert loop.time() < deadline, f"not within 60 s; problem: {ledger.problem}"
-        ledger.look(loop.time(), wall)
-        await asyncio.sleep(0.005)
+
+    def looked():
+        ledger.look(asyncio.get_running_loop().time(), wall)
+        return condition()
+
+    await waiting.until(looked, what=lambda: f"problem: {ledger.problem}")
 
 
 def story(path, tell, **options):

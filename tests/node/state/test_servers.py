@@ -11,6 +11,7 @@ import time
 
 from fake_shim import MIB
 from open_files import open_files
+from waiting import until
 
 from jupyter_affinode.node import controller
 from jupyter_affinode.node.state import registry as state
@@ -55,13 +56,6 @@ def end(process):
     process.kill()
     process.wait()
     process.stdin.close()
-
-
-async def until(condition, timeout_s=60.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
 
 
 def test_when_a_server_ends_its_kernels_lose_their_description():

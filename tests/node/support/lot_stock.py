@@ -45,14 +45,6 @@ def cut(descriptor):
     return os.fstat(descriptor).st_size == 0
 
 
-async def becomes(condition):
-    """Let the loop and the stock's thread run until it holds."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
-
-
 def with_stock(**options):
     """Run the test with a stock of its own, made with these options; afterwards no file is left open."""
 

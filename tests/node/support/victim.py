@@ -9,33 +9,23 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 from fake_shim import MIB, FakeShim  # noqa: E402
 from live_machine import UnixConnection  # noqa: E402
+from waiting import wait_until  # noqa: E402
 
 FOLDER, KERNEL_ID = Path(sys.argv[1]), sys.argv[2]
 GRANT = os.environ.get("AFFINODE_GRANT") or None
-
-
-def wait_for(condition) -> bool:
-    """Whether it comes true in good time."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def ask(method: str, path: str, body: str) -> list[object]:
     """One request: status and JSON."""
     connection = UnixConnection(FOLDER / "node.sock", timeout=60)
     headers = {"Authorization": f"Bearer {GRANT}"} if GRANT else {}
-    assert wait_for(lambda: connects(connection))
+    wait_until(lambda: connects(connection))
     connection.request(method, f"/api/v1{path}", body, headers)
     response = connection.getresponse()
     text = response.read()
@@ -55,28 +45,17 @@ def connects(connection: UnixConnection) -> bool:
 
 def another() -> bool:
     """Whether a new process is welcomed."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            shim = FakeShim(FOLDER, "another", grant=GRANT)
-        except OSError:  # the line at the socket is full: a shim tries again, too
-            time.sleep(0.05)
-            continue
-        good = is_welcome(shim)
-        shim.close()
-        if good:
-            return True
-    return False
-
-
-def is_welcome(shim: FakeShim) -> bool:
-    """Whether the controller lets it in."""
-    wait_for(lambda: shim.heard.welcome is not None or shim.heard.ended)
+    try:
+        shim = FakeShim(FOLDER, "another", grant=GRANT)
+    except OSError:  # the line at the socket is full: a shim tries again, too
+        return False
+    wait_until(lambda: shim.heard.welcome is not None or shim.heard.ended)
+    shim.close()
     return shim.heard.welcome is not None
 
 
 shim = FakeShim(FOLDER, KERNEL_ID, resident=300 * MIB, grant=GRANT)
-assert wait_for(lambda: shim.heard.welcome is not None)
+wait_until(lambda: shim.heard.welcome is not None)
 ask("PUT", f"/kernels/{KERNEL_ID}", json.dumps({"name": "thesis", "path": "home/thesis.ipynb"}))
 print("ready", flush=True)
 for line in sys.stdin:
@@ -84,7 +63,7 @@ for line in sys.stdin:
     if words[0].strip() == "heard":
         answer: object = [command.kind for command in shim.heard.commands]
     elif words[0].strip() == "another":
-        answer = another()
+        answer = wait_until(another)
     else:
         answer = ask(words[0], words[1].strip(), words[2] if len(words) > 2 else "")
     print(json.dumps(answer), flush=True)

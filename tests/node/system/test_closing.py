@@ -8,9 +8,9 @@ import os
 import signal
 import socket
 import struct
-import time
 
 import pytest
+from waiting import until
 
 from jupyter_affinode.node.system import closing, peer_socket
 from jupyter_affinode.node.system.closing import Closing
@@ -43,14 +43,6 @@ def interrupts():
     signal.signal(closing.INTERRUPT, before)
 
 
-async def becomes(condition, timeout=60.0):
-    """Let the loop run until it holds."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
-
-
 def is_open(descriptor):
     try:
         os.fstat(descriptor)
@@ -63,7 +55,7 @@ def test_one_that_lingers_is_closed_though_its_peer_never_reads(lingering, inter
     async def close_them():
         closer = Closing()
         closer.close("mallory", [lingering() for _ in range(50)])
-        await becomes(lambda: len(closer) == 0)
+        await until(lambda: len(closer) == 0)
 
     asyncio.run(close_them())
 
@@ -75,7 +67,7 @@ def test_a_close_that_no_signal_ends_holds_up_no_other_sender(lingering):
         ours, theirs = socket.socketpair()
         closer.close("alice", [ours.detach()])
         with theirs:
-            await becomes(lambda: not theirs.recv(1) if len(closer) == 1 else False)
+            await until(lambda: not theirs.recv(1) if len(closer) == 1 else False)
         closer.stop()
 
     asyncio.run(close_them())
@@ -87,7 +79,7 @@ def test_an_error_of_one_leaves_no_other_open():
         pairs = [os.pipe() for _ in range(2)]
         descriptors = [pairs[0][0], -1, *pairs[1], pairs[0][1]]
         closer.close("mallory", descriptors)
-        await becomes(lambda: len(closer) == 0)
+        await until(lambda: len(closer) == 0)
         assert not any(map(is_open, descriptors))
 
     asyncio.run(close_them())

@@ -14,6 +14,7 @@ import pynvml
 import pytest
 from fake_nvml import UUID, FakeNvml
 from fake_shim import MIB, PARK, PARKED, RESIDENT, RESUME, ROOM_ANSWER
+from waiting import until
 
 from jupyter_affinode.node import controller
 from jupyter_affinode.node.system import nvml as nvml_module
@@ -190,10 +191,7 @@ def test_an_unforeseen_error_does_not_end_the_looks(monkeypatch):
         reader = NvmlReader(taken.append, logging.getLogger("test"), read)
         for number in (1, 2):
             reader.look()
-            deadline = time.monotonic() + 200
-            while len(taken) < number:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.01)
+            await until(lambda number=number: len(taken) == number)
         reader.close()
 
     asyncio.run(body())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pwd
 import threading
-import time
 
 import pytest
+from waiting import wait_until
 
 from jupyter_affinode.node.state.records.kernel import Account, KernelRecord
 from jupyter_affinode.node.state.records.ownership import standing
@@ -37,28 +37,21 @@ def server():
     made.answers.set()
 
 
-def until(condition):
-    ends = time.monotonic() + 200
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.01)
-
-
 def test_a_known_name_is_not_looked_up_again_before_it_is_old(server):
     look = Directory(server.find, str.upper, lasts_s=3600.0)
-    until(lambda: look("ann") == "ann 1")
+    wait_until(lambda: look("ann") == "ann 1")
     assert [look("ann") for _ in range(3)] == ["ann 1"] * 3
     assert server.asked == ["ann"]
 
 
 def test_known_names_are_used_while_the_name_service_is_silent(server):
     look = Directory(server.find, str.upper, lasts_s=0.0)
-    until(lambda: look("ann").startswith("ann"))
+    wait_until(lambda: look("ann").startswith("ann"))
     server.answers.clear()
     before = look("ann")
     assert {look("ann") for _ in range(50)} == {before}
     server.answers.set()
-    until(lambda: look("ann") != before)
+    wait_until(lambda: look("ann") != before)
 
 
 def test_an_unknown_name_is_waited_for_once_while_the_name_service_is_silent(server, monkeypatch):
@@ -70,7 +63,7 @@ def test_an_unknown_name_is_waited_for_once_while_the_name_service_is_silent(ser
     assert [look(f"user{number}") for number in range(100)] == [f"USER{number}" for number in range(100)]
     assert waits.count(0.05) == 1
     server.answers.set()
-    until(lambda: look("user99").startswith("user99 "))
+    wait_until(lambda: look("user99").startswith("user99 "))
 
 
 def _counting(wait, waits):
@@ -83,7 +76,7 @@ def _counting(wait, waits):
 
 def test_what_cannot_be_found_is_unknown_and_the_next_lookup_works(server):
     look = Directory(server.find, str.upper, lasts_s=3600.0)
-    until(lambda: look("nobody") == "NOBODY" and look("bob").startswith("bob "))
+    wait_until(lambda: look("nobody") == "NOBODY" and look("bob").startswith("bob "))
 
 
 def test_known_names_stay_known_while_the_name_service_is_down():
@@ -96,20 +89,20 @@ def test_known_names_stay_known_while_the_name_service_is_down():
         return next(answers)  # and then StopIteration
 
     look = Directory(find, lambda user: (), lasts_s=0.0)
-    until(lambda: look("ann") == ("staff",))
-    until(lambda: look("ann") == ("staff",) and len(asked) > 3)
+    wait_until(lambda: look("ann") == ("staff",))
+    wait_until(lambda: look("ann") == ("staff",) and len(asked) > 3)
 
 
 def test_rules_know_a_user_once_the_directory_has_answered():
     kernel = KernelRecord("uid-0/k", Account("uid-0", "0"))
     rules = Settings().changed(priorities="root=3")
-    until(lambda: standing(kernel, rules).priority == 3)
+    wait_until(lambda: standing(kernel, rules).priority == 3)
     kernel = KernelRecord("user-0/k", Account("user-0", "hub:0"))
     assert standing(kernel, rules).priority == 0, "that is the user whom a grant names"
 
 
 def test_this_machines_own_names():
-    until(lambda: name_of(0) == pwd.getpwuid(0).pw_name)
-    until(lambda: "root" in groups_of("root"))
+    wait_until(lambda: name_of(0) == pwd.getpwuid(0).pw_name)
+    wait_until(lambda: "root" in groups_of("root"))
     assert name_of(4_000_000_001) == "4000000001"
     assert groups_of("nobody of that name") == ()

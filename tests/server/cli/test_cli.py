@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -298,7 +297,7 @@ def test_wrapping_twice_or_over_something_else_is_refused(kernelspec, command):
     assert kept.returncode == 1 and "not made by" in kept.stderr
 
 
-def test_simulate_gives_a_machine_of_its_own_that_ends_with_the_command(native, machine):
+def test_simulate_gives_a_machine_of_its_own_that_ends_with_the_command(native, machine, wait_until):
     inside = f"""{SETUP}
 import asyncio, os
 from jupyter_affinode.client.api import ControllerClient
@@ -315,15 +314,8 @@ raise SystemExit(7)
     assert done.returncode == 7, done
     pid, simulated, folder = done.stdout.split()
     assert simulated == "True" and not Path(folder).exists()
-    wait_for_end(int(pid))
+    wait_until(lambda: not exists(int(pid)))
     assert machine.affinode("simulate", "--").returncode == 2
-
-
-def wait_for_end(pid: int) -> None:
-    deadline = time.monotonic() + 200
-    while exists(pid):
-        assert time.monotonic() < deadline, f"{pid} lives on"
-        time.sleep(0.02)
 
 
 def test_doctor_names_every_part(native, machine):

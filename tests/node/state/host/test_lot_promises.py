@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import pytest
 from fake_shim import MIB
-from lot_stock import LOTS, NONE_YET, PLENTY, becomes, borrower, cut, filled, watch_us, with_stock
+from lot_stock import LOTS, NONE_YET, PLENTY, borrower, cut, filled, watch_us, with_stock
+from waiting import until
 
 from jupyter_affinode.node.state.host import lots
 from jupyter_affinode.node.state.host.lots import Borrower
@@ -41,7 +42,7 @@ async def test_a_promise_is_kept_by_what_is_ready_what_comes_back_and_what_is_ma
     assert [each for _, each in lent] == [lot], "what was ready"
     stock.take_back(8, 2)
     assert len(lent) == 2, "at once, without a look at anything else"
-    await becomes(lambda: len(lent) == 3)
+    await until(lambda: len(lent) == 3)
     assert [each.bytes // MIB for _, each in lent] == [256, 256, 32]
     assert stock.promised() == {} and stock.held_bytes(7) == 544 * MIB
 
@@ -53,7 +54,7 @@ async def test_processes_that_were_promised_lots_get_one_each_in_turn(stock):
     for key in (7, 8):
         stock.promise(Borrower(key, watch_us, None, lambda *_, key=key: got.append(key)), 192 * MIB)
     stock._left_bytes = lambda: 64 * MIB
-    await becomes(lambda: not stock.promised())
+    await until(lambda: not stock.promised())
     assert got == [7, 8, 7, 8, 7, 8]
 
 
@@ -63,13 +64,13 @@ async def test_lots_are_made_for_a_promise_where_users_are_several_and_each_is_l
     lent, others = [], []
     await filled(stock, LOTS.changed(lot_bytes=None))
     stock.promise(promised_to(7, lent), 64 * MIB)
-    await becomes(lambda: lent)
+    await until(lambda: lent)
     ((number, lot),) = lent
     theirs = os.dup(lot.descriptor)
     os.pwrite(theirs, b"secret", 0)
     stock.promise(promised_to(8, others), 64 * MIB)
     stock.take_back(7, number)
-    await becomes(lambda: others and cut(theirs))
+    await until(lambda: others and cut(theirs))
     ((_, fresh),) = others
     assert os.pread(fresh.descriptor, 6, 0) == bytes(6)
     assert stock.ready_bytes == 0
@@ -84,7 +85,7 @@ async def test_a_promise_does_not_wait_for_the_pause_after_a_lot_that_was_not_ma
     assert stock.ready_bytes == 0 and stock._again_at
     stock._left_bytes = lambda: GIB
     stock.promise(promised_to(7, lent), 64 * MIB)
-    await becomes(lambda: lent)
+    await until(lambda: lent)
 
 
 @with_stock()
@@ -107,7 +108,7 @@ async def test_no_more_is_lent_when_a_promise_has_ended(stock):
     stock.end_promise(7)
     stock.take_back(8, number)
     assert lent == [] and stock.ready_bytes == 64 * MIB
-    await becomes(lambda: stock._keeping is None)
+    await until(lambda: stock._keeping is None)
 
 
 @with_stock()
@@ -123,10 +124,10 @@ async def test_a_process_that_has_ended_or_connected_again_is_promised_nothing(s
     stock.end_promise(8)
     del stock._left_bytes
     stock.promise(ends, 512 * MIB)
-    await becomes(lambda: stock.held_bytes(8))
+    await until(lambda: stock.held_bytes(8))
     stock._left_bytes = lambda: 0
     process.communicate()
-    await becomes(lambda: stock.promised() == {})
+    await until(lambda: stock.promised() == {})
 
 
 def test_what_is_lent_never_comes_out_of_the_reserve_or_of_what_others_may_take(monkeypatch):
@@ -154,7 +155,7 @@ def test_what_is_lent_never_comes_out_of_the_reserve_or_of_what_others_may_take(
         for more, held in ((31, 0), (1, 32), (64, 96), (128, 128)):
             free[0] += more * MIB + (reserve + spoken_for if not held and not free[0] else 0)
             seen = looks[0]
-            await becomes(
+            await until(
                 lambda before=seen, least=held * MIB: (
                     not stock.promised() or (looks[0] > before + 2 and stock.held_bytes(7) >= least)
                 )

@@ -10,7 +10,8 @@ import time
 
 import pytest
 from fake_shim import LOT, LOT_END, MIB, PARK, TRIMS, notify
-from lot_stock import LOTS, NONE_YET, PLENTY, allocated, becomes, borrower, cut, filled, with_stock
+from lot_stock import LOTS, NONE_YET, PLENTY, allocated, borrower, cut, filled, with_stock
+from waiting import until
 
 from jupyter_affinode.node.state.host import lots
 from jupyter_affinode.node.state.host.lots import AGAIN_AFTER_S, UNWANTED_S, lot_size, small_lot_size
@@ -102,7 +103,7 @@ async def test_a_lot_that_comes_back_is_freed_on_a_controller_of_all_users_and_a
     os.pwrite(theirs, b"secret", 0)
     stock.take_back(7, number)
     assert forgotten == [lot]
-    await becomes(lambda: cut(theirs))
+    await until(lambda: cut(theirs))
     await filled(stock)
     ((again, fresh),) = stock.give(borrower(8), 10 * MIB)
     assert (again, os.pread(fresh.descriptor, 6, 0)) == (1, bytes(6))
@@ -131,7 +132,7 @@ async def test_a_lot_that_no_process_has_is_cut_for_want_of_room_and_unmapped(st
     assert forgotten == [] and not cut(theirs)
     stock.make_room(MIB, HostMemory(64 * GIB, 0))
     assert forgotten == [lot] and stock.ready_bytes == 0
-    await becomes(lambda: cut(theirs))
+    await until(lambda: cut(theirs))
     os.close(theirs)
 
 
@@ -202,7 +203,7 @@ async def test_lots_count_until_their_process_has_ended_and_are_cut_then(stock):
     await filled(stock, mapped={})  # it is not heard of any more
     assert (os.fstat(theirs).st_size, stock.given_bytes, stock.ready_bytes) == (64 * MIB, 64 * MIB, 0)
     process.communicate()
-    await becomes(lambda: cut(theirs))
+    await until(lambda: cut(theirs))
     await filled(stock, mapped={})
     assert (stock.given_bytes, stock.ready_bytes) == (0, 64 * MIB)
     os.close(theirs)
