@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import mmap
 import os
 import select
 import shutil
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fault_board import FaultBoard
 from link_peer import OK, PARK, PARKED, REFUSED, RESUME, Reply
 from shim_machine import DEADLINE_S, HERE, Machine, Running
 
@@ -85,22 +85,6 @@ class Gpus:
         finally:
             os.close(descriptor)
         return True
-
-
-class Board:
-    """shim/sim/machine/fault_board.h, for the processes that are started with its name in their environment."""
-
-    def __init__(self, path: Path) -> None:
-        path.write_bytes(bytes(4096))
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 4096)
-
-    def arm(self, faults: str) -> None:
-        self._map[536 : 536 + len(faults) + 1] = faults.encode() + b"\0"
-        self._map[0:4] = struct.pack("=I", struct.unpack("=I", self._map[0:4])[0] + 1)
-
-    def holds(self) -> bool:
-        return bool(struct.unpack("=I", self._map[12:16])[0])
 
 
 @pytest.fixture
@@ -205,7 +189,7 @@ def test_it_goes_only_where_nvml_sees_a_gpu_of_its_kind_that_others_may_use(gpus
 
 def test_others_wait_until_it_has_arrived_and_nothing_is_left_if_it_dies_on_the_way(gpus: Gpus) -> None:
     """The other process is on that GPU already, was there first, and knows nothing of context depth."""
-    board = Board(gpus.gpu.folder / "board")
+    board = FaultBoard(gpus.gpu.folder / "board")
     first, second, _ = gpus.uuids()
     with gpus.start(CUDA_VISIBLE_DEVICES="1", AFFINODE_DEPTH="memory") as there:
         environment = {"CUDA_VISIBLE_DEVICES": "0", "AFFINODE_DEPTH": "context"}
@@ -214,7 +198,7 @@ def test_others_wait_until_it_has_arrived_and_nothing_is_left_if_it_dies_on_the_
             before = gpus.used()
             board.arm("cuCheckpointProcessRestore:HOLD:1")
             epoch = running.peer.command(RESUME, argument=ELSEWHERE, text=second)
-            until(board.holds)
+            until(board.held)
             assert not gpus.lock_is_free(second) and gpus.lock_is_free(first)
             there.say("grow\n")
             seen = set()  # moments at which its call was under way: without a wait it takes microseconds
@@ -247,7 +231,7 @@ def test_others_wait_until_it_has_arrived_and_nothing_is_left_if_it_dies_on_the_
 
 def test_two_come_back_at_the_same_time_each_on_its_own_gpu(gpus: Gpus) -> None:
     """Both see both GPUs, and lock the one that they come back on. A lock that was cleaned up is made anew."""
-    board = Board(gpus.gpu.folder / "board")
+    board = FaultBoard(gpus.gpu.folder / "board")
     first, second, _ = gpus.uuids()
     on_board = {"AFFINODE_SIM_FAULT_BOARD": str(gpus.gpu.folder / "board")}
     with (
@@ -259,11 +243,11 @@ def test_two_come_back_at_the_same_time_each_on_its_own_gpu(gpus: Gpus) -> None:
         park_deep(other)
         board.arm("cuCheckpointProcessRestore:HOLD:1")
         epoch = one.peer.command(RESUME)
-        until(board.holds)
+        until(board.held)
         assert not gpus.lock_is_free(first) and gpus.lock_is_free(second)
         assert other.peer.resume().status == OK
         assert other.ask("check") is True
-        assert board.holds()
+        assert board.held()
         board.arm("")
         assert one.peer.reply_to(epoch).status == OK
         assert one.ask("check") is True

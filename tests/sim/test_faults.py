@@ -2,46 +2,17 @@
 
 from __future__ import annotations
 
-import mmap
 import signal
-import struct
 from pathlib import Path
 
-BOARD_BYTES = 4096
-TEXT_AT = 24 + 512
+from fault_board import FaultBoard
 
 
-class Board:
-    """`struct sim_fault_board` (shim/sim/machine/fault_board.h) for the programs of a machine."""
-
-    def __init__(self, gpu, folder: Path) -> None:
-        path = folder / "board"
-        path.write_bytes(bytes(BOARD_BYTES))
-        with path.open("r+b") as file:
-            self.map = mmap.mmap(file.fileno(), BOARD_BYTES)
-        gpu.set(fault_board=str(path))
-
-    def arm(self, text: str) -> None:
-        self.map[TEXT_AT:] = text.encode().ljust(BOARD_BYTES - TEXT_AT, b"\0")
-        self.map[24:TEXT_AT] = bytes(TEXT_AT - 24)
-        generation = struct.unpack_from("=I", self.map)[0] + 1
-        struct.pack_into("=II", self.map, 4, 0, 0)
-        struct.pack_into("=I", self.map, 0, generation)
-
-    def calls(self) -> int:
-        return int(struct.unpack_from("=I", self.map, 4)[0])
-
-    def met(self) -> int:
-        return int(struct.unpack_from("=I", self.map, 8)[0])
-
-    def held(self) -> int:
-        return int(struct.unpack_from("=I", self.map, 12)[0])
-
-    def registered_bytes(self) -> int:
-        return int(struct.unpack_from("=q", self.map, 16)[0])
-
-    def struck(self) -> list[str]:
-        return bytes(self.map[24:TEXT_AT]).split(b"\0")[0].decode().split()
+def board_of(gpu, folder: Path) -> FaultBoard:
+    """A board for the programs of a machine."""
+    board = FaultBoard(folder / "board")
+    gpu.set(fault_board=str(board.path))
+    return board
 
 
 def test_faults_strike_the_call_they_are_meant_for(gpu):
@@ -146,7 +117,7 @@ def test_a_foreign_process_takes_memory_between_two_calls(gpu):
 
 
 def test_a_board_arms_faults_and_holds_calls_while_the_program_runs(gpu, tmp_path, wait_until):
-    board = Board(gpu, tmp_path)
+    board = board_of(gpu, tmp_path)
     process = gpu.start("""
         context()
         for line in sys.stdin:
@@ -174,7 +145,7 @@ def test_a_board_arms_faults_and_holds_calls_while_the_program_runs(gpu, tmp_pat
 
 
 def test_the_board_counts_registered_host_memory(gpu, tmp_path):
-    board = Board(gpu, tmp_path)
+    board = board_of(gpu, tmp_path)
     gpu.run("""
         import mmap
         context()

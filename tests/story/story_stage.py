@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fault_board import FaultBoard
 from live_machine import Machine
 from live_server import JupyterKernel, JupyterServer
 from story_cells import SETUP
 from waiting import wait_until
 
-MIB = 1 << 20
+from jupyter_affinode.settings.policy import MIB
+
 # A quarter of the default margin beside a small GPU: filling, checking and digesting memory is what costs time here.
 SMALL: dict[str, Any] = {"memory": "64MiB", "context": "2MiB", "margin_bytes": 16 * MIB}
 # A cell: so many MiB that a park moves, written on the GPU, since a throttled rate is that of a cell's own copies, too.
@@ -27,9 +29,10 @@ LEAVES = "import atexit, pathlib; atexit.register(pathlib.Path('left').touch)"
 class Stage:
     """A simulated machine, its server, and what is asked about them again and again."""
 
-    def __init__(self, machine: Machine, server: JupyterServer):
+    def __init__(self, machine: Machine, server: JupyterServer, board: FaultBoard):
         self.machine = machine
         self.server = server
+        self.board = board
         self._policy: dict[str, Any] | None = None
 
     @classmethod
@@ -45,9 +48,11 @@ class Stage:
     ) -> Stage:
         """Start a server with these traits and other arguments on a machine with simulated GPUs."""
         machine.simulate(memory, gpus, copy_rate)
+        board = FaultBoard(machine.folder / "board")
+        machine.environment["AFFINODE_SIM_FAULT_BOARD"] = str(board.path)
         machine.environment["AFFINODE_SIM_CONTEXT"] = context
         ours = [f"--AffinodeExtension.{name}={value}" for name, value in traits.items()]
-        return cls(machine, JupyterServer(machine).start(*ours, *arguments))
+        return cls(machine, JupyterServer(machine).start(*ours, *arguments), board)
 
     def kernel(self, path: str | None = None, name: str = "python3") -> JupyterKernel:
         """A kernel that has `gpu` of gpu_cells.py."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 from story_stage import LEAVES, PATIENT, end
 
@@ -88,19 +87,17 @@ def test_a_stranger_that_fills_the_gpu_meanwhile_keeps_the_kernel_parked_and_not
     s.ok(kernel, "gpu.allocate('a', 96)")
     park_to(s, kernel, "context")
     full, pid = s.ok(kernel, STRANGER).split()
+    before = s.seen(kernel)["resumes"]
     try:
         assert full == "full"
         cell = kernel.submit("gpu.add('a', 1); gpu.check('a')")
-        s.wait(kernel, "queued")
-        deadline = time.monotonic() + 3
-        while time.monotonic() < deadline:
-            assert s.seen(kernel)["depth"] == "context"
-            assert s.residency(kernel) in ("queued", "resuming")
-            time.sleep(0.05)
+        s.until(lambda: (s.seen(kernel)["wait"] or {}).get("code") == "outside")
+        assert (s.residency(kernel), s.seen(kernel)["depth"]) == ("queued", "context")
     finally:
         os.kill(int(pid), signal.SIGKILL)
     done = kernel.wait(cell)
     assert done.text.strip() == "True", done.traceback
+    assert s.seen(kernel)["resumes"] == before + 1, "it was brought back once, when there was room"
     s.ok(kernel, REAP)
 
 

@@ -115,7 +115,7 @@ def test_a_killed_server_takes_only_its_own_kernels_along(crashing, doomed, resi
     is_moving = residency in ("parking", "resuming")
     if is_moving:
         s.machine.environment["AFFINODE_SIM_COPY_RATE"] = "6MiB"  # a move lasts five seconds
-    kernel = Stage(s.machine, doomed.start()).kernel()
+    kernel = Stage(s.machine, doomed.start(), s.board).kernel()
     s.ok(kernel, f"gpu.allocate('a', 2)\n{MORE.format(mib=28)}")
     if residency in ("parked", "queued", "resuming"):
         s.park(kernel)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 from story_cells import SETUP
@@ -150,13 +149,14 @@ def test_a_child_that_is_killed_while_both_are_parked_does_not_hold_up_its_paren
 
 def test_a_controller_killed_while_a_kernel_of_two_processes_parks_loses_nothing(group):
     """Wherever the kill finds them, afterwards both are where a call finds them, with every byte."""
-    g = group(copy_rate="64MiB")
-    for pause in (0.0, 0.3, 0.6):
+    g = group()
+    board = g.stage.board
+    for call in ("cuMemcpyDtoHAsync", "cuMemUnmap"):  # while it copies, and while the copied memory goes
+        board.arm(f"{call}:HOLD:1")
         g.stage.machine.ask("POST", f"/kernels/{g.kernel.id}/park", {"wait": False})
-        time.sleep(pause)  # not for luck: each is another moment of the park
-        pid = g.stage.machine.controller_pid()
-        if pid is not None:
-            os.kill(pid, 9)
+        g.stage.until(board.held)
+        os.kill(g.stage.machine.controller_pid(), 9)
+        board.arm("")
         g.stage.until(lambda: g.stage.seen(g.kernel).get("processes"))
         g.check()
         g.stage.until(lambda: g.residencies() == {"resident"})
