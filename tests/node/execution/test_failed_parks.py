@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from said_pages import NOW, SETTINGS, TOTAL, A, Heart
+import snapshots
+from said_pages import NOW, SETTINGS, TOTAL, Heart
+from snapshots import A, node, parks, resident
 
-from jupyter_affinode.node.model.actions import Park
-from jupyter_affinode.node.model.snapshot import Gpu, Host, HostUse, Kernel, Node, Residency
+from jupyter_affinode.node.model.snapshot import Host, HostUse, Residency
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.victims.eviction_cost import is_late
 from jupyter_affinode.node.protocol.page import State
@@ -22,17 +23,12 @@ FIRST_S = 10.0
 # ---- what the policy makes of it
 
 
-def resident(name, size=4 * GIB, *, idle=1000.0, **fields):
-    return Kernel(name, Residency.RESIDENT, {A: size}, last_activity=NOW - idle, **fields)
-
-
-def queued(name, size, *, waits, **fields):
-    return Kernel(name, Residency.QUEUED, fields.pop("has", {}), {A: size}, wants_since=NOW - waits, **fields)
+def queued(name, *, waits):
+    return snapshots.parked(name, waits=waits)
 
 
 def parked_for(kernels, settings=SETTINGS, host=64 * GIB):
-    node = Node({A: Gpu(A, 0, 80 * GIB, NOW)}, tuple(kernels), Host(host))
-    return [action.kernel_id for action in decide(NOW, node, settings) if isinstance(action, Park)]
+    return parks(decide(NOW, node(*kernels, total=80 * GIB, host=Host(host)), settings))
 
 
 BEHIND = {"behind_until": NOW + 1}
@@ -40,11 +36,11 @@ BEHIND = {"behind_until": NOW + 1}
 
 def test_a_user_with_failed_parks_is_parked_after_all_others():
     """However good a victim, and though the other has not been idle for as long, or waits itself."""
-    waiter = queued("waiter", 4 * GIB, waits=60)
+    waiter = queued("waiter", waits=60)
     liar, honest = resident("liar", idle=9000, **BEHIND), resident("honest", idle=60)
     assert parked_for([waiter, liar, honest]) == ["honest"]
     assert parked_for([waiter, replace(liar, behind_until=NOW), honest]) == ["liar"]
-    blocked = queued("blocked", 4 * GIB, waits=30, has={A: 4 * GIB})
+    blocked = replace(queued("blocked", waits=30), resident_bytes={A: 4 * GIB})
     assert parked_for([waiter, liar, blocked]) == ["blocked"]
     assert parked_for([waiter, liar]) == ["liar"], "there is no other"
 
@@ -54,7 +50,7 @@ def test_a_user_with_failed_parks_is_preempted_last():
     at_work = {"idle": 0, "calls_in_flight": 1}
     old = resident("old", **at_work, resident_since=NOW - 500, **BEHIND)
     new = resident("new", **at_work, resident_since=NOW - 50)
-    assert parked_for([queued("waiter", 4 * GIB, waits=60), old, new], settings) == ["new"]
+    assert parked_for([queued("waiter", waits=60), old, new], settings) == ["new"]
 
 
 @pytest.mark.parametrize(("since", "parked"), [(30.0, []), (31.0, ["honest"])])
@@ -62,7 +58,7 @@ def test_another_kernel_is_parked_too_when_a_park_lasts_too_long(since, parked):
     """40 GiB at 8 GB/s are 5.4 s: not for three times that and 5 s more is the second asked."""
     limit_s = 3 * (0.05 + 40 * GIB / 8e9) + 5
     moving = resident("moving", 40 * GIB, is_moving=True, moves_since=NOW - since * limit_s / 30.5)
-    waiter = queued("waiter", 4 * GIB, waits=60)
+    waiter = queued("waiter", waits=60)
     assert parked_for([waiter, replace(moving, residency=Residency.PARKING), resident("honest")]) == parked
 
 
@@ -70,7 +66,7 @@ def test_a_late_park_of_a_user_that_is_behind_keeps_no_host_memory_from_others()
     """What it may take is a promise that would keep all others' memory on the GPU."""
     slow = resident("slow", 40 * GIB, is_moving=True)
     slow = replace(slow, residency=Residency.PARKING, host=HostUse(is_frugal=True, budget_bytes=60 * GIB))
-    waiter, honest = queued("waiter", 4 * GIB, waits=60), resident("honest", 30 * GIB)
+    waiter, honest = queued("waiter", waits=60), resident("honest", 30 * GIB)
     for since, behind, parked in ((100, NOW + 1, ["honest"]), (15, NOW + 1, []), (100, 0, [])):
         moving = replace(slow, moves_since=NOW - since, behind_until=behind)
         assert is_late(NOW, moving, {}) is (since == 100)

@@ -7,52 +7,37 @@ import random
 from dataclasses import replace
 
 import pytest
+import snapshots
 from disk_host import GPU as DISK_GPU
 from disk_host import DiskHost
 from short_host import sharer, thinking
+from snapshots import IDLE, NOW, A
 
 from jupyter_affinode.node.model.actions import GrantRoom, Park, RefusePark, Spill, Trim
-from jupyter_affinode.node.model.snapshot import Gpu, Host, HostUse, Kernel, Node, Residency, RoomRequest
+from jupyter_affinode.node.model.snapshot import Host, HostUse, Kernel, Residency, RoomRequest
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.resources.host_memory import CUSHION, SLAB_BYTES
-from jupyter_affinode.settings.policy import GIB, Settings
+from jupyter_affinode.settings.policy import GIB
 
-GPU = "GPU-a"
-NOW = 10_000.0
-RESERVE = 32 * GIB // 33 + 1  # with its margin 1 GiB
-IDLE = Settings(park_when="idle", host_reserve_bytes=RESERVE)
+RESERVE = IDLE.host_reserve_bytes
 WHY = "room to free another kernel"
 HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", "15"))
 
 
 def resident(name, size, **use):
     fields = {"park_takes_bytes": size, **use}
-    return Kernel(
-        name,
-        Residency.RESIDENT,
-        {GPU: size},
-        last_activity=NOW - 1000,
-        host=HostUse(is_frugal=True, **fields),
-    )
+    return snapshots.resident(name, size, host=HostUse(is_frugal=True, **fields))
 
 
 def parked(name, size, *, idle, on_disk=0, spilling=0, **fields):
     use = HostUse(spillable_bytes=size - on_disk, spilling_bytes=spilling, disk_bytes=on_disk)
-    return Kernel(
-        name,
-        Residency.PARKED,
-        {},
-        {GPU: size},
-        last_activity=NOW - idle,
-        host=use,
-        is_moving=spilling > 0,
-        **fields,
-    )
+    kernel = snapshots.parked(name, size, host=use, is_moving=spilling > 0, **fields)
+    return replace(kernel, last_activity=NOW - idle)
 
 
 def node(*kernels, available, limit=100 * GIB, writable=100 * GIB):
     host = Host(available, total_bytes=64 * GIB, disk_limit_bytes=limit, disk_writable_bytes=writable)
-    return Node({GPU: Gpu(GPU, 80 * GIB, 80 * GIB, NOW)}, kernels, host)
+    return snapshots.node(*kernels, free=80 * GIB, total=80 * GIB, host=host)
 
 
 def lacking(size):
@@ -80,13 +65,13 @@ def test_after_a_write_that_was_called_off_the_park_waits_for_the_next_one(asked
 
 
 def test_a_park_waits_for_a_resume_rather_than_for_the_disk():
-    comes = Kernel("comes", Residency.RESUMING, {}, {GPU: 8 * GIB}, is_moving=True, moves_since=NOW - 1)
+    comes = Kernel("comes", Residency.RESUMING, {}, {A: 8 * GIB}, is_moving=True, moves_since=NOW - 1)
     kernels = resident("k", 4 * GIB), comes, parked("old", 8 * GIB, idle=900)
     assert decide(NOW, node(*kernels, available=3 * GIB), IDLE) == []
 
 
 def test_a_park_waits_for_what_a_kernel_keeps_that_is_served_in_this_pass():
-    asks = RoomRequest((1, 1), GPU, GIB, NOW - 1)
+    asks = RoomRequest((1, 1), A, GIB, NOW - 1)
     keeper = resident("keeper", 8 * GIB, kept_bytes=8 * GIB, trimmable_bytes=8 * GIB)
     keeper = replace(keeper, last_activity=NOW, rooms=(asks,))
     actions = decide(NOW, node(resident("k", 4 * GIB), keeper, available=3 * GIB, limit=0), IDLE)
@@ -150,7 +135,7 @@ def test_a_user_whose_pages_claim_the_whole_disk_keeps_no_other_from_their_part(
 
 def test_a_waiter_goes_to_disk_only_when_no_other_kernel_can():
     waiter = replace(parked("waiter", 8 * GIB, idle=900), residency=Residency.QUEUED, wants_since=NOW - 9)
-    waiter = replace(waiter, parked_bytes={GPU: 90 * GIB})  # has no room, whatever is parked
+    waiter = replace(waiter, parked_bytes={A: 90 * GIB})  # has no room, whatever is parked
     k = replace(resident("k", 4 * GIB), park_asked="asked")
     actions = decide(NOW, node(k, waiter, parked("old", 8 * GIB, idle=10), available=3 * GIB), IDLE)
     assert [action.kernel_id for action in actions] == ["old"]

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import snapshots
+from snapshots import IDLE, NOW, A
+
 from jupyter_affinode.node.model.actions import DropCaches, GiveLots, MakeLots, Park, RefusePark, Trim
-from jupyter_affinode.node.model.snapshot import Gpu, Host, HostUse, Kernel, Node, Residency
+from jupyter_affinode.node.model.snapshot import Host, HostUse
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.resources.host_memory import CUSHION, with_margin
 from jupyter_affinode.settings.policy import GIB, MIB, Settings
 
-GPU = "GPU-a"
-NOW = 10_000.0
-RESERVE = 32 * GIB // 33 + 1  # with its margin 1 GiB
-IDLE = Settings(park_when="idle", host_reserve_bytes=RESERVE)
+RESERVE = IDLE.host_reserve_bytes
 NEEDED = Settings(host_reserve_bytes=1 * GIB)
 FRUGAL = HostUse(is_frugal=True)
 
 
-def resident(name, size=4 * GIB, *, idle=1000.0, use=FRUGAL, **fields):
-    """A kernel on the GPU, idle for some seconds."""
-    return Kernel(name, Residency.RESIDENT, {GPU: size}, last_activity=NOW - idle, host=use, **fields)
+def resident(name, size=4 * GIB, *, use=FRUGAL, **fields):
+    """A kernel on the A, and its host memory."""
+    return snapshots.resident(name, size, host=use, **fields)
 
 
 def keeps(size, *, since=100.0, takes=None, **fields):
@@ -36,9 +36,9 @@ def keeps(size, *, since=100.0, takes=None, **fields):
 
 
 def node(*kernels, available, **host):
-    """A machine whose GPU is large enough."""
-    return Node(
-        {GPU: Gpu(GPU, 80 * GIB, 80 * GIB, NOW)}, kernels, Host(available, total_bytes=64 * GIB, **host)
+    """A machine whose A is large enough."""
+    return snapshots.node(
+        *kernels, free=80 * GIB, total=80 * GIB, host=Host(available, total_bytes=64 * GIB, **host)
     )
 
 
@@ -82,7 +82,7 @@ def test_a_park_that_failed_although_it_would_just_have_fitted_is_not_tried_with
     assert isinstance(action, RefusePark)
     (action,) = decide(NOW, node(kernel, available=1 * GIB + 640 * MIB), IDLE)
     assert isinstance(action, Park)
-    smaller = replace(kernel, resident_bytes={GPU: 300 * MIB})  # it has freed the rest since
+    smaller = replace(kernel, resident_bytes={A: 300 * MIB})  # it has freed the rest since
     (action,) = decide(NOW, node(smaller, available=1 * GIB + 400 * MIB), IDLE)
     assert isinstance(action, Park)
 

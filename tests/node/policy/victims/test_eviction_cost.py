@@ -10,6 +10,7 @@ import pytest
 from fake_shim import GPU, MIB, PARKED, RESIDENT
 from hypothesis import given
 from hypothesis import strategies as st
+from snapshots import NOW, A, B, resident
 
 from jupyter_affinode.node.model.snapshot import Host, HostUse, Kernel, Node, Residency, Speed
 from jupyter_affinode.node.policy.victims import eviction_cost
@@ -17,13 +18,6 @@ from jupyter_affinode.node.protocol.page import PageData, PageFlag, PageGpu, Sta
 from jupyter_affinode.node.protocol.wire import gpu_uuid
 from jupyter_affinode.node.state.gpus.transfer_speeds import Line, MoveSpeeds, park_copies, resume_copies
 from jupyter_affinode.settings.policy import GIB
-
-A, B = "GPU-a", "GPU-b"
-NOW = 10_000.0
-
-
-def kernel(name, size=4 * GIB, *, idle=1000.0, gpu=A, **fields):
-    return Kernel(name, Residency.RESIDENT, {gpu: size}, last_activity=NOW - idle, **fields)
 
 
 def node(**speeds):
@@ -38,34 +32,34 @@ def order(*kernels, gpus=None, **speeds):
 
 
 def test_of_two_alike_the_one_that_has_been_idle_for_longer_goes():
-    assert order(kernel("new", idle=400), kernel("old", idle=401)) == ["old", "new"]
+    assert order(resident("new", idle=400), resident("old", idle=401)) == ["old", "new"]
 
 
 def test_of_two_that_are_as_idle_the_one_whose_memory_need_not_be_copied_goes():
-    written = kernel("written", park_copies_bytes=4 * GIB, resume_copies_bytes=4 * GIB)
-    unchanged = kernel("unchanged", park_copies_bytes=0, resume_copies_bytes=4 * GIB)
-    zeros = kernel("zeros", park_copies_bytes=0, resume_copies_bytes=0)
+    written = resident("written", park_copies_bytes=4 * GIB, resume_copies_bytes=4 * GIB)
+    unchanged = resident("unchanged", park_copies_bytes=0, resume_copies_bytes=4 * GIB)
+    zeros = resident("zeros", park_copies_bytes=0, resume_copies_bytes=0)
     assert order(written, unchanged, zeros) == ["zeros", "unchanged", "written"]
 
 
 def test_many_small_ones_are_not_taken_where_one_large_one_is_as_idle():
-    small = [kernel(f"small-{number}", 64 * MIB) for number in range(4)]
-    assert order(*small, kernel("large", 8 * GIB))[0] == "large"
+    small = [resident(f"small-{number}", 64 * MIB) for number in range(4)]
+    assert order(*small, resident("large", 8 * GIB))[0] == "large"
 
 
 def test_a_gpu_with_a_slower_way_is_left_alone():
     slow = Speed(park_bytes_per_s=1e9, resume_bytes_per_s=1e9)
-    assert order(kernel("slow", gpu=B), kernel("fast"), b=slow, a=Speed()) == ["fast", "slow"]
+    assert order(resident("slow", gpu=B), resident("fast"), b=slow, a=Speed()) == ["fast", "slow"]
 
 
 def test_only_memory_where_it_is_wanted_counts():
     both = Kernel("both", Residency.RESIDENT, {A: GIB, B: 9 * GIB}, last_activity=NOW - 1000)
-    assert order(both, kernel("a", 4 * GIB), gpus={A}) == ["a", "both"]
-    assert order(kernel("b", gpu=B), kernel("a", 2 * GIB, idle=500), gpus={A}) == ["a", "b"]
+    assert order(both, resident("a", 4 * GIB), gpus={A}) == ["a", "both"]
+    assert order(resident("b", gpu=B), resident("a", 2 * GIB, idle=500), gpus={A}) == ["a", "b"]
 
 
 KERNELS = st.builds(
-    lambda name, size, idle, copies: kernel(
+    lambda name, size, idle, copies: resident(
         f"k{name}", size, idle=idle, park_copies_bytes=copies, resume_copies_bytes=copies
     ),
     st.integers(0, 99),
@@ -97,10 +91,10 @@ def test_more_idle_is_never_worse(each, speed, more):
 
 def test_a_round_trip_pays_off_after_as_long_as_it_takes():
     speed = Speed(0.1, 50e9, 0.2, 25e9)
-    assert eviction_cost.break_even_s(kernel("k", 50_000_000_000), {A: speed}) == pytest.approx(
+    assert eviction_cost.break_even_s(resident("k", 50_000_000_000), {A: speed}) == pytest.approx(
         0.1 + 1 + 0.2 + 2
     )
-    cheap = kernel("k", 50_000_000_000, park_copies_bytes=0, resume_copies_bytes=0)
+    cheap = resident("k", 50_000_000_000, park_copies_bytes=0, resume_copies_bytes=0)
     assert eviction_cost.break_even_s(cheap, {A: speed}) == pytest.approx(0.3)
 
 
