@@ -32,17 +32,6 @@ def gpu_kernel(server: JupyterServer, mib: int = 32, **options: str) -> JupyterK
     return kernel
 
 
-@pytest.fixture
-def waiting(gpu_server, becomes) -> tuple[JupyterKernel, JupyterKernel]:
-    """(a kernel that keeps the GPU, a kernel whose parked block does not fit beside it)."""
-    waits = gpu_kernel(gpu_server, 75)
-    assert gpu_server.affinode(f"kernels/{waits.id}/park", "POST", {})[0] == 200
-    keeps = gpu_kernel(gpu_server, 75)
-    assert gpu_server.affinode(f"kernels/{keeps.id}/hold", "POST", {"duration_s": 600})[0] == 200
-    becomes(waits, "parked")
-    return keeps, waits
-
-
 def test_a_parked_kernel_is_seen_in_status_and_magic(eager_gpu_server, becomes, wait_until):
     kernel = gpu_kernel(eager_gpu_server, path="plan.ipynb")
     parked = becomes(kernel, "parked")
@@ -97,19 +86,6 @@ def test_the_command_line_parks_and_resumes_a_kernel_by_its_notebook(gpu_server,
     becomes(kernel, "resident")
 
 
-def test_the_cell_right_after_an_interrupt_waits_again(waiting, becomes):
-    """What the interrupt cancelled is over with the cell: it must not reach the next one."""
-    keeps, waits = waiting
-    message_id = waits.submit("block.checksum()")
-    becomes(waits, "queued")
-    waits.interrupt()
-    waits.wait(message_id)
-    message_id = waits.submit("print(block.checksum() == before)")
-    becomes(waits, "queued")
-    keeps.run("block.free()")
-    assert waits.wait(message_id).text == "True\n"
-
-
 def test_an_interrupt_by_message_ends_the_wait_too(gpu_server, kernelspec, becomes):
     kernelspec("by-message", gpu_server.machine, interrupt_mode="message")
     waits = gpu_kernel(gpu_server, 75, name="by-message")
@@ -123,16 +99,13 @@ def test_an_interrupt_by_message_ends_the_wait_too(gpu_server, kernelspec, becom
     assert waits.run("print(1)").text == "1\n"
 
 
-@pytest.mark.parametrize("residency", ["parked", "queued"])
-def test_a_restart_gives_a_fresh_kernel_and_the_memory_back(waiting, becomes, residency, wait_until):
-    _, waits = waiting
-    if residency == "queued":
-        waits.submit("block.checksum()")
-        becomes(waits, "queued")
-    waits.restart()
-    assert waits.run("block").error == "NameError"
-    wait_until(lambda: waits.server.affinode()[1]["node"]["host"]["parked_bytes"] == 0)
-    assert waits.state()["residency"] == "none"
+def test_a_restart_gives_a_fresh_kernel_and_the_memory_back(gpu_server, wait_until):
+    kernel = gpu_kernel(gpu_server)
+    assert gpu_server.affinode(f"kernels/{kernel.id}/park", "POST", {})[0] == 200
+    kernel.restart()
+    assert kernel.run("block").error == "NameError"
+    wait_until(lambda: gpu_server.affinode()[1]["node"]["host"]["parked_bytes"] == 0)
+    assert kernel.state()["residency"] == "none"
 
 
 def test_a_kernel_that_waits_is_not_culled_and_one_that_is_parked_is(

@@ -146,17 +146,3 @@ def test_a_kernel_waits_while_as_many_compute_as_may_and_is_told_so(stage):
     assert computes.wait(loop).text.strip() == "True"
     assert waits.wait(cell).text == "True"
     assert not s.seen(computes)["parks"]
-
-
-def test_with_time_slices_kernels_take_turns_to_compute(stage):
-    s = stage(**SMALL, idle_timeout_s=0.3)
-    computes, waits = s.kernel(), s.kernel()
-    for kernel in (computes, waits):
-        s.ok(kernel, "gpu.allocate('a', 12)")
-    s.policy(max_computing_per_gpu=1, when_full="time_slice", time_slice_s=0.1)
-    s.park(waits)
-    loop = begin_to_compute(s, computes)
-    assert s.ok(waits, "gpu.add('a', 1); gpu.check('a')") == "True"
-    assert s.seen(computes)["parks"]
-    Path(s.machine.work, "enough").touch()
-    assert computes.wait(loop).text.strip() == "True"

@@ -216,20 +216,6 @@ def test_no_kernel_is_preempted_without_a_waiter():
     assert alone.actions == []
 
 
-def test_the_newest_is_ended_for_an_older_and_never_the_other_way_round():
-    policy = BASE.changed(when_full="terminate_newest")
-    old = notebook("old", {"A": 80 * MIB}, [(5.0, 10.0)], residency=Residency.PARKED)
-    young = notebook("young", {"A": 80 * MIB}, [(0.0, 500.0)])
-    machine = run(machine_of([old, young], policy))
-    (ended,) = [action for _, action in machine.actions if isinstance(action, EndKernel)]
-    assert (ended.kernel_id, ended.for_kernel) == ("young", "old")
-    old = notebook("old", {"A": 80 * MIB}, [(0.0, 100.0)])
-    young = notebook("young", {"A": 80 * MIB}, [(5.0, 10.0)], residency=Residency.PARKED)
-    machine = run(machine_of([old, young], policy))
-    assert not any(isinstance(action, EndKernel) for _, action in machine.actions)
-    assert machine.waits["young"] > 90
-
-
 @pytest.mark.parametrize("when_full", ["wait", "time_slice", "terminate_newest"])
 def test_a_held_kernel_is_left_alone_whatever_is_done_when_the_gpu_is_full(when_full):
     policy = BASE.changed(when_full=when_full)
