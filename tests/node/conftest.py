@@ -17,7 +17,9 @@ from live_machine import Machine
 from model_node import Clock
 from preparing_shim import PreparingShim
 from thread_controller import ThreadController
+from waiting import wait_until
 
+from jupyter_affinode.node.controller import Controller
 from jupyter_affinode.node.system import lot_memory
 
 
@@ -63,6 +65,23 @@ def shim(connect: Callable[..., FakeShim]) -> Callable[..., FakeShim]:
 def preparing(connect: Callable[..., FakeShim]) -> Callable[..., FakeShim]:
     """As `shim`, but it knows prepared moves."""
     return partial(connect, PreparingShim)
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """`passes(3)`: wait until controllers that are started from now on have begun and ended so many passes more."""
+    one_pass, ended = Controller._pass, []
+
+    def counted(controller: Controller) -> None:
+        one_pass(controller)
+        ended.append(controller)
+
+    def wait(count: int) -> None:
+        wanted = len(ended) + 1 + count  # one may be under way
+        wait_until(lambda: len(ended) >= wanted, message=f"{count} passes")
+
+    monkeypatch.setattr(Controller, "_pass", counted)
+    return wait
 
 
 @pytest.fixture(scope="module")

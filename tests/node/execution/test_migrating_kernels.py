@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -153,7 +152,7 @@ def test_a_resume_at_home_after_all_counts_as_no_migration(node, nvml, mover, wa
     heard.close()
 
 
-def test_what_is_on_its_way_counts_on_the_gpu_where_it_will_be(node, nvml, mover, wait_until):
+def test_what_is_on_its_way_counts_on_the_gpu_where_it_will_be(node, nvml, mover, passes, wait_until):
     machine = node(nvml=nvml, **DEEP_NODE)
     nvml.free[OTHER_UUID] = 5 * GIB
     first = parked_with_home_full(machine, nvml, mover, wait_until)
@@ -166,14 +165,12 @@ def test_what_is_on_its_way_counts_on_the_gpu_where_it_will_be(node, nvml, mover
     wait_until(lambda: machine.node()["gpus"][1]["free_bytes"] == 4 * GIB)
     second.touch()
     wait_until(lambda: machine.kernel("l")["place"])
-    until = time.monotonic() + 0.5
-    while time.monotonic() < until:
-        assert not second.heard.of(RESUME)
-        time.sleep(0.05)
+    passes(4)
+    assert "resume l (" not in machine.controller_log()
 
 
 def test_a_controller_that_finds_it_on_its_way_reserves_wherever_it_may_be_going(
-    node, nvml, mover, wait_until, monkeypatch
+    node, nvml, mover, passes, wait_until, monkeypatch
 ):
     """Its page does not say where; so no other kernel is given that room, at home or there."""
     monkeypatch.setattr(reservations, "NOTHING_COMES_S", 600.0)  # the waiter may be slow to connect
@@ -189,13 +186,12 @@ def test_a_controller_that_finds_it_on_its_way_reserves_wherever_it_may_be_going
     wait_until(lambda: (machine.kernel("waits") or {}).get("depth") == "context")
     waits.touch()
     wait_until(lambda: machine.kernel("waits")["place"])
-    until = time.monotonic() + 0.5
-    while time.monotonic() < until:
-        assert not waits.heard.of(RESUME)
-        time.sleep(0.05)
+    passes(4)
+    assert "resume waits (" not in machine.controller_log()
     going.page.host[5], going.page.context_bytes = 0, 0
     going.become(RESIDENT)
     wait_until(lambda: waits.heard.of(RESUME))
+    assert "resume waits (" in machine.controller_log()
 
 
 # ---- which kernels may, and where

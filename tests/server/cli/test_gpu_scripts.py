@@ -18,12 +18,14 @@ import results  # noqa: E402
 import twins  # noqa: E402
 
 SUITE = """
-import os, time
+import asyncio, os
 from jupyter_affinode.bench.driver import Driver
-driver = Driver()
+from jupyter_affinode.client.api import ControllerClient
+driver, KERNEL = Driver(), os.environ.get("AFFINODE_KERNEL_ID")
 def test_holds_memory():
     held = driver.allocate(4 << 20)
-    time.sleep(1)
+    while KERNEL and not asyncio.run(ControllerClient().kernel(KERNEL))["parks"]:
+        pass
     driver.free(held)
 def test_sees_the_shim():
     assert not {strict} or "affinode" not in os.environ.get("LD_PRELOAD", "")
@@ -32,7 +34,7 @@ def test_fails_anyway():
 """
 
 
-def script(machine, name, *arguments, timeout=100, env=None, simulate=False):
+def script(machine, name, *arguments, env=None, simulate=False):
     """Run one; with `simulate`, so that it can load the simulated NVML itself."""
     environment = {**machine.environment, **(env or {})}
     through = ["-m", "jupyter_affinode.cli", "simulate", "--", sys.executable] if simulate else []
@@ -42,7 +44,7 @@ def script(machine, name, *arguments, timeout=100, env=None, simulate=False):
         cwd=machine.work,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=280,
     )
 
 
@@ -80,7 +82,7 @@ def test_random_cycles(scripts_machine):
         "random_cycles",
         "--programs=driver API;driver API",
         "--cycles=8",
-        "--time=60",
+        "--time=250",
         "--json",
         str(file),
     )
@@ -110,10 +112,9 @@ def test_exchanges_at_random(scripts_machine):
         "--each=4",
         "--mib=20:60",
         "--exchanges=3",
-        "--time=90",
+        "--time=250",
         "--json",
         str(file),
-        timeout=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())
@@ -126,12 +127,12 @@ def test_exchanges_at_random(scripts_machine):
     "command",
     [
         ["first_park", "--gib=0.25", "--repeats=1", "--at-once"],
-        ["two_users", "--gib=0.125", "--repeats=1", "--time=5"],
+        ["two_users", "--gib=0.125", "--repeats=1", "--time=250"],
     ],
 )
 def test_moves_through_a_controller(scripts_machine, command):
     file = scripts_machine.work / "found.json"
-    done = script(scripts_machine, *command, "--json", str(file), timeout=200, simulate=True)
+    done = script(scripts_machine, *command, "--json", str(file), simulate=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())
     assert found["rows"] and "WRONG" not in done.stdout
@@ -176,7 +177,7 @@ def test_a_suite_under_the_shim_and_without(scripts_machine, strict):
     (package / "test_one.py").write_text(SUITE.format(strict=strict))
     file = scripts_machine.work / "found.json"
     path = f"{scripts_machine.work}:{scripts_machine.environment.get('PYTHONPATH', '')}"
-    arguments = ["--suite=asuite", "--every=0.3", "--time=60", "--at-once=2", "--json", str(file)]
+    arguments = ["--suite=asuite", "--every=0.3", "--time=250", "--at-once=2", "--json", str(file)]
     # Its pytest processes, a dozen, need none of the plugins that happen to be installed here.
     env = {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = script(scripts_machine, "numba_suite", *arguments, env=env)
