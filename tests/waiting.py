@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 # What was waited for: words, or a function that is called when they are needed.
-What = "str | Callable[[], object]"
+Message = "str | Callable[[], object]"
 
 
 class NotInTime(AssertionError):
@@ -17,23 +17,23 @@ class NotInTime(AssertionError):
 
 
 def wait_until(
-    condition: Callable[[], T], timeout: float = 120, what: What = "", longest_pause_s: float = 0.1
+    condition: Callable[[], T], timeout: float = 120, message: Message = "", longest_pause_s: float = 0.1
 ) -> T:
     """Return the condition's first true value. Raises NotInTime after `timeout` seconds."""
     for pause_s in _pauses(timeout, longest_pause_s):
         if value := condition():
             return value
         time.sleep(pause_s)
-    _give_up(condition, timeout, what, value)
+    _give_up(condition, timeout, message, value)
 
 
-async def until(condition: Callable[[], T], timeout: float = 120, what: What = "") -> T:
+async def until(condition: Callable[[], T], timeout: float = 120, message: Message = "") -> T:
     """Return the condition's first true value; the event loop runs meanwhile. Raises NotInTime."""
     for pause_s in _pauses(timeout, 0.02):
         if value := condition():
             return value
         await asyncio.sleep(pause_s)
-    _give_up(condition, timeout, what, value)
+    _give_up(condition, timeout, message, value)
 
 
 def _pauses(timeout: float, longest_s: float) -> Iterator[float]:
@@ -45,6 +45,6 @@ def _pauses(timeout: float, longest_s: float) -> Iterator[float]:
         pause_s = min(pause_s * 1.5, longest_s)
 
 
-def _give_up(condition: Callable[[], Any], timeout: float, what: What, value: object) -> NoReturn:
-    words = what() if callable(what) else what
+def _give_up(condition: Callable[[], Any], timeout: float, message: Message, value: object) -> NoReturn:
+    words = message() if callable(message) else message
     raise NotInTime(f"not within {timeout:g} s: {words or condition}; the last value was {value!r}")

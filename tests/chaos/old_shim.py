@@ -24,11 +24,12 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "node" / "support"))
 import fake_shim as wire
 from light_kernels import Board, Phase
 
+from jupyter_affinode.settings.policy import MIB
+
 BEAT_S = 0.5
 CONNECT_AGAIN_S = 0.2
 ALONE_AFTER_S = 2.0
 OUT_OF_MEMORY = 2
-MIB = 1 << 20
 
 
 class Gpu:

@@ -10,8 +10,8 @@ from live_machine import Machine
 from sharing import metrics, refusals, start_bounded
 
 from jupyter_affinode.bench.child_process import BenchProcess
+from jupyter_affinode.settings.policy import MIB
 
-MIB = 1 << 20
 SIZE_MIB = 640
 SPARE_MIB = 24  # contexts and what else is on the GPU
 FREE_MIB = 560  # host memory beside a copy, and the reserve: two windows, and slabs that are not full

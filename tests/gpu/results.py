@@ -16,10 +16,9 @@ from typing import Any
 from controlled import table
 
 from jupyter_affinode.bench.report import table as bench_table
+from jupyter_affinode.settings.policy import GIB, MIB
 
-GIB = 1 << 30
 RETAINED = "torch_memory_saver with a retained backup"
-MIB = 1 << 20
 SIZE = 32 * GIB
 TITLES = {
     "bench": "Speed",

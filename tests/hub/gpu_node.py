@@ -15,8 +15,8 @@ from jupyter_affinode.node.metrics.history_options import HistoryOptions
 from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.protocol.wire import gpu_uuid
 from jupyter_affinode.node.system.nvml import NvmlSample
+from jupyter_affinode.settings.policy import GIB
 
-GIB = 1 << 30
 ANA, BOB, CARLA = 61001, 61002, 61003
 UUIDS = (gpu_uuid(GPU), gpu_uuid(bytes(range(16, 32))))
 

@@ -18,7 +18,8 @@ from live_machine import Machine
 from memory_cgroup import Cgroup, FilesOfV2, memory_cgroup
 from rendered_chart import controller
 
-MIB, GIB = 1 << 20, 1 << 30
+from jupyter_affinode.settings.policy import GIB, MIB
+
 PROGRAM = f"""{SETUP}
 import sys
 block = Block(int(sys.argv[1]), seed=7)

@@ -15,8 +15,8 @@ import pytest
 from gpu_cells import SETUP
 
 from jupyter_affinode.kernel import cache_release as kernel_caches
+from jupyter_affinode.settings.policy import MIB
 
-MIB = 2**20
 IS_PATIENT = True
 STAND_IN = """
 import sys, types

@@ -18,9 +18,8 @@ from typing import Any
 from controlled import Controlled, finish, machine, options, say
 
 from jupyter_affinode.bench.child_process import BenchProcess
+from jupyter_affinode.settings.policy import GIB, MIB
 
-GIB = 1 << 30
-MIB = 1 << 20
 WANTED = 1.5  # a first park may take so many times a later one
 SETTLED_S = 2.0  # as long as nothing must have changed
 PREPARED_WITHIN_S = 30.0

@@ -22,9 +22,8 @@ from pathlib import Path
 from jupyter_affinode.bench.child_process import BenchProcess
 from jupyter_affinode.bench.shim_peer import Listener, ShimPeer
 from jupyter_affinode.node.protocol import wire
+from jupyter_affinode.settings.policy import GIB, MIB
 
-GIB = 1 << 30
-MIB = 1 << 20
 THREADS = 8  # as the shim has: SPILL_THREADS
 
 

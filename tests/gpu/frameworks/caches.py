@@ -22,8 +22,8 @@ from controlled import finish, machine, options, say
 from live_kernel import LiveKernel, ask
 
 from jupyter_affinode.client.starting import ensure_controller
+from jupyter_affinode.settings.policy import GIB
 
-GIB = 2**30
 LIVE_BYTES, CACHED_BYTES = GIB, 4 * GIB
 IDLE_S, DROPS_WITHIN_S = 4.0, 1.5
 PROGRAMS = {

@@ -11,7 +11,7 @@ from live_kernel import LiveKernel, ask, gpu_used_bytes, neighbour
 from waiting import wait_until
 from workloads import PROGRAMS
 
-GIB = 1 << 30
+from jupyter_affinode.settings.policy import GIB
 
 
 @dataclass

@@ -28,9 +28,8 @@ from controlled import NO_GPU_STATUS, Controlled, finish, machine, options, say
 from twins import MODULES, Program, compare, end, start
 
 from jupyter_affinode.bench.child_process import BenchProcess
+from jupyter_affinode.settings.policy import GIB, MIB
 
-GIB = 1 << 30
-MIB = 1 << 20
 USUAL = ("PyTorch", "PyTorch, expandable segments", "JAX, preallocated", "JAX", "CuPy", "numba")
 STARTS_WITHIN_S = 90.0
 CELL_WITHIN_S = 60.0

@@ -21,9 +21,8 @@ from many_people import Person
 from jupyter_affinode.client.api import ControllerClient
 from jupyter_affinode.node.policy.resources.host_memory import CGROUP_RESERVE
 from jupyter_affinode.node.system.host_memory import cgroup_memory, host_memory
-from jupyter_affinode.settings.policy import Settings
+from jupyter_affinode.settings.policy import GIB, Settings
 
-GIB = 1 << 30
 SAMPLE_EVERY_S = 0.2
 ENDS_WITHIN_S = 20.0
 HEADINGS = ("kernel", "cells", "parks", "resumes", "resume: median, max", "wait: p50, p95, max", "on GPUs", "wrong",

@@ -42,9 +42,8 @@ from jupyter_affinode.node.model.reasons import Refusal
 from jupyter_affinode.node.policy.resources.host_memory import CUSHION
 from jupyter_affinode.node.system.host_memory import host_memory
 from jupyter_affinode.provisioning.provisioner import AffinodeProvisioner
-from jupyter_affinode.settings.policy import Settings
+from jupyter_affinode.settings.policy import GIB, Settings
 
-GIB = 1 << 30
 STARTS_WITHIN_S = 60.0  # beside --time; what starting takes longer than START_S is taken off the turns
 START_S = 30.0
 END_S = 25.0

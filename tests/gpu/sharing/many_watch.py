@@ -21,8 +21,8 @@ from many_people import Person
 
 from jupyter_affinode.client.api import ControllerRefused, ControllerUnavailable
 from jupyter_affinode.node.system.host_memory import cgroup_memory, host_memory
+from jupyter_affinode.settings.policy import GIB
 
-GIB = 1 << 30
 TELL_EVERY_S = 10.0
 LOG_LINES = 25
 GROWS_WITHIN_S = 90.0

@@ -28,9 +28,8 @@ from jupyter_affinode.bench.child_process import BenchProcess, ChildFailed
 from jupyter_affinode.bench.exchange import DUPLEX_REPEATS, SIMULATED_SPARE_BYTES, SPARE_BYTES
 from jupyter_affinode.node.policy.resources.host_memory import CUSHION
 from jupyter_affinode.node.system.host_memory import host_memory
+from jupyter_affinode.settings.policy import GIB, MIB
 
-GIB = 1 << 30
-MIB = 1 << 20
 USERS = (61001, 61002)
 CASES = {  # (users, host memory): what an exchange may take, in times of the link's
     ("one", "enough"): 1.5,

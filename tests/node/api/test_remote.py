@@ -13,9 +13,9 @@ from live_server import free_port
 from people import Person
 
 from jupyter_affinode.client.grant_signing import make_keys, sign_grant
+from jupyter_affinode.settings.policy import MIB
 
 IP = "127.0.0.1"
-MIB = 1 << 20
 
 
 class Remote:

@@ -23,9 +23,9 @@ from jupyter_affinode.cli import main
 from jupyter_affinode.node.ledger import writer as ledger_module
 from jupyter_affinode.node.ledger.store import Batch, LedgerStore
 from jupyter_affinode.node.metrics.history_options import HistoryOptions
+from jupyter_affinode.settings.policy import GIB
 
 ME = getpass.getuser()
-GIB = 1 << 30
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jupyter_affinode.settings.policy import MIB
+
 MAGIC = 0x4E464641
 PAGE_MAGIC = 0x47504641
 HEADER = struct.Struct("=IHHII")
@@ -37,7 +39,6 @@ HELLO, NOTIFY, REPLY, REQUEST, GRANT, HEARTBEAT = 1, 2, 3, 4, 5, 0x40
 STATE, WANT, UNWANT, ROOM, ROOM_END, LOT_END = 1, 2, 3, 4, 5, 6
 PARK, RESUME, CANCEL, CANCEL_END, DYING, ROOM_ANSWER, COMMIT, ABORT, TRIM, LOT, DROP_CACHES = range(1, 12)
 OK, BUSY, REVOKED, NO_GPU_ROOM, NO_HOST_ROOM, STALE, NOTHING, FAILED, REFUSED, PREPARED = range(10)
-MIB = 1 << 20
 GPU = bytes(range(16))
 
 

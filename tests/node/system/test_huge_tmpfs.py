@@ -18,8 +18,8 @@ from open_files import open_files
 
 from jupyter_affinode.node.system import huge_tmpfs, lot_memory
 from jupyter_affinode.node.system.lot_memory import LotFailed, make_lot
+from jupyter_affinode.settings.policy import MIB
 
-MIB = 1 << 20
 ORDINARY_USER = 1000
 SIZE = 64 * MIB
 

@@ -8,8 +8,8 @@ import pytest
 
 from jupyter_affinode.doctor import host_checks as doctor_host
 from jupyter_affinode.doctor.host_checks import host_checks
+from jupyter_affinode.settings.policy import GIB
 
-GIB = 2**30
 PAGES = "kernel/mm/transparent_hugepage"
 
 

@@ -17,9 +17,7 @@ from jupyter_affinode.node.model.reasons import Cause
 from jupyter_affinode.node.model.snapshot import Gpu, Host, Kernel, Node, Residency, RoomRequest
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.victims.eligibility import eligible_at
-from jupyter_affinode.settings.policy import Settings
-
-GIB = 1 << 30
+from jupyter_affinode.settings.policy import GIB, Settings
 
 
 def machine(*kernels, free=100 * GIB, total=140 * GIB, is_reclaiming=False):

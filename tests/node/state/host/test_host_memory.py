@@ -20,8 +20,8 @@ from thread_controller import ThreadController
 
 from jupyter_affinode.node import controller as controller_module
 from jupyter_affinode.node.system.host_memory import HostMemory
+from jupyter_affinode.settings.policy import MIB
 
-MIB = 2**20
 NO_SPILL = {"spill_dir": "", "spill_limit_bytes": None, "spill_daily_bytes": 1 << 40}
 USUAL = {"host_reserve_bytes": 0, "idle_timeout_s": 600}
 
