@@ -1,7 +1,4 @@
-"""How the work of one decision grows with the machine: counted in steps, so that no clock can spoil it.
-
-`bench_decide.py` prints what it takes in milliseconds.
-"""
+"""How the work of one decision grows with the machine: counted in steps, so that no clock can spoil it."""
 
 from __future__ import annotations
 
