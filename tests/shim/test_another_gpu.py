@@ -145,7 +145,7 @@ def resume_on(running: Running, gpu: str) -> Reply:
 def test_a_shim_says_whether_there_is_another_gpu_to_go_to(gpus: Gpus, edit: str, may: bool) -> None:
     gpus.say(edit)
     with gpus.start() as running:
-        flags = running.peer.hello[1]
+        flags = running.peer.hello.flags
         assert bool(flags & MAY_GO_ELSEWHERE) is may
         if not may and not edit:
             assert running.peer.park().status == OK

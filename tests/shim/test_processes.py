@@ -85,7 +85,7 @@ def test_a_spawned_worker_is_a_process_of_its_own(gpu: Machine, worker: Running)
     worker.say("mp_spawn\n")
     child = gpu.listener.accept()
     try:
-        assert child.hello[0] != worker.process.pid
+        assert child.hello.pid != worker.process.pid
         assert json.loads(worker.answer()) is True
         page = worker.peer.page()
         assert page.state == PARKED  # the parent had no part in it
