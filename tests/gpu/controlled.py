@@ -9,6 +9,7 @@ import datetime
 import json
 import os
 import platform
+import select
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from jupyter_affinode.client.starting import ensure_controller
 from jupyter_affinode.provisioning import preload as launch_environment
 
 NO_GPU_STATUS = 2
+ANSWERS_WITHIN_S = 180.0
 USUAL = ("--low-watermark=0", "--settle=0")
 LOOK = """
 import ctypes, json
@@ -209,6 +211,27 @@ class Controlled:
             return asyncio.run(call())
         except ControllerUnavailable as error:
             raise RuntimeError(f"{error}\n{self.log()[-2000:]}") from None
+
+
+def tell(program: subprocess.Popen[str], line: str) -> None:
+    """Send a program a line."""
+    assert program.stdin is not None
+    program.stdin.write(line + "\n")
+    program.stdin.flush()
+
+
+def answer(program: subprocess.Popen[str]) -> str:
+    """Return a program's next line, or what became of it."""
+    assert program.stdout is not None
+    if not select.select([program.stdout], [], [], ANSWERS_WITHIN_S)[0]:
+        return f"no answer within {ANSWERS_WITHIN_S:.0f} s"
+    return program.stdout.readline().strip() or f"ended with status {program.wait()}"
+
+
+def ask(program: subprocess.Popen[str], line: str) -> str:
+    """Send a program a line; its answer, or what became of it."""
+    tell(program, line)
+    return answer(program)
 
 
 @contextlib.contextmanager

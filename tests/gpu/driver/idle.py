@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from controlled import Controlled, finish, machine, options, say
+from controlled import Controlled, answer, ask, finish, machine, options, say
 from waiting import wait_until
 
 PTX = Path(__file__).resolve().parents[3] / "shim" / "sim" / "kernels.ptx"
@@ -64,7 +64,7 @@ def main() -> int:
     rows: list[tuple[str, str, str]] = []
     with Controlled("--idle-timeout=3600", "--contended-idle-timeout=3600") as controlled:
         program = controlled.start([sys.executable, "-c", PROGRAM, str(size), str(PTX)], "idle")
-        _answered(program)
+        assert answer(program) == "ready"
         wait_until(lambda: (controlled.kernel("idle") or {}).get("resident_bytes", 0) >= size)
         time.sleep(SETTLE_S)
         rows.append(_grows("nothing", controlled, program, "poll 0"))
@@ -90,7 +90,7 @@ def _grows(
     say(what)
     before = _idle(controlled)
     began = time.monotonic()
-    _answered(program, order)
+    assert ask(program, order) == "done"
     time.sleep(max(QUIET_S - (time.monotonic() - began), 0.0))
     after, passed_s = _idle(controlled), time.monotonic() - began
     grown = after - before
@@ -100,7 +100,7 @@ def _grows(
 def _spins(controlled: Controlled, program: subprocess.Popen[str]) -> tuple[str, str, str]:
     """A kernel runs on without calls: NVML sees it, or the park is refused."""
     say("a long kernel without calls")
-    _answered(program, f"spin {SPIN_S}")
+    assert ask(program, f"spin {SPIN_S}") == "done"
     began = time.monotonic()
     time.sleep(SPIN_S / 2)
     idle, since = _idle(controlled), time.monotonic() - began
@@ -117,7 +117,7 @@ def _stranger(controlled: Controlled, size: int) -> tuple[str, str, str]:
     say("a program without a shim")
     before = _gpu(controlled)["unmanaged_bytes"]
     program = controlled.start([sys.executable, "-c", PROGRAM, str(size)], None)
-    _answered(program)
+    assert answer(program) == "ready"
     wait_until(lambda: _gpu(controlled)["unmanaged_bytes"] - before > 0.9 * size)
     gpu = _gpu(controlled)
     pids = None if gpu["unmanaged"] is None else [process["pid"] for process in gpu["unmanaged"]]
@@ -145,15 +145,6 @@ def _moves(controlled: Controlled) -> list[tuple[str, str, str]]:
         is_near = 0.5 < (learnt + 0.02) / (moved["duration_s"] + 0.02) < 2
         rows.append((f"what a {way} takes", told, _yes(is_near)))
     return rows
-
-
-def _answered(program: subprocess.Popen[str], order: str | None = None) -> None:
-    assert program.stdin is not None and program.stdout is not None
-    if order is not None:
-        program.stdin.write(order + "\n")
-        program.stdin.flush()
-    if not program.stdout.readline():
-        raise RuntimeError("the program ended")
 
 
 def _idle(controlled: Controlled) -> float:

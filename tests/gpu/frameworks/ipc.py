@@ -8,28 +8,15 @@ GPU.
 
 from __future__ import annotations
 
-import select
-import subprocess
 import sys
 import time
 import uuid
 from pathlib import Path
 
-from controlled import Controlled, finish, machine, options, say
+from controlled import Controlled, answer, ask, finish, machine, options, say
 
 PROGRAM = Path(__file__).with_name("ipc_programs.py")
-ANSWERS_WITHIN_S = 120.0
 STEPS = ("share", "child writes", "look", "end sharing", "look")
-
-
-def ask(program: subprocess.Popen[str], line: str) -> str:
-    assert program.stdin is not None and program.stdout is not None
-    if line:
-        program.stdin.write(line + "\n")
-        program.stdin.flush()
-    if not select.select([program.stdout], [], [], ANSWERS_WITHIN_S)[0]:
-        return f"no answer within {ANSWERS_WITHIN_S:.0f} s"
-    return program.stdout.readline().strip() or f"ended with status {program.poll()}"
 
 
 def park_words(controlled: Controlled, kernel_id: str) -> tuple[str, bool]:
@@ -56,21 +43,21 @@ def main() -> int:
     rows, passed = [], True
     with Controlled() as controlled:
         program = controlled.start([sys.executable, str(PROGRAM), given.program], kernel_id)
-        answer = ask(program, "")
-        rows.append(["start", answer, ""])
-        passed &= answer == "ready"
-        for number in range(given.rounds if answer == "ready" else 0):
+        said = answer(program)
+        rows.append(["start", said, ""])
+        passed &= said == "ready"
+        for number in range(given.rounds if said == "ready" else 0):
             for step in STEPS:
                 if time.monotonic() > deadline:
                     break
                 say(f"round {number}: {step}")
-                answer = ask(program, step)
-                words, named = park_words(controlled, kernel_id) if answer == "right" else ("", True)
-                passed &= answer == "right" and named
-                rows.append([f"{number}: {step}", answer, words])
-                if answer != "right":
+                said = ask(program, step)
+                words, named = park_words(controlled, kernel_id) if said == "right" else ("", True)
+                passed &= said == "right" and named
+                rows.append([f"{number}: {step}", said, words])
+                if said != "right":
                     break
-            if answer != "right":
+            if said != "right":
                 break
         program.kill()
         log = controlled.log()

@@ -8,15 +8,13 @@ itself back and looks at every word. `--libraries "Triton;PyCUDA"` runs on the s
 from __future__ import annotations
 
 import random
-import select
-import subprocess
 import sys
 import time
 import uuid
 from pathlib import Path
 from statistics import median
 
-from controlled import Controlled, finish, machine, options, say
+from controlled import Controlled, answer, ask, finish, machine, options, say, tell
 
 PROGRAM = Path(__file__).with_name("side_by_side_programs.py")
 MODULES = {
@@ -26,21 +24,6 @@ MODULES = {
     "CuPy": ["cupy"],
 }
 LIBRARY_BYTES = 16 << 20
-ANSWERS_WITHIN_S = 180.0
-
-
-def begin(program: subprocess.Popen[str]) -> None:
-    assert program.stdin is not None
-    program.stdin.write("step\n")
-    program.stdin.flush()
-
-
-def answer(program: subprocess.Popen[str]) -> str:
-    """Return the next line of the program, or what became of it."""
-    assert program.stdout is not None
-    if not select.select([program.stdout], [], [], ANSWERS_WITHIN_S)[0]:
-        return f"no answer within {ANSWERS_WITHIN_S:.0f} s"
-    return program.stdout.readline().strip() or f"ended with status {program.wait()}"
 
 
 def main() -> int:
@@ -68,10 +51,9 @@ def main() -> int:
             parked += 1
             parked_bytes.append(kernel["parked_bytes"])
             park_s.append(kernel["last_park"]["duration_s"])
-            begin(program)
-            said = answer(program)
+            said = ask(program, "step")
             if said == "right":
-                begin(program)
+                tell(program, "step")
                 time.sleep(chance.uniform(0.0, 0.1))
                 met += controlled.park(kernel_id) is not None
                 said = answer(program)

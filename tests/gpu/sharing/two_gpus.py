@@ -8,7 +8,6 @@ machine sets for NCCL are left as they are. On the simulated GPU (`--cases peer_
 
 from __future__ import annotations
 
-import select
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from controlled import Controlled, finish, machine, options, say
+from controlled import Controlled, answer, ask, finish, machine, options, say, tell
 from waiting import NotInTime
 
 PROGRAM = Path(__file__).with_name("two_gpu_programs.py")
@@ -29,7 +28,6 @@ NAMES = {
     "nccl": "two ranks with NCCL, all-reduce",
     "rank_driver": "two processes, driver API",
 }
-ANSWERS_WITHIN_S = 120.0
 DELAY_S = 1.0
 
 
@@ -47,27 +45,11 @@ class Case:
     problem: str = ""
 
 
-def ask(program: subprocess.Popen[str], line: str | None) -> str:
-    """Send a line (None for none) and wait for the answer."""
-    if line is not None:
-        tell(program, line)
-    assert program.stdout is not None
-    if not select.select([program.stdout], [], [], ANSWERS_WITHIN_S)[0]:
-        return f"no answer within {ANSWERS_WITHIN_S:.0f} s"
-    return program.stdout.readline().strip() or f"ended with status {program.poll()}"
-
-
-def tell(program: subprocess.Popen[str], line: str) -> None:
-    assert program.stdin is not None
-    program.stdin.write(line + "\n")
-    program.stdin.flush()
-
-
 def all_work(programs: list[subprocess.Popen[str]]) -> list[str]:
     """Have all work at once, since they may wait for one another; their answers."""
     for program in programs:
         tell(program, "work")
-    return [ask(program, None) for program in programs]
+    return list(map(answer, programs))
 
 
 def free_port() -> int:
@@ -109,7 +91,7 @@ def run(controlled: Controlled, which: str, rounds: int, deadline: float) -> Cas
         for rank in range(RANKS[which])
     ]
     try:
-        answers = [ask(program, None) for program in programs]
+        answers = list(map(answer, programs))
         answers += all_work(programs) if set(answers) == {"ready"} else []
         if set(answers) != {"ready", "right"}:
             case.problem = f"before any park: {'; '.join(answers)}"
