@@ -222,19 +222,20 @@ class JupyterKernel:
         An interrupt reaches code that looks for signals again and again, as `ENDLESS`.
         """
         message_id = self.submit(f"print('begun', flush=True)\n{code}")
-        deadline = time.monotonic() + timeout
-        while True:
-            message = self._message("iopub", deadline - time.monotonic())
-            if message["parent_header"].get("msg_id") == message_id and message["msg_type"] == "stream":
-                return message_id
+        self._output(message_id, "stream", timeout)
+        return message_id
 
     def wait_for_display(self, message_id: str, timeout: float = 120) -> str:
         """Wait until a submitted cell shows an updatable display; its text."""
+        return str(self._output(message_id, "display_data", timeout)["data"]["text/plain"])
+
+    def _output(self, message_id: str, kind: str, timeout: float) -> dict[str, Any]:
+        """The content of a submitted cell's next iopub message of that kind."""
         deadline = time.monotonic() + timeout
         while True:
             message = self._message("iopub", deadline - time.monotonic())
-            if message["parent_header"].get("msg_id") == message_id and message["msg_type"] == "display_data":
-                return str(message["content"]["data"]["text/plain"])
+            if message["parent_header"].get("msg_id") == message_id and message["msg_type"] == kind:
+                return message["content"]
 
     def wait(self, message_id: str, timeout: float = 120) -> Execution:
         """Wait for the reply and the idle of a submitted cell; AssertionError after `timeout` seconds."""

@@ -176,6 +176,7 @@ def test_a_controller_that_finds_it_on_its_way_reserves_wherever_it_may_be_going
     monkeypatch.setattr(reservations, "NOTHING_COMES_S", 600.0)  # the waiter may be slow to connect
     nvml.free = {HOME_UUID: 4 * GIB, OTHER_UUID: 4 * GIB}
     machine = node(nvml=nvml, **DEEP_NODE)
+    wait_until(lambda: machine.node()["gpus"])  # before that it is not known where it could go
     going = mover("going", parked=300 * MIB)
     going.page.host[5], going.page.context_bytes = 2, 3 * GIB
     going.become(RESUMING)
