@@ -6,14 +6,10 @@
 #include <cuda.h>
 typedef CUDA_KERNEL_NODE_PARAMS_v2 KernelNode;
 typedef CUDA_MEMSET_NODE_PARAMS_v1 MemsetNode;
-typedef CUDA_HOST_NODE_PARAMS_v1 HostNode;
-typedef CUgraphExecUpdateResultInfo_v1 UpdateResult;
 #else
 #include "driver/sim_cuda.h"
 typedef CUDA_KERNEL_NODE_PARAMS KernelNode;
 typedef CUDA_MEMSET_NODE_PARAMS MemsetNode;
-typedef CUDA_HOST_NODE_PARAMS HostNode;
-typedef CUgraphExecUpdateResultInfo UpdateResult;
 #endif
 
 #define SIZE(type) printf(#type " %zu\n", sizeof(type));
@@ -31,9 +27,6 @@ int main(void)
 	SIZE(CUlaunchConfig) AT(CUlaunchConfig, hStream) AT(CUlaunchConfig, numAttrs)
 	SIZE(KernelNode) AT(KernelNode, kernelParams) AT(KernelNode, kern) AT(KernelNode, ctx)
 	SIZE(MemsetNode) AT(MemsetNode, elementSize) AT(MemsetNode, height)
-	SIZE(HostNode) SIZE(UpdateResult) AT(UpdateResult, errorNode)
-	SIZE(CUgraphEdgeData)
-	SIZE(CUDA_GRAPH_INSTANTIATE_PARAMS) AT(CUDA_GRAPH_INSTANTIATE_PARAMS, result_out)
 	SIZE(CUipcMemHandle)
 	SIZE(CUcheckpointLockArgs) AT(CUcheckpointLockArgs, timeoutMs)
 	SIZE(CUcheckpointGpuPair)

@@ -27,7 +27,6 @@ struct CUctx_st {
 	CUstream streams; /* all, also destroyed ones that still have work */
 	struct slab *slabs;
 	size_t limits[10];
-	int cache_config;
 };
 
 /* The thread's current context: CUDA_ERROR_INVALID_CONTEXT, _CONTEXT_IS_DESTROYED or its sticky error if it has one.  */
@@ -45,7 +44,6 @@ void context_end_green(CUcontext context);
 void context_fail(CUcontext context, CUresult error);
 /* Call for each context that is alive.  */
 void contexts_each(void (*call)(CUcontext context, void *data), void *data);
-
 
 void current_push(CUcontext context);
 /* A destroyed context leaves the top of the calling thread's stack; elsewhere it stays, as a dead handle.  */

@@ -104,6 +104,17 @@ SIM_API CUresult cuCtxGetDevice(CUdevice *device)
 	return CUDA_SUCCESS;
 }
 
+SIM_API CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext context)
+{
+	ENTER("cuCtxGetDevice");
+	if (!device)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!context_is(context))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	*device = context->device;
+	return CUDA_SUCCESS;
+}
+
 SIM_API CUresult cuCtxGetFlags(unsigned int *flags)
 {
 	CUcontext context;
@@ -116,47 +127,29 @@ SIM_API CUresult cuCtxGetFlags(unsigned int *flags)
 	return result;
 }
 
-SIM_API CUresult cuCtxGetId(CUcontext context, unsigned long long *id)
+static CUresult synchronise(CUcontext context)
 {
-	CUresult result = CUDA_SUCCESS;
+	CUresult result = capture_forbids_context(context);
 
-	ENTER("cuCtxGetId");
-	if (!context)
-		result = context_current_alive(&context);
-	else if (!context_is(context))
-		result = CUDA_ERROR_INVALID_CONTEXT;
-	if (result == CUDA_SUCCESS && !id)
-		result = CUDA_ERROR_INVALID_VALUE;
-	if (result == CUDA_SUCCESS)
-		*id = context->id;
-	return result;
-}
-
-SIM_API CUresult cuCtxGetApiVersion(CUcontext context, unsigned int *version)
-{
-	CUresult result = CUDA_SUCCESS;
-
-	ENTER("cuCtxGetApiVersion");
-	if (!context)
-		result = context_current_alive(&context);
-	else if (!context_is(context))
-		result = CUDA_ERROR_INVALID_CONTEXT;
-	if (result == CUDA_SUCCESS && version)
-		*version = 3020;
-	return result;
-}
-
-SIM_API CUresult cuCtxSynchronize(void)
-{
-	CUresult result;
-
-	ENTER_CONTEXT("cuCtxSynchronize", context);
-	result = capture_forbids_context(context);
 	if (result != CUDA_SUCCESS)
 		return result;
 	streams_finish(context);
 	pools_synchronised();
 	return context->sticky;
+}
+
+SIM_API CUresult cuCtxSynchronize(void)
+{
+	ENTER_CONTEXT("cuCtxSynchronize", context);
+	return synchronise(context);
+}
+
+SIM_API CUresult cuCtxSynchronize_v2(CUcontext context)
+{
+	ENTER("cuCtxSynchronize");
+	if (!context_is(context) || !context->active)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	return context->sticky != CUDA_SUCCESS ? context->sticky : synchronise(context);
 }
 
 SIM_API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
@@ -186,24 +179,6 @@ SIM_API CUresult cuCtxSetLimit(int limit, size_t value)
 	if (limit < 0 || limit > 6)
 		return CUDA_ERROR_UNSUPPORTED_LIMIT;
 	context->limits[limit] = value;
-	return CUDA_SUCCESS;
-}
-
-SIM_API CUresult cuCtxGetCacheConfig(int *config)
-{
-	ENTER_CONTEXT("cuCtxGetCacheConfig", context);
-	if (!config)
-		return CUDA_ERROR_INVALID_VALUE;
-	*config = context->cache_config;
-	return CUDA_SUCCESS;
-}
-
-SIM_API CUresult cuCtxSetCacheConfig(int config)
-{
-	ENTER_CONTEXT("cuCtxSetCacheConfig", context);
-	if (config < 0 || config > 3)
-		return CUDA_ERROR_INVALID_VALUE;
-	context->cache_config = config;
 	return CUDA_SUCCESS;
 }
 

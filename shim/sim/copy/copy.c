@@ -142,9 +142,9 @@ static void drop_copy(struct operation *operation)
 	free(((struct copy *)operation)->staged);
 }
 
-struct operation *copy_operation_new(const struct copy *shape)
+static struct operation *copy_operation_new(const struct copy *shape)
 {
-	struct copy *copy = operation_new(sizeof(*copy), CU_GRAPH_NODE_TYPE_MEMCPY, run_copy);
+	struct copy *copy = operation_new(sizeof(*copy), run_copy);
 
 	if (!copy)
 		return NULL;
@@ -238,7 +238,7 @@ static CUresult run_fill(struct operation *operation, CUstream stream)
 
 struct operation *fill_operation_new(CUcontext context, const CUDA_MEMSET_NODE_PARAMS *what)
 {
-	struct fill *fill = operation_new(sizeof(*fill), CU_GRAPH_NODE_TYPE_MEMSET, run_fill);
+	struct fill *fill = operation_new(sizeof(*fill), run_fill);
 
 	if (!fill)
 		return NULL;

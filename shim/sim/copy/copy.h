@@ -41,9 +41,6 @@ uint64_t side_extent(const struct side *side, const struct copy *shape);
  * written, as the driver does it.  */
 CUresult copy_submit(CUstream stream, const struct copy *shape, bool wait);
 /* An operation for a graph.  */
-struct operation *copy_operation_new(const struct copy *shape);
 struct operation *fill_operation_new(CUcontext context, const CUDA_MEMSET_NODE_PARAMS *what);
-/* CUDA_MEMCPY3D (and, for a peer copy, its contexts) into a located shape.  */
-CUresult copy_from_3d(CUcontext context, const CUDA_MEMCPY3D *given, bool peer, struct copy *shape);
 
 #endif

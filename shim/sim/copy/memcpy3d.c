@@ -11,7 +11,6 @@ struct given_side {
 	CUdeviceptr device;
 	CUarray array;
 	size_t pitch, height, x, y, z;
-	CUcontext context;
 };
 
 static CUresult locate(const struct given_side *given, const struct copy *shape, struct side *side)
@@ -21,7 +20,6 @@ static CUresult locate(const struct given_side *given, const struct copy *shape,
 
 	side->pitch = given->pitch ? given->pitch : shape->width;
 	side->slice = side->pitch * (given->height ? given->height : shape->height);
-	side->context = given->context;
 	if (given->type == CU_MEMORYTYPE_HOST) {
 		kind = SIDE_ANY;
 		base = (uintptr_t)given->host;
@@ -37,7 +35,7 @@ static CUresult locate(const struct given_side *given, const struct copy *shape,
 	return side_locate(side, kind, side_extent(side, shape));
 }
 
-CUresult copy_from_3d(CUcontext context, const CUDA_MEMCPY3D *g, bool peer, struct copy *shape)
+static CUresult copy_from_3d(CUcontext context, const CUDA_MEMCPY3D *g, struct copy *shape)
 {
 	struct given_side to, from;
 	CUresult result;
@@ -48,16 +46,15 @@ CUresult copy_from_3d(CUcontext context, const CUDA_MEMCPY3D *g, bool peer, stru
 	if (!shape->width || !shape->height || !shape->depth)
 		return CUDA_SUCCESS;
 	to = (struct given_side){g->dstMemoryType, g->dstHost, g->dstDevice, g->dstArray, g->dstPitch, g->dstHeight,
-				 g->dstXInBytes, g->dstY, g->dstZ, peer && g->reserved1 ? g->reserved1 : context};
+				 g->dstXInBytes, g->dstY, g->dstZ};
 	from = (struct given_side){g->srcMemoryType, g->srcHost, g->srcDevice, g->srcArray, g->srcPitch, g->srcHeight,
-				   g->srcXInBytes, g->srcY, g->srcZ, peer && g->reserved0 ? g->reserved0 : context};
-	if (!context_is(to.context) || !context_is(from.context))
-		return CUDA_ERROR_INVALID_CONTEXT;
+				   g->srcXInBytes, g->srcY, g->srcZ};
+	shape->to.context = shape->from.context = context;
 	result = locate(&to, shape, &shape->to);
 	return result == CUDA_SUCCESS ? locate(&from, shape, &shape->from) : result;
 }
 
-static CUresult copy(const char *called, const CUDA_MEMCPY3D *given, bool peer, CUstream handle, bool wait)
+static CUresult copy(const char *called, const CUDA_MEMCPY3D *given, CUstream handle, bool wait)
 {
 	struct copy shape;
 	CUstream stream;
@@ -67,7 +64,7 @@ static CUresult copy(const char *called, const CUDA_MEMCPY3D *given, bool peer, 
 	if (refused_ == CUDA_SUCCESS && wait)
 		refused_ = capture_forbids(stream);
 	if (refused_ == CUDA_SUCCESS)
-		refused_ = copy_from_3d(stream->context, given, peer, &shape);
+		refused_ = copy_from_3d(stream->context, given, &shape);
 	return refused_ == CUDA_SUCCESS ? copy_submit(stream, &shape, wait) : refused_;
 }
 
@@ -84,7 +81,7 @@ static CUresult copy_2d(const char *called, const CUDA_MEMCPY2D *g, CUstream str
 		.dstHost = g->dstHost, .dstDevice = g->dstDevice, .dstArray = g->dstArray, .dstPitch = g->dstPitch,
 		.WidthInBytes = g->WidthInBytes, .Height = g->Height, .Depth = 1,
 	};
-	return copy(called, &given, false, stream, wait);
+	return copy(called, &given, stream, wait);
 }
 
 #define COPY_2D(base, symbol)                                                                      \
@@ -97,14 +94,14 @@ static CUresult copy_2d(const char *called, const CUDA_MEMCPY2D *g, CUstream str
 		return copy_2d(#base, given, CU_STREAM_PER_THREAD, true);                          \
 	}
 
-#define COPY_3D(base, symbol, peer)                                                                \
+#define COPY_3D(base, symbol)                                                                      \
 	SIM_API CUresult symbol(const CUDA_MEMCPY3D *given)                                        \
 	{                                                                                          \
-		return copy(#base, given, peer, CU_STREAM_LEGACY, true);                           \
+		return copy(#base, given, CU_STREAM_LEGACY, true);                                 \
 	}                                                                                          \
 	SIM_API CUresult symbol##_ptds(const CUDA_MEMCPY3D *given)                                 \
 	{                                                                                          \
-		return copy(#base, given, peer, CU_STREAM_PER_THREAD, true);                       \
+		return copy(#base, given, CU_STREAM_PER_THREAD, true);                             \
 	}
 
 #define COPY_ASYNC(base, symbol, type, call)                                                       \
@@ -120,8 +117,6 @@ static CUresult copy_2d(const char *called, const CUDA_MEMCPY2D *g, CUstream str
 
 COPY_2D(cuMemcpy2D, cuMemcpy2D_v2)
 COPY_2D(cuMemcpy2DUnaligned, cuMemcpy2DUnaligned_v2)
-COPY_3D(cuMemcpy3D, cuMemcpy3D_v2, false)
-COPY_3D(cuMemcpy3DPeer, cuMemcpy3DPeer, true)
+COPY_3D(cuMemcpy3D, cuMemcpy3D_v2)
 COPY_ASYNC(cuMemcpy2D, cuMemcpy2DAsync_v2, CUDA_MEMCPY2D, copy_2d("cuMemcpy2DAsync", given, stream, false))
-COPY_ASYNC(cuMemcpy3D, cuMemcpy3DAsync_v2, CUDA_MEMCPY3D, copy("cuMemcpy3DAsync", given, false, stream, false))
-COPY_ASYNC(cuMemcpy3DPeer, cuMemcpy3DPeerAsync, CUDA_MEMCPY3D, copy("cuMemcpy3DPeerAsync", given, true, stream, false))
+COPY_ASYNC(cuMemcpy3D, cuMemcpy3DAsync_v2, CUDA_MEMCPY3D, copy("cuMemcpy3DAsync", given, stream, false))

@@ -17,8 +17,6 @@ SAME(cuStreamGetId, (CUstream stream, unsigned long long *value), (PER_THREAD(st
 SAME(cuStreamGetCtx, (CUstream stream, CUcontext *value), (PER_THREAD(stream), value))
 SAME(cuStreamGetDevice, (CUstream stream, CUdevice *value), (PER_THREAD(stream), value))
 SAME(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned int flags), (PER_THREAD(stream), event, flags))
-SAME(cuStreamAttachMemAsync, (CUstream stream, CUdeviceptr address, size_t size, unsigned int flags),
-     (PER_THREAD(stream), address, size, flags))
 SAME(cuStreamQuery, (CUstream stream), (PER_THREAD(stream)))
 SAME(cuStreamSynchronize, (CUstream stream), (PER_THREAD(stream)))
 SAME(cuEventRecord, (CUevent event, CUstream stream), (event, PER_THREAD(stream)))

@@ -5,8 +5,6 @@
 
 #include "driver/cuda_types.h"
 
-typedef struct CUmod_st *CUlibrary; /* a library is a module that belongs to no context */
-typedef struct CUfunc_st *CUkernel;
 typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
 typedef void (*CUhostFn)(void *data);
@@ -14,12 +12,10 @@ typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *data);
 
 enum {
 	CU_EVENT_INTERPROCESS = 4,
-	CU_CTX_SCHED_MASK = 7,
 	CU_CTX_MAP_HOST = 8,
 	CU_CTX_FLAGS_MASK = 0xff,
 	CU_MEMHOSTALLOC_FLAGS = 7,
 	CU_MEMHOSTREGISTER_FLAGS = 15,
-	CU_MEMHOSTREGISTER_DEVICEMAP = 2,
 	CU_MEM_ATTACH_GLOBAL = 1,
 	CU_MEM_ATTACH_HOST = 2,
 	CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
@@ -30,7 +26,6 @@ enum {
 	CU_GET_PROC_ADDRESS_SUCCESS = 0,
 	CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND = 1,
 	CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2,
-	CU_GET_PROC_ADDRESS_LEGACY_STREAM = 1,
 };
 
 enum {
@@ -46,19 +41,6 @@ enum {
 	CU_PROCESS_STATE_LOCKED = 1,
 	CU_PROCESS_STATE_CHECKPOINTED = 2,
 	CU_PROCESS_STATE_FAILED = 3,
-};
-
-enum {
-	CU_GRAPH_NODE_TYPE_KERNEL = 0,
-	CU_GRAPH_NODE_TYPE_MEMCPY = 1,
-	CU_GRAPH_NODE_TYPE_MEMSET = 2,
-	CU_GRAPH_NODE_TYPE_HOST = 3,
-	CU_GRAPH_NODE_TYPE_GRAPH = 4,
-	CU_GRAPH_NODE_TYPE_EMPTY = 5,
-	CU_GRAPH_NODE_TYPE_WAIT_EVENT = 6,
-	CU_GRAPH_NODE_TYPE_EVENT_RECORD = 7,
-	CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10,
-	CU_GRAPH_NODE_TYPE_MEM_FREE = 11,
 };
 
 typedef struct {
@@ -91,7 +73,6 @@ typedef struct {
 	size_t WidthInBytes, Height;
 } CUDA_MEMCPY2D;
 
-/* Also CUDA_MEMCPY3D_PEER: its contexts lie where reserved0 and reserved1 do.  */
 typedef struct {
 	size_t srcXInBytes, srcY, srcZ, srcLOD;
 	int srcMemoryType;
@@ -127,7 +108,7 @@ typedef struct {
 	unsigned int sharedMemBytes;
 	void **kernelParams;
 	void **extra;
-	CUkernel kern;
+	void *kern; /* a library's: none here */
 	CUcontext ctx;
 } CUDA_KERNEL_NODE_PARAMS;
 
@@ -138,27 +119,6 @@ typedef struct {
 	unsigned int elementSize;
 	size_t width, height;
 } CUDA_MEMSET_NODE_PARAMS;
-
-typedef struct {
-	CUhostFn fn;
-	void *userData;
-} CUDA_HOST_NODE_PARAMS;
-
-typedef struct {
-	unsigned char from_port, to_port, type, reserved[5];
-} CUgraphEdgeData;
-
-typedef struct {
-	uint64_t flags;
-	CUstream hUploadStream;
-	CUgraphNode hErrNode_out;
-	int result_out;
-} CUDA_GRAPH_INSTANTIATE_PARAMS;
-
-typedef struct {
-	int result;
-	CUgraphNode errorNode, errorFromNode;
-} CUgraphExecUpdateResultInfo;
 
 typedef struct {
 	unsigned int timeoutMs;

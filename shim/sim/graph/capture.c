@@ -9,7 +9,6 @@
 #include "graph/capture_state.h"
 
 static struct capture *open_captures;
-static uint64_t last_id;
 
 struct capture *captures_open(void)
 {
@@ -76,7 +75,6 @@ CUresult capture_begin(CUstream stream, int mode)
 		free(capture);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	capture->id = ++last_id;
 	capture->origin = stream;
 	capture->mode = mode;
 	capture->thread = capture_this_thread();
@@ -141,7 +139,7 @@ CUresult capture_operation(CUstream stream, struct operation *operation)
 		operation_release(operation);
 		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 	}
-	node = graph_add(capture->graph, operation->type, operation, stream->tips, stream->tip_count);
+	node = graph_add(capture->graph, operation, stream->tips, stream->tip_count);
 	if (!node || !capture_set_tips(stream, &node, 1)) {
 		capture->invalidated = true;
 		return CUDA_ERROR_OUT_OF_MEMORY;

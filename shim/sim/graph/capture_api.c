@@ -95,22 +95,13 @@ SIM_API CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
 	return end(PER_THREAD(stream), graph);
 }
 
-struct answer {
-	int *status;
-	uint64_t *id;
-	CUgraph *graph;
-	const CUgraphNode **after;
-	const CUgraphEdgeData **edges;
-	size_t *count;
-};
-
-static CUresult info(const char *called, CUstream handle, const struct answer *answer)
+SIM_API CUresult cuStreamIsCapturing(CUstream handle, int *status)
 {
 	struct capture *capture;
 	CUstream stream;
 
-	ENTER_CONTEXT(called, context);
-	if (!answer->status)
+	ENTER_CONTEXT("cuStreamIsCapturing", context);
+	if (!status)
 		return CUDA_ERROR_INVALID_VALUE;
 	refused_ = stream_of(context, handle, &stream);
 	if (refused_ != CUDA_SUCCESS)
@@ -119,61 +110,14 @@ static CUresult info(const char *called, CUstream handle, const struct answer *a
 	capture = stream->capture;
 	if (stream->kind == STREAM_LEGACY && capture_of_blocking(stream->context))
 		refused_ = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; /* asking invalidates nothing */
-	*answer->status = !capture		  ? CU_STREAM_CAPTURE_STATUS_NONE
-			  : capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
-						 : CU_STREAM_CAPTURE_STATUS_ACTIVE;
-	if (capture && !capture->invalidated) {
-		if (answer->id)
-			*answer->id = capture->id;
-		if (answer->graph)
-			*answer->graph = capture->graph;
-		if (answer->after)
-			*answer->after = stream->tips;
-		if (answer->edges)
-			*answer->edges = NULL;
-		if (answer->count)
-			*answer->count = stream->tip_count;
-	}
+	*status = !capture		 ? CU_STREAM_CAPTURE_STATUS_NONE
+		  : capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+					 : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 	work_unlock();
 	return refused_;
-}
-
-SIM_API CUresult cuStreamIsCapturing(CUstream stream, int *status)
-{
-	struct answer answer = {.status = status};
-
-	return info("cuStreamIsCapturing", stream, &answer);
 }
 
 SIM_API CUresult cuStreamIsCapturing_ptsz(CUstream stream, int *status)
 {
 	return cuStreamIsCapturing(PER_THREAD(stream), status);
-}
-
-SIM_API CUresult cuStreamGetCaptureInfo_v2(CUstream stream, int *status, uint64_t *id, CUgraph *graph,
-					   const CUgraphNode **after, size_t *count)
-{
-	struct answer answer = {status, id, graph, after, NULL, count};
-
-	return info("cuStreamGetCaptureInfo", stream, &answer);
-}
-
-SIM_API CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream stream, int *status, uint64_t *id, CUgraph *graph,
-						const CUgraphNode **after, size_t *count)
-{
-	return cuStreamGetCaptureInfo_v2(PER_THREAD(stream), status, id, graph, after, count);
-}
-
-SIM_API CUresult cuStreamGetCaptureInfo_v3(CUstream stream, int *status, uint64_t *id, CUgraph *graph,
-					   const CUgraphNode **after, const CUgraphEdgeData **edges, size_t *count)
-{
-	struct answer answer = {status, id, graph, after, edges, count};
-
-	return info("cuStreamGetCaptureInfo", stream, &answer);
-}
-
-SIM_API CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream stream, int *status, uint64_t *id, CUgraph *graph,
-						const CUgraphNode **after, const CUgraphEdgeData **edges, size_t *count)
-{
-	return cuStreamGetCaptureInfo_v3(PER_THREAD(stream), status, id, graph, after, edges, count);
 }

@@ -8,7 +8,6 @@
 struct capture {
 	struct capture *next; /* of those that have not ended */
 	unsigned references;  /* its origin's, and one for each event recorded in it */
-	uint64_t id;
 	CUgraph graph; /* NULL once it ended */
 	CUstream origin;
 	int mode;

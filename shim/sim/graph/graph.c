@@ -1,4 +1,4 @@
-/* Making, copying and walking graphs.  */
+/* Making and walking graphs.  */
 #include "graph/graph.h"
 
 #include <stdlib.h>
@@ -12,8 +12,6 @@ CUgraph graph_new(void)
 static void free_node(CUgraphNode node)
 {
 	operation_release(node->operation);
-	if (node->child)
-		graph_free(node->child);
 	free(node->after);
 	object_free(OBJECT_NODE, node);
 }
@@ -29,7 +27,7 @@ void graph_free(CUgraph graph)
 	object_free(OBJECT_GRAPH, graph);
 }
 
-CUgraphNode graph_add(CUgraph graph, int type, struct operation *operation, const CUgraphNode *after, unsigned count)
+CUgraphNode graph_add(CUgraph graph, struct operation *operation, const CUgraphNode *after, unsigned count)
 {
 	CUgraphNode node = object_new(OBJECT_NODE, sizeof(*node));
 
@@ -47,7 +45,6 @@ CUgraphNode graph_add(CUgraph graph, int type, struct operation *operation, cons
 		return NULL;
 	}
 	node->graph = graph;
-	node->type = type;
 	node->operation = operation;
 	node->after_count = count;
 	if (graph->last)
@@ -55,49 +52,7 @@ CUgraphNode graph_add(CUgraph graph, int type, struct operation *operation, cons
 	else
 		graph->first = node;
 	graph->last = node;
-	graph->count++;
 	return node;
-}
-
-/* The copy of a node has the same place in the order.  */
-static CUgraphNode counterpart(CUgraph copy, CUgraphNode of)
-{
-	CUgraphNode node = copy->first;
-
-	for (CUgraphNode other = of->graph->first; other != of; other = other->next)
-		node = node->next;
-	return node;
-}
-
-static bool copy_nodes(CUgraph copy, CUgraph graph)
-{
-	for (CUgraphNode node = graph->first; node; node = node->next) {
-		struct operation *operation = node->operation ? operation_hold(node->operation) : NULL;
-		CUgraphNode added = graph_add(copy, node->type, operation, node->after, node->after_count);
-
-		if (!added)
-			return false;
-		if (node->child) {
-			added->child = graph_copy(node->child);
-			if (!added->child)
-				return false;
-		}
-	}
-	for (CUgraphNode node = copy->first; node; node = node->next)
-		for (unsigned i = 0; i < node->after_count; i++)
-			node->after[i] = counterpart(copy, node->after[i]);
-	return true;
-}
-
-CUgraph graph_copy(CUgraph graph)
-{
-	CUgraph copy = graph_new();
-
-	if (copy && !copy_nodes(copy, graph)) {
-		graph_free(copy);
-		copy = NULL;
-	}
-	return copy;
 }
 
 static void mark(CUgraphNode node, uint64_t value)
@@ -145,6 +100,5 @@ void graph_remove(CUgraphNode node)
 		graph->first = node->next;
 	if (graph->last == node)
 		graph->last = previous;
-	graph->count--;
 	free_node(node);
 }

@@ -8,9 +8,7 @@ struct CUgraphNode_st {
 	struct object object;
 	CUgraph graph;
 	CUgraphNode next; /* in the order of making */
-	int type;
 	struct operation *operation; /* NULL: an empty node */
-	CUgraph child;               /* of a child graph node; its own copy */
 	CUgraphNode *after;
 	unsigned after_count;
 	uint64_t mark; /* of a search: see graph_mark() */
@@ -19,14 +17,12 @@ struct CUgraphNode_st {
 struct CUgraph_st {
 	struct object object;
 	CUgraphNode first, last;
-	unsigned count;
 };
 
 CUgraph graph_new(void);
 void graph_free(CUgraph graph);
 /* Add a node; takes over the reference of the operation, also when it fails (NULL).  */
-CUgraphNode graph_add(CUgraph graph, int type, struct operation *operation, const CUgraphNode *after, unsigned count);
-CUgraph graph_copy(CUgraph graph);
+CUgraphNode graph_add(CUgraph graph, struct operation *operation, const CUgraphNode *after, unsigned count);
 /* Mark the nodes from which these can be reached, themselves included, with a new mark, which is returned.  */
 uint64_t graph_mark(const CUgraphNode *nodes, unsigned count);
 /* Take a node out, and it out of every other's dependencies.  */

@@ -1,22 +1,14 @@
 /* Instantiated graphs: the operations in an order that respects every dependency, run one after the other.  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "driver/api.h"
 #include "driver/streams_default.h"
 #include "graph/capture.h"
 #include "graph/graph.h"
-#include "kernel/module.h"
-
-struct step {
-	CUgraphNode node; /* that it came from; only compared */
-	int type;
-	struct operation *operation;
-};
 
 struct CUgraphExec_st {
 	struct object object;
-	struct step *steps;
+	struct operation **steps;
 	unsigned count;
 };
 
@@ -26,20 +18,16 @@ struct graph_launch {
 	struct operation *steps[];
 };
 
-static bool append(CUgraphExec exec, CUgraphNode node)
+static bool append(CUgraphExec exec, struct operation *operation)
 {
-	struct step *steps = realloc(exec->steps, (exec->count + 1) * sizeof(*steps));
+	struct operation **steps = realloc(exec->steps, (exec->count + 1) * sizeof(*steps));
 
 	if (!steps)
 		return false;
 	exec->steps = steps;
-	steps[exec->count].node = node;
-	steps[exec->count].type = node->type;
-	steps[exec->count++].operation = operation_hold(node->operation);
+	steps[exec->count++] = operation_hold(operation);
 	return true;
 }
-
-static CUresult add_graph(CUgraphExec exec, CUgraph graph);
 
 /* Depth first: what a node depends on comes before it. A node with today's mark is done.  */
 static CUresult add_node(CUgraphExec exec, CUgraphNode node, uint64_t mark)
@@ -51,9 +39,7 @@ static CUresult add_node(CUgraphExec exec, CUgraphNode node, uint64_t mark)
 	node->mark = mark;
 	for (unsigned i = 0; i < node->after_count && result == CUDA_SUCCESS; i++)
 		result = add_node(exec, node->after[i], mark);
-	if (result == CUDA_SUCCESS && node->child)
-		result = add_graph(exec, node->child);
-	if (result == CUDA_SUCCESS && node->operation && !append(exec, node))
+	if (result == CUDA_SUCCESS && node->operation && !append(exec, node->operation))
 		result = CUDA_ERROR_OUT_OF_MEMORY;
 	return result;
 }
@@ -71,10 +57,8 @@ static CUresult add_graph(CUgraphExec exec, CUgraph graph)
 static void drop_steps(CUgraphExec exec)
 {
 	for (unsigned i = 0; i < exec->count; i++)
-		operation_release(exec->steps[i].operation);
+		operation_release(exec->steps[i]);
 	free(exec->steps);
-	exec->steps = NULL;
-	exec->count = 0;
 }
 
 static CUresult instantiate(CUgraphExec *made, CUgraph graph)
@@ -114,23 +98,6 @@ SIM_API CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraph
 	if (log && size)
 		*log = '\0';
 	return instantiate(exec, graph);
-}
-
-SIM_API CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
-{
-	ENTER_CONTEXT("cuGraphInstantiateWithParams", context);
-	if (!parameters)
-		return CUDA_ERROR_INVALID_VALUE;
-	parameters->hErrNode_out = NULL;
-	refused_ = instantiate(exec, graph);
-	parameters->result_out = refused_ != CUDA_SUCCESS;
-	return refused_;
-}
-
-SIM_API CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph,
-						   CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
-{
-	return cuGraphInstantiateWithParams(exec, graph, parameters);
 }
 
 SIM_API CUresult cuGraphExecDestroy(CUgraphExec exec)
@@ -175,13 +142,12 @@ static CUresult launch(CUgraphExec exec, CUstream handle)
 	if (refused_ != CUDA_SUCCESS)
 		return refused_;
 	work_lock();
-	operation = operation_new(sizeof(*operation) + exec->count * sizeof(*operation->steps),
-				  CU_GRAPH_NODE_TYPE_GRAPH, run);
+	operation = operation_new(sizeof(*operation) + exec->count * sizeof(*operation->steps), run);
 	if (operation) {
 		operation->operation.drop = drop;
 		operation->count = exec->count;
 		for (unsigned i = 0; i < exec->count; i++)
-			operation->steps[i] = operation_hold(exec->steps[i].operation);
+			operation->steps[i] = operation_hold(exec->steps[i]);
 	}
 	work_unlock();
 	return operation ? stream_submit(stream, &operation->operation, NULL) : CUDA_ERROR_OUT_OF_MEMORY;
@@ -208,59 +174,4 @@ SIM_API CUresult cuGraphUpload(CUgraphExec exec, CUstream handle)
 SIM_API CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
 {
 	return cuGraphUpload(exec, PER_THREAD(stream));
-}
-
-/* The same steps with new parameters; anything else is a change of topology.  */
-SIM_API CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *result)
-{
-	struct CUgraphExec_st next = {.count = 0};
-	bool same;
-
-	ENTER_CONTEXT("cuGraphExecUpdate", context);
-	if (!object_is(exec, OBJECT_EXEC) || !object_is(graph, OBJECT_GRAPH) || !result)
-		return CUDA_ERROR_INVALID_VALUE;
-	work_lock();
-	refused_ = add_graph(&next, graph);
-	same = refused_ == CUDA_SUCCESS && next.count == exec->count;
-	for (unsigned i = 0; same && i < next.count; i++)
-		same = next.steps[i].type == exec->steps[i].type;
-	if (same) {
-		struct step *steps = exec->steps;
-
-		exec->steps = next.steps;
-		next.steps = steps;
-	}
-	drop_steps(&next);
-	work_unlock();
-	memset(result, 0, sizeof(*result));
-	result->result = same ? 0 : 2; /* CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED */
-	if (refused_ != CUDA_SUCCESS)
-		return refused_;
-	return same ? CUDA_SUCCESS : CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
-}
-
-SIM_API CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *given)
-{
-	struct operation *operation;
-
-	ENTER_CONTEXT("cuGraphExecKernelNodeSetParams", context);
-	if (!object_is(exec, OBJECT_EXEC) || !given)
-		return CUDA_ERROR_INVALID_VALUE;
-	refused_ = launch_new(given, &operation);
-	if (refused_ != CUDA_SUCCESS)
-		return refused_;
-	refused_ = CUDA_ERROR_INVALID_VALUE;
-	work_lock();
-	for (unsigned i = 0; i < exec->count; i++)
-		if (exec->steps[i].node == node && exec->steps[i].type == CU_GRAPH_NODE_TYPE_KERNEL) {
-			struct operation *before = exec->steps[i].operation;
-
-			exec->steps[i].operation = operation;
-			operation = before;
-			refused_ = CUDA_SUCCESS;
-			break;
-		}
-	operation_release(operation);
-	work_unlock();
-	return refused_;
 }

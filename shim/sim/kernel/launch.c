@@ -1,11 +1,10 @@
-/* Launching kernels and host functions; what is asked about a function is in function.c.  */
+/* Launching kernels; what is asked about a function is in function.c.  */
 #include <string.h>
 
 #include "driver/api.h"
 #include "driver/streams_default.h"
 #include "graph/capture.h"
 #include "kernel/module.h"
-#include "stream/host_function.h"
 
 #define LAUNCH_PARAM_END ((void *)0)
 #define LAUNCH_PARAM_BUFFER_POINTER ((void *)1)
@@ -69,7 +68,7 @@ static bool shape_valid(const CUDA_KERNEL_NODE_PARAMS *shape)
 
 CUresult launch_new(const CUDA_KERNEL_NODE_PARAMS *given, struct operation **made)
 {
-	CUfunction function = given->func ? given->func : given->kern;
+	CUfunction function = given->func;
 	struct launch *launch;
 	CUresult result;
 
@@ -77,20 +76,16 @@ CUresult launch_new(const CUDA_KERNEL_NODE_PARAMS *given, struct operation **mad
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (!shape_valid(given))
 		return CUDA_ERROR_INVALID_VALUE;
-	launch = operation_new(sizeof(*launch), CU_GRAPH_NODE_TYPE_KERNEL, run_launch);
+	launch = operation_new(sizeof(*launch), run_launch);
 	if (!launch)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	launch->operation.kernels = true;
-	launch->function = function;
 	launch->kernel = function->kernel;
-	launch->shape = *given;
 	result = read_parameters(launch, given->kernelParams, given->extra);
 	if (result != CUDA_SUCCESS) {
 		operation_release(&launch->operation);
 		return result;
 	}
-	for (unsigned i = 0; i < KERNEL_PARAMETERS; i++)
-		launch->parameter_addresses[i] = &launch->parameters[i];
 	*made = &launch->operation;
 	return CUDA_SUCCESS;
 }

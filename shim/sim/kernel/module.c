@@ -1,5 +1,4 @@
-/* cuModule*, cuLibrary* and cuKernel*: PTX text is searched for `.entry NAME`; names that are built in become
- * functions.  */
+/* cuModule*: PTX text is searched for `.entry NAME`; names that are built in become functions.  */
 #include "kernel/module.h"
 
 #include <pthread.h>
@@ -15,7 +14,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static CUmodule all;
 
-static CUresult add_function(CUmodule module, const char *name, CUfunction **end)
+static CUresult add_function(const char *name, CUfunction **end)
 {
 	const struct kernel *kernel = kernel_named(name);
 	CUfunction function;
@@ -25,7 +24,6 @@ static CUresult add_function(CUmodule module, const char *name, CUfunction **end
 	function = object_new(OBJECT_FUNCTION, sizeof(*function));
 	if (!function)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	function->module = module;
 	function->kernel = kernel;
 	function->carveout = -1;
 	**end = function;
@@ -43,7 +41,7 @@ static CUresult read_entries(CUmodule module, const char *text)
 
 		text += strlen(".entry");
 		if (sscanf(text, " %127[A-Za-z0-9_$]", name) == 1)
-			result = add_function(module, name, &end);
+			result = add_function(name, &end);
 	}
 	return result;
 }
@@ -83,8 +81,8 @@ static CUresult load(CUmodule *made, CUcontext context, const void *image)
 	module = object_new(OBJECT_MODULE, sizeof(*module));
 	if (!module)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	module->context = context ? context_home(context) : NULL;
-	module->context_id = context ? context_home(context)->id : 0;
+	module->context = context_home(context);
+	module->context_id = module->context->id;
 	result = read_entries(module, image);
 	if (result != CUDA_SUCCESS) {
 		free_module(module);
@@ -167,15 +165,6 @@ static CUresult find_function(CUmodule module, const char *name, CUfunction *fou
 	return CUDA_ERROR_NOT_FOUND;
 }
 
-static unsigned count_functions(CUmodule module)
-{
-	unsigned count = 0;
-
-	for (CUfunction function = module->functions; function; function = function->next)
-		count++;
-	return count;
-}
-
 SIM_API CUresult cuModuleLoad(CUmodule *module, const char *path)
 {
 	ENTER_CONTEXT("cuModuleLoad", context);
@@ -195,28 +184,13 @@ SIM_API CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigne
 	return load(module, context, image);
 }
 
-SIM_API CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
-{
-	ENTER_CONTEXT("cuModuleLoadFatBinary", context);
-	return load(module, context, image);
-}
-
 SIM_API CUresult cuModuleUnload(CUmodule module)
 {
 	ENTER_CONTEXT("cuModuleUnload", context);
-	if (!object_is(module, OBJECT_MODULE) || !module->context || !unlink_module(module))
+	if (!object_is(module, OBJECT_MODULE) || !unlink_module(module))
 		return CUDA_ERROR_INVALID_HANDLE;
 	streams_finish(context); /* what still runs may be its code */
 	free_module(module);
-	return CUDA_SUCCESS;
-}
-
-SIM_API CUresult cuModuleGetLoadingMode(int *mode)
-{
-	ENTER("cuModuleGetLoadingMode");
-	if (!mode)
-		return CUDA_ERROR_INVALID_VALUE;
-	*mode = 2; /* lazy */
 	return CUDA_SUCCESS;
 }
 
@@ -224,89 +198,4 @@ SIM_API CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, cons
 {
 	ENTER_CONTEXT("cuModuleGetFunction", context);
 	return find_function(module, name, function);
-}
-
-SIM_API CUresult cuModuleGetFunctionCount(unsigned int *count, CUmodule module)
-{
-	ENTER("cuModuleGetFunctionCount");
-	if (!count)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!object_is(module, OBJECT_MODULE))
-		return CUDA_ERROR_INVALID_HANDLE;
-	*count = count_functions(module);
-	return CUDA_SUCCESS;
-}
-
-/* PTX variables are not simulated.  */
-SIM_API CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *size, CUmodule module, const char *name)
-{
-	ENTER_CONTEXT("cuModuleGetGlobal", context);
-	if ((!address && !size) || !name)
-		return CUDA_ERROR_INVALID_VALUE;
-	return object_is(module, OBJECT_MODULE) ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_HANDLE;
-}
-
-SIM_API CUresult cuLibraryLoadData(CUlibrary *library, const void *image, int *jit_options, void **jit_values,
-				   unsigned int jit_count, int *options, void **values, unsigned int count)
-{
-	ENTER("cuLibraryLoadData");
-	(void)jit_options, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
-	return load(library, NULL, image);
-}
-
-SIM_API CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, int *jit_options, void **jit_values,
-				       unsigned int jit_count, int *options, void **values, unsigned int count)
-{
-	ENTER("cuLibraryLoadFromFile");
-	(void)jit_options, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
-	return load_file(library, NULL, path);
-}
-
-SIM_API CUresult cuLibraryUnload(CUlibrary library)
-{
-	ENTER("cuLibraryUnload");
-	if (!object_is(library, OBJECT_MODULE) || library->context || !unlink_module(library))
-		return CUDA_ERROR_INVALID_HANDLE;
-	free_module(library);
-	return CUDA_SUCCESS;
-}
-
-SIM_API CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
-{
-	ENTER("cuLibraryGetKernel");
-	return find_function(library, name, kernel);
-}
-
-SIM_API CUresult cuLibraryGetKernelCount(unsigned int *count, CUlibrary library)
-{
-	ENTER("cuLibraryGetKernelCount");
-	if (!count)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!object_is(library, OBJECT_MODULE))
-		return CUDA_ERROR_INVALID_HANDLE;
-	*count = count_functions(library);
-	return CUDA_SUCCESS;
-}
-
-SIM_API CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int count, CUlibrary library)
-{
-	ENTER("cuLibraryEnumerateKernels");
-	if (!kernels)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!object_is(library, OBJECT_MODULE))
-		return CUDA_ERROR_INVALID_HANDLE;
-	for (CUfunction function = library->functions; function && count; function = function->next, count--)
-		*kernels++ = function;
-	return CUDA_SUCCESS;
-}
-
-SIM_API CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
-{
-	ENTER_CONTEXT("cuLibraryGetModule", context);
-	if (!module)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!object_is(library, OBJECT_MODULE))
-		return CUDA_ERROR_INVALID_HANDLE;
-	*module = library;
-	return CUDA_SUCCESS;
 }

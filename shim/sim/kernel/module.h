@@ -21,7 +21,6 @@ CUresult digest_kernel(CUstream stream, const uint64_t *parameters);
 struct CUfunc_st {
 	struct object object;
 	CUfunction next; /* of its module */
-	CUmodule module;
 	const struct kernel *kernel;
 	int dynamic_shared_bytes;
 	int carveout;
@@ -30,18 +29,15 @@ struct CUfunc_st {
 struct CUmod_st {
 	struct object object;
 	CUmodule next; /* of all */
-	CUcontext context; /* NULL: a library */
+	CUcontext context;
 	uint64_t context_id;
 	CUfunction functions; /* the entries of the text that are built in, in its order */
 };
 
 struct launch {
 	struct operation operation;
-	CUfunction function;
 	const struct kernel *kernel;
-	CUDA_KERNEL_NODE_PARAMS shape; /* its pointers are not used */
 	uint64_t parameters[KERNEL_PARAMETERS];
-	void *parameter_addresses[KERNEL_PARAMETERS]; /* of the above, for cuGraphKernelNodeGetParams */
 };
 
 /* An operation that launches; reads the parameters now.  */

@@ -10,7 +10,6 @@ struct CUarray_st {
 	struct object object;
 	CUcontext context;
 	uint64_t context_id;
-	CUDA_ARRAY3D_DESCRIPTOR what;
 	CUdeviceptr memory;
 	uint64_t pitch, slice;
 };
@@ -63,7 +62,6 @@ static CUresult create(CUarray *made, const CUDA_ARRAY3D_DESCRIPTOR *what)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	array->pitch = (what->Width * bytes + 511) / 512 * 512;
 	array->slice = array->pitch * rows;
-	array->what = *what;
 	array->context = context;
 	array->context_id = context->id;
 	result = memory_new_block(context, RANGE_DEVICE, array->slice * planes, NULL, &array->memory);
@@ -89,28 +87,6 @@ SIM_API CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTO
 {
 	ENTER("cuArray3DCreate");
 	return given ? create(array, given) : CUDA_ERROR_INVALID_VALUE;
-}
-
-SIM_API CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *out, CUarray array)
-{
-	ENTER("cuArrayGetDescriptor");
-	if (!out)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!object_is(array, OBJECT_ARRAY))
-		return CUDA_ERROR_INVALID_HANDLE;
-	*out = (CUDA_ARRAY_DESCRIPTOR){array->what.Width, array->what.Height, array->what.Format, array->what.NumChannels};
-	return CUDA_SUCCESS;
-}
-
-SIM_API CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *out, CUarray array)
-{
-	ENTER("cuArray3DGetDescriptor");
-	if (!out)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!object_is(array, OBJECT_ARRAY))
-		return CUDA_ERROR_INVALID_HANDLE;
-	*out = array->what;
-	return CUDA_SUCCESS;
 }
 
 SIM_API CUresult cuArrayDestroy(CUarray array)

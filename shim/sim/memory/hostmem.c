@@ -19,7 +19,7 @@ static uint64_t pages(uint64_t size)
 static CUresult allocate(CUcontext context, void **pointer, size_t size, unsigned flags)
 {
 	struct range range = {.size = size, .kind = RANGE_HOST, .device = context->device, .context = context,
-			      .flags = flags, .charged = pages(size)};
+			      .charged = pages(size)};
 	void *memory;
 	bool added;
 
@@ -106,25 +106,9 @@ SIM_API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *pointe
 	return CUDA_SUCCESS;
 }
 
-SIM_API CUresult cuMemHostGetFlags(unsigned int *flags, void *pointer)
-{
-	CUresult result = CUDA_ERROR_INVALID_VALUE;
-	struct range *range;
-
-	ENTER_CONTEXT("cuMemHostGetFlags", context);
-	ranges_read();
-	range = ranges_find(&memory_ranges, (uintptr_t)pointer);
-	if (flags && range && (range->kind == RANGE_HOST || range->kind == RANGE_REGISTERED)) {
-		*flags = range->flags | CU_MEMHOSTREGISTER_DEVICEMAP; /* always mapped, with unified addresses */
-		result = CUDA_SUCCESS;
-	}
-	ranges_done();
-	return result;
-}
-
 SIM_API CUresult cuMemHostRegister_v2(void *pointer, size_t size, unsigned int flags)
 {
-	struct range range = {.start = (uintptr_t)pointer, .size = size, .kind = RANGE_REGISTERED, .flags = flags};
+	struct range range = {.start = (uintptr_t)pointer, .size = size, .kind = RANGE_REGISTERED};
 	struct range *other;
 	CUresult result = CUDA_SUCCESS;
 

@@ -82,7 +82,7 @@ static CUresult prefetch(CUdeviceptr address, size_t size, int device, CUstream 
 	refused_ = managed ? stream_of(context, handle, &stream) : CUDA_ERROR_INVALID_VALUE;
 	if (refused_ != CUDA_SUCCESS)
 		return refused_;
-	operation = operation_new(sizeof(*operation), CU_GRAPH_NODE_TYPE_MEMCPY, run_prefetch);
+	operation = operation_new(sizeof(*operation), run_prefetch);
 	if (!operation)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	operation->address = address;

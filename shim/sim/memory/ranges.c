@@ -127,7 +127,7 @@ static bool one_accessible(struct range *range, CUcontext context, bool write)
 	case RANGE_IPC:
 		return range->device == context->device || (context->peers & (1u << range->device));
 	case RANGE_POOL:
-		return range->device == context->device || (range->access[context->device] & CU_MEM_ACCESS_FLAGS_PROT_READ);
+		return range->device == context->device;
 	case RANGE_MANAGED:
 		fault_in(range, context);
 		return true;

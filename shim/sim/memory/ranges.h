@@ -25,7 +25,6 @@ struct range {
 	int device;            /* ordinal */
 	CUcontext context;     /* that it dies with; NULL: none */
 	uint64_t id;           /* CU_POINTER_ATTRIBUTE_BUFFER_ID */
-	unsigned flags;        /* as given when it was made */
 	bool on_device;        /* managed memory: charged to the GPU now */
 	bool sync_memops, sync_memops_told;
 	uint64_t charged;      /* bytes taken of the GPU for this range alone */

@@ -31,7 +31,6 @@ CUmemoryPool pool_new(CUdevice device)
 	if (!pool)
 		return NULL;
 	pool->device = device;
-	pool->access[device] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 	pool->flags[1] = pool->flags[2] = pool->flags[3] = 1;
 	ranges_write();
 	pool->next = all;
@@ -164,8 +163,6 @@ static void count(CUmemoryPool pool, CUdeviceptr address, bool fresh)
 {
 	struct range *range = ranges_find(&memory_ranges, address);
 
-	for (unsigned i = 0; i < SIM_MAX_GPUS; i++)
-		range->access[i] = pool->access[i];
 	pool->used += range->charged;
 	if (fresh)
 		pool->reserved += range->charged;
@@ -272,8 +269,7 @@ static CUresult free_async(CUdeviceptr address, CUstream handle)
 	ranges_done();
 	if (kind != RANGE_POOL && kind != RANGE_DEVICE)
 		return CUDA_ERROR_INVALID_VALUE;
-	operation = operation_new(sizeof(*operation), CU_GRAPH_NODE_TYPE_MEM_FREE,
-				  kind == RANGE_POOL ? run_free : run_plain_free);
+	operation = operation_new(sizeof(*operation), kind == RANGE_POOL ? run_free : run_plain_free);
 	if (!operation)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	operation->address = address;

@@ -19,7 +19,6 @@ struct CUmemPoolHandle_st {
 	uint64_t reserved, reserved_high; /* what it holds of the GPU */
 	uint64_t used, used_high;         /* of that, given out */
 	int flags[4];                     /* the reuse attributes, by their number */
-	uint8_t access[SIM_MAX_GPUS];
 	struct pool_block *idle;
 };
 

@@ -28,13 +28,12 @@ void work_unlock(void)
 	pthread_mutex_unlock(&lock);
 }
 
-void *operation_new(size_t size, int type, CUresult (*run)(struct operation *, CUstream))
+void *operation_new(size_t size, CUresult (*run)(struct operation *, CUstream))
 {
 	struct operation *operation = calloc(1, size);
 
 	if (operation) {
 		operation->references = 1;
-		operation->type = type;
 		operation->run = run;
 	}
 	return operation;

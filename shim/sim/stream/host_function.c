@@ -1,9 +1,16 @@
 /* cuLaunchHostFunc and cuStreamAddCallback: run by the stream's thread, which may not call the driver meanwhile.  */
-#include "stream/host_function.h"
-
 #include "driver/api.h"
 #include "driver/streams_default.h"
 #include "graph/capture.h"
+#include "stream/stream.h"
+
+struct host_function {
+	struct operation operation;
+	CUhostFn function;
+	CUstreamCallback callback; /* instead of the function */
+	CUstream handle;           /* as given, for the callback */
+	void *data;
+};
 
 static CUresult run(struct operation *operation, CUstream stream)
 {
@@ -12,51 +19,41 @@ static CUresult run(struct operation *operation, CUstream stream)
 	current_push(stream->context); /* a query is allowed, and has no context of its own here */
 	api_in_callback(true);
 	if (function->callback)
-		function->callback(function->handle, stream->context->sticky, function->what.userData);
+		function->callback(function->handle, stream->context->sticky, function->data);
 	else
-		function->what.fn(function->what.userData);
+		function->function(function->data);
 	api_in_callback(false);
 	current_forget(stream->context);
 	return CUDA_SUCCESS;
 }
 
-struct operation *host_function_new(const CUDA_HOST_NODE_PARAMS *what)
+static CUresult submit(CUstream handle, CUhostFn function, CUstreamCallback callback, void *data)
 {
-	struct host_function *function = operation_new(sizeof(*function), CU_GRAPH_NODE_TYPE_HOST, run);
-
-	if (!function)
-		return NULL;
-	function->what = *what;
-	return &function->operation;
-}
-
-static CUresult submit(CUstream handle, const CUDA_HOST_NODE_PARAMS *what, CUstreamCallback callback)
-{
-	struct operation *operation;
+	struct host_function *operation;
 	CUcontext context;
 	CUstream stream;
 	CUresult result = context_current(&context);
 
 	if (result == CUDA_SUCCESS)
-		result = what->fn || callback ? stream_of(context, handle, &stream) : CUDA_ERROR_INVALID_VALUE;
+		result = function || callback ? stream_of(context, handle, &stream) : CUDA_ERROR_INVALID_VALUE;
 	if (result == CUDA_SUCCESS && callback) /* a callback cannot be captured */
 		result = capture_forbids(stream);
 	if (result != CUDA_SUCCESS)
 		return result;
-	operation = host_function_new(what);
+	operation = operation_new(sizeof(*operation), run);
 	if (!operation)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	((struct host_function *)operation)->callback = callback;
-	((struct host_function *)operation)->handle = handle;
-	return stream_submit(stream, operation, NULL);
+	operation->function = function;
+	operation->callback = callback;
+	operation->handle = handle;
+	operation->data = data;
+	return stream_submit(stream, &operation->operation, NULL);
 }
 
 SIM_API CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data)
 {
-	CUDA_HOST_NODE_PARAMS what = {function, data};
-
 	ENTER("cuLaunchHostFunc");
-	return submit(stream, &what, NULL);
+	return submit(stream, function, NULL, data);
 }
 
 SIM_API CUresult cuLaunchHostFunc_ptsz(CUstream stream, CUhostFn function, void *data)
@@ -66,10 +63,8 @@ SIM_API CUresult cuLaunchHostFunc_ptsz(CUstream stream, CUhostFn function, void 
 
 SIM_API CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void *data, unsigned int flags)
 {
-	CUDA_HOST_NODE_PARAMS what = {NULL, data};
-
 	ENTER("cuStreamAddCallback");
-	return flags || !callback ? CUDA_ERROR_INVALID_VALUE : submit(stream, &what, callback);
+	return flags || !callback ? CUDA_ERROR_INVALID_VALUE : submit(stream, NULL, callback, data);
 }
 
 SIM_API CUresult cuStreamAddCallback_ptsz(CUstream stream, CUstreamCallback callback, void *data, unsigned int flags)

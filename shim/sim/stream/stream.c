@@ -204,14 +204,3 @@ QUESTION(cuStreamGetFlags, unsigned int, stream->flags)
 QUESTION(cuStreamGetId, unsigned long long, stream->id)
 QUESTION(cuStreamGetCtx, CUcontext, stream->context)
 QUESTION(cuStreamGetDevice, CUdevice, stream->context->device)
-
-SIM_API CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t size, unsigned int flags)
-{
-	CUstream stream;
-
-	ENTER_CONTEXT("cuStreamAttachMemAsync", context);
-	(void)address, (void)size;
-	if (flags != 1 && flags != 2 && flags != 4)
-		return CUDA_ERROR_INVALID_VALUE;
-	return stream_of(context, handle, &stream);
-}

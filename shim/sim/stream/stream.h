@@ -15,7 +15,6 @@ struct capture;
 
 struct operation {
 	unsigned references;
-	int type;     /* CU_GRAPH_NODE_TYPE_* */
 	bool kernels; /* counts as GPU utilisation */
 	uint64_t bytes; /* that a copy or a fill writes */
 	enum fault_effect fault; /* what befalls it when it runs */
@@ -24,7 +23,7 @@ struct operation {
 };
 
 /* A zeroed operation of `size` bytes with one reference, or NULL.  */
-void *operation_new(size_t size, int type, CUresult (*run)(struct operation *, CUstream));
+void *operation_new(size_t size, CUresult (*run)(struct operation *, CUstream));
 struct operation *operation_hold(struct operation *operation);
 void operation_release(struct operation *operation);
 

@@ -16,23 +16,21 @@
 struct value_operation {
 	struct operation operation;
 	CUdeviceptr address;
-	uint64_t value;
-	unsigned bytes; /* 4 or 8 */
+	uint32_t value;
 	unsigned condition;
 };
 
-static bool holds(const struct value_operation *wait, uint64_t seen)
+static bool holds(const struct value_operation *wait, uint32_t seen)
 {
 	switch (wait->condition) {
 	case WAIT_GEQ: /* cyclic, as the driver compares */
-		return wait->bytes == 4 ? (int32_t)((uint32_t)seen - (uint32_t)wait->value) >= 0
-					: (int64_t)(seen - wait->value) >= 0;
+		return (int32_t)(seen - wait->value) >= 0;
 	case WAIT_EQ:
 		return seen == wait->value;
 	case WAIT_AND:
 		return (seen & wait->value) != 0;
 	default:
-		return ~(seen | wait->value) << (wait->bytes == 4 ? 32 : 0) != 0;
+		return ~(seen | wait->value) != 0;
 	}
 }
 
@@ -42,14 +40,13 @@ static CUresult run_wait(struct operation *operation, CUstream stream)
 	struct timespec nap = {0, POLL_NS};
 
 	while (!__atomic_load_n(&stream->context->abandoned, __ATOMIC_ACQUIRE)) {
-		uint64_t seen = 0;
+		uint32_t seen = 0;
 		bool valid;
 
 		ranges_read();
-		valid = ranges_accessible(stream->context, wait->address, wait->bytes, false);
+		valid = ranges_accessible(stream->context, wait->address, sizeof(seen), false);
 		if (valid)
-			seen = wait->bytes == 4 ? __atomic_load_n((uint32_t *)wait->address, __ATOMIC_ACQUIRE)
-						: __atomic_load_n((uint64_t *)wait->address, __ATOMIC_ACQUIRE);
+			seen = __atomic_load_n((uint32_t *)wait->address, __ATOMIC_ACQUIRE);
 		ranges_done();
 		if (!valid)
 			return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -66,11 +63,9 @@ static CUresult run_write(struct operation *operation, CUstream stream)
 	bool valid;
 
 	ranges_read();
-	valid = ranges_accessible(stream->context, write->address, write->bytes, true);
-	if (valid && write->bytes == 4)
-		__atomic_store_n((uint32_t *)write->address, (uint32_t)write->value, __ATOMIC_RELEASE);
-	else if (valid)
-		__atomic_store_n((uint64_t *)write->address, write->value, __ATOMIC_RELEASE);
+	valid = ranges_accessible(stream->context, write->address, sizeof(write->value), true);
+	if (valid)
+		__atomic_store_n((uint32_t *)write->address, write->value, __ATOMIC_RELEASE);
 	ranges_done();
 	return valid ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
 }
@@ -87,34 +82,31 @@ static CUresult submit(const char *called, CUstream handle, const struct value_o
 	if (refused_ != CUDA_SUCCESS)
 		return refused_;
 	ranges_read();
-	valid = !(what->address % what->bytes) &&
-		ranges_accessible(stream->context, what->address, what->bytes, run == run_write);
+	valid = !(what->address % sizeof(what->value)) &&
+		ranges_accessible(stream->context, what->address, sizeof(what->value), run == run_write);
 	ranges_done();
 	if (!valid || what->condition > WAIT_NOR)
 		return CUDA_ERROR_INVALID_VALUE;
-	operation = operation_new(sizeof(*operation), 12 /* CU_GRAPH_NODE_TYPE_BATCH_MEM_OP */, run);
+	operation = operation_new(sizeof(*operation), run);
 	if (!operation)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	operation->address = what->address;
 	operation->value = what->value;
-	operation->bytes = what->bytes;
 	operation->condition = what->condition;
 	return stream_submit(stream, &operation->operation, NULL);
 }
 
-#define VALUE_CALL(base, size, type, run)                                                                             \
-	SIM_API CUresult base##_v2(CUstream stream, CUdeviceptr address, type value, unsigned int flags)              \
+#define VALUE_CALL(base, run)                                                                                         \
+	SIM_API CUresult base##_v2(CUstream stream, CUdeviceptr address, uint32_t value, unsigned int flags)          \
 	{                                                                                                             \
-		struct value_operation what = {.address = address, .value = value, .bytes = size, .condition = flags}; \
+		struct value_operation what = {.address = address, .value = value, .condition = flags};               \
                                                                                                                       \
 		return submit(#base, stream, &what, run);                                                             \
 	}                                                                                                             \
-	SIM_API CUresult base##_v2_ptsz(CUstream stream, CUdeviceptr address, type value, unsigned int flags)         \
+	SIM_API CUresult base##_v2_ptsz(CUstream stream, CUdeviceptr address, uint32_t value, unsigned int flags)     \
 	{                                                                                                             \
 		return base##_v2(PER_THREAD(stream), address, value, flags);                                          \
 	}
 
-VALUE_CALL(cuStreamWaitValue32, 4, uint32_t, run_wait)
-VALUE_CALL(cuStreamWaitValue64, 8, uint64_t, run_wait)
-VALUE_CALL(cuStreamWriteValue32, 4, uint32_t, run_write)
-VALUE_CALL(cuStreamWriteValue64, 8, uint64_t, run_write)
+VALUE_CALL(cuStreamWaitValue32, run_wait)
+VALUE_CALL(cuStreamWriteValue32, run_write)

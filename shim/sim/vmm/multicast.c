@@ -52,15 +52,6 @@ bool multicast_release(CUmemGenericAllocationHandle given)
 	return true;
 }
 
-SIM_API CUresult cuMulticastGetGranularity(size_t *granularity, const CUmulticastObjectProp *prop, int option)
-{
-	ENTER("cuMulticastGetGranularity");
-	if (!granularity || !prop || option < 0 || option > 1)
-		return CUDA_ERROR_INVALID_VALUE;
-	*granularity = SIM_GRANULARITY;
-	return CUDA_SUCCESS;
-}
-
 SIM_API CUresult cuMulticastCreate(CUmemGenericAllocationHandle *made, const CUmulticastObjectProp *prop)
 {
 	struct multicast *multicast;
@@ -151,22 +142,6 @@ SIM_API CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle given, CUde
 					CUdeviceptr address, size_t size, unsigned long long flags)
 {
 	return flags || !device_valid(device) ? CUDA_ERROR_INVALID_VALUE : bind_address(given, offset, address, size);
-}
-
-SIM_API CUresult cuMulticastUnbind(CUmemGenericAllocationHandle given, CUdevice device, size_t offset, size_t size)
-{
-	CUresult result = CUDA_ERROR_INVALID_VALUE;
-	struct multicast *multicast;
-
-	ENTER("cuMulticastUnbind");
-	ranges_write();
-	multicast = multicast_of(given);
-	if (multicast && device_valid(device) && !offset && size == multicast->size) {
-		unbind(multicast);
-		result = CUDA_SUCCESS;
-	}
-	ranges_done();
-	return result;
 }
 
 SIM_API CUresult cuLogicalEndpointBindAddr(unsigned int endpoint, CUdevice device, size_t offset, void *address, size_t size,
