@@ -128,23 +128,14 @@ int main(int argc, char **argv)
 {
 	unsigned nth, restoring;
 
-	test_begin(argc, argv, 140);
 	depth_ask();
-	board_make();
-	cuda_start();
-	controller_accept();
-	contents_make();
+	contents_begin(argc, argv);
 	park_deep_surely();
 	come_back();
 	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++)
-		for (unsigned i = 0; i < 2; i++) {
-			nth = board_first_step();
-			while (cycle(at, pluses[i], nth))
-				nth += board_stride();
-			printf("%s, failing%s at calls up to %u\n", at == AFFINODE_COMMAND_PARK ? "park" : "resume",
-			       pluses[i], nth - 1);
-			CHECK(nth > 10);
-		}
+		for (unsigned i = 0; i < 2; i++)
+			AT_EVERY_CALL(cycle(at, pluses[i], nth), "%s, failing%s", at == AFFINODE_COMMAND_PARK ? "park" : "resume",
+				      pluses[i]);
 	/* At the call that restores the context there is no help: the driver loses the process. Hence the GPU's lock, and
 	 * the look at other processes there.  */
 	restoring = restoring_call(resume_here);

@@ -131,12 +131,8 @@ static void settle(void)
 int main(int argc, char **argv)
 {
 	setenv("AFFINODE_SIM_GPUS", "2", 1);
-	test_begin(argc, argv, 140);
+	contents_begin(argc, argv);
 	state = test_seed;
-	board_make();
-	cuda_start();
-	controller_accept();
-	contents_make();
 	contents_are_right();
 	for (unsigned round = 0; round < ROUNDS / board_stride(); round++) {
 		for (unsigned n = 1 + any(5); n; n--) {

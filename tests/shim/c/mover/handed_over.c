@@ -24,8 +24,6 @@ static size_t size;
 static uint32_t seed = 4711;
 static unsigned lent, ended, lots; /* the last: for all that is to be copied */
 static size_t free_when_resident;
-static CUresult (*allocate_hidden)(CUdeviceptr *, size_t);
-static CUresult (*free_hidden)(CUdeviceptr);
 
 static void lend(unsigned count)
 {
@@ -116,16 +114,6 @@ static void park(void)
 	CHECK_EQUAL(page_read().gpus[0].resident_bytes, 0);
 }
 
-/* Fill the GPU past the shim, but for `spare` bytes.  */
-static CUdeviceptr take(size_t spare)
-{
-	size_t bytes = (cuda_free_bytes() - spare) / MiB(2) * MiB(2);
-	CUdeviceptr taken;
-
-	CHECK_EQUAL(allocate_hidden(&taken, bytes), CUDA_SUCCESS);
-	return taken;
-}
-
 /* How many lots it takes is known from then on.  */
 static void without_host_memory(void)
 {
@@ -157,12 +145,12 @@ static void there_and_back(void)
 
 	park();
 	CHECK_EQUAL(page_read().lot_bytes, lots * LOT);
-	rest = take(MiB(200));
+	rest = cuda_take(MiB(200));
 	epoch = controller_command(AFFINODE_COMMAND_RESUME, OVER);
 	UNTIL(lots_lent() <= lots - 4);
 	CHECK(!controller_replied(epoch));
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESUMING);
-	CHECK_EQUAL(free_hidden(rest), CUDA_SUCCESS);
+	cuda_give(rest);
 	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_OK);
 	has_no_host_memory();
 	is_resident();
@@ -175,7 +163,7 @@ static size_t come_in_part(CUdeviceptr *rest, bool aborted)
 	uint32_t epoch;
 
 	park();
-	*rest = take(MiB(110));
+	*rest = cuda_take(MiB(110));
 	free_when_parked = cuda_free_bytes();
 	epoch = controller_command(AFFINODE_COMMAND_RESUME, OVER);
 	UNTIL(lots_lent() <= lots - 2);
@@ -199,7 +187,7 @@ static void room_does_not_come(bool aborted, uint64_t then)
 	CUdeviceptr rest;
 
 	come_in_part(&rest, aborted);
-	CHECK_EQUAL(free_hidden(rest), CUDA_SUCCESS);
+	cuda_give(rest);
 	CHECK_EQUAL(move(AFFINODE_COMMAND_RESUME, then).status, AFFINODE_OK);
 	is_resident();
 	give_back_retained(then);
@@ -214,21 +202,21 @@ static void comes_back_wrong(bool late, uint64_t then)
 
 	park();
 	free_when_parked = cuda_free_bytes();
-	rest = take(MiB(110));
+	rest = cuda_take(MiB(110));
 	if (!late)
 		board_arm("cuMemcpyHtoDAsync:CORRUPT=1MiB:1+");
 	epoch = controller_command(AFFINODE_COMMAND_RESUME, OVER);
 	if (late) {
 		UNTIL(lots_lent() <= lots - 2);
 		board_arm("cuMemcpyHtoDAsync:CORRUPT=1MiB:1+");
-		CHECK_EQUAL(free_hidden(rest), CUDA_SUCCESS);
+		cuda_give(rest);
 	}
 	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_FAILED);
 	CHECK(board_disarm() > 0);
 	if (late)
 		is_parked_in_part(free_when_parked);
 	else
-		CHECK_EQUAL(free_hidden(rest), CUDA_SUCCESS);
+		cuda_give(rest);
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
 	CHECK_EQUAL(move(AFFINODE_COMMAND_RESUME, then).status, AFFINODE_OK);
 	is_resident();
@@ -254,7 +242,7 @@ static void the_rest_is_parked(void)
 	CHECK_EQUAL(page_read().gpus[0].resident_bytes, 0);
 	CHECK_EQUAL(cuda_free_bytes(), free_when_parked);
 	CHECK_EQUAL(move(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM | LOTS_ALONE).status, AFFINODE_NOTHING);
-	CHECK_EQUAL(free_hidden(rest), CUDA_SUCCESS);
+	cuda_give(rest);
 	CHECK_EQUAL(move(AFFINODE_COMMAND_RESUME, OVER).status, AFFINODE_OK);
 	thread_join(thread);
 	is_resident();
@@ -285,7 +273,7 @@ static void freed_in_part(void)
 	CUdeviceptr rest;
 
 	come_in_part(&rest, true);
-	CHECK_EQUAL(free_hidden(rest), CUDA_SUCCESS);
+	cuda_give(rest);
 	CUDA(MemFree(block));
 	CHECK_EQUAL(move(AFFINODE_COMMAND_RESUME, OVER).status, AFFINODE_OK);
 	contents_are_right();
@@ -307,7 +295,7 @@ static void on_disk_in_part(uint64_t most)
 	CHECK_EQUAL(controller_reply(controller_spill(most, spill_folder)).status, AFFINODE_OK);
 	on_disk = page_read().disk_bytes;
 	CHECK(on_disk >= most || page_read().copy_bytes == 0);
-	rest = take(MiB(110));
+	rest = cuda_take(MiB(110));
 	free_when_parked = cuda_free_bytes();
 	epoch = controller_command(AFFINODE_COMMAND_RESUME, OVER);
 	PAGE_UNTIL(page.gpus[0].resident_bytes >= MiB(64));
@@ -319,7 +307,7 @@ static void on_disk_in_part(uint64_t most)
 	CHECK_EQUAL(move(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM | LOTS_ALONE).status, AFFINODE_OK);
 	CHECK_EQUAL(page_read().gpus[0].resident_bytes, 0);
 	CHECK_EQUAL(page_read().disk_bytes, on_disk);
-	CHECK_EQUAL(free_hidden(rest), CUDA_SUCCESS);
+	cuda_give(rest);
 	CHECK_EQUAL(move(AFFINODE_COMMAND_RESUME, OVER).status, AFFINODE_OK);
 	is_resident();
 	has_no_host_memory();
@@ -344,11 +332,11 @@ static void disk_cannot_be_read(void)
 	bytes = pread(fd, kept, sizeof(kept), 0);
 	CHECK(bytes >= (ssize_t)size && bytes < (ssize_t)sizeof(kept));
 	free_when_parked = cuda_free_bytes();
-	rest = take(MiB(110));
+	rest = cuda_take(MiB(110));
 	epoch = controller_command(AFFINODE_COMMAND_RESUME, OVER);
 	PAGE_UNTIL(page.gpus[0].resident_bytes >= MiB(64));
 	CHECK_EQUAL(ftruncate(fd, 0), 0);
-	CHECK_EQUAL(free_hidden(rest), CUDA_SUCCESS);
+	cuda_give(rest);
 	for (int i = 0; i < 2; i++) {
 		struct affinode_reply reply = controller_reply(epoch);
 
@@ -380,15 +368,9 @@ static void ends_while_it_waits(void)
 
 int main(int argc, char **argv)
 {
-	test_begin(argc, argv, 140);
-	board_make();
-	spilling_begin();
-	cuda_start();
-	*(void **)&allocate_hidden = cuda_hidden("cuMemAlloc_v2");
-	*(void **)&free_hidden = cuda_hidden("cuMemFree_v2");
-	controller_accept();
+	contents_begin(argc, argv);
 	CHECK(controller_hello().flags & AFFINODE_HELLO_HANDS_OVER);
-	contents_make();
+	spilling_begin();
 	allocate(SMALLER);
 	without_host_memory();
 	room_does_not_come(true, OVER);

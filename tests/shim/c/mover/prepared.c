@@ -8,9 +8,14 @@
 static size_t free_when_resident, free_when_parked;
 static _Atomic bool called;
 
+static const char *name_of(uint32_t at)
+{
+	return at == AFFINODE_COMMAND_PARK ? "park" : "resume";
+}
+
 static void step(uint32_t at, const char *what, unsigned nth)
 {
-	snprintf(test_step, sizeof(test_step), "%s, %s %u", at == AFFINODE_COMMAND_PARK ? "park" : "resume", what, nth);
+	snprintf(test_step, sizeof(test_step), "%s, %s %u", name_of(at), what, nth);
 }
 
 static uint32_t begin(uint32_t at)
@@ -57,7 +62,9 @@ static void committed(void)
 
 	controller_decide(epoch + 7, true); /* another move's */
 	controller_decide(epoch + 7, false);
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_BUSY);
 	CHECK_EQUAL(decide(epoch, true), AFFINODE_OK);
+	controller_decide(epoch, false); /* too late */
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
 	free_when_parked = cuda_free_bytes();
 	CHECK_EQUAL(free_when_parked, free_when_resident + contents_bytes());
@@ -120,6 +127,49 @@ static void called_and_committed(void)
 	is_resident();
 }
 
+/* A call that waits goes on waiting.  */
+static void called_and_not_resumed(void)
+{
+	pthread_t thread;
+
+	controller_park();
+	thread_start(&thread, contents_call, NULL);
+	PAGE_UNTIL(page.state == AFFINODE_STATE_QUEUED);
+	CHECK_EQUAL(decide(prepare(AFFINODE_COMMAND_RESUME), false), AFFINODE_REVOKED);
+	PAGE_UNTIL(page.state == AFFINODE_STATE_QUEUED);
+	CHECK_EQUAL(decide(prepare(AFFINODE_COMMAND_RESUME), true), AFFINODE_OK);
+	thread_join(thread);
+	is_resident();
+}
+
+/* A free does not wait for the decision.  */
+static void freed_while_prepared(void)
+{
+	uint32_t epoch = prepare(AFFINODE_COMMAND_PARK);
+	int status;
+
+	contents_free(CONTENTS_ONE_CHUNK);
+	status = decide(epoch, true);
+	CHECK(status == AFFINODE_OK || status == AFFINODE_REVOKED);
+	if (status == AFFINODE_OK)
+		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	contents_allocate(CONTENTS_ONE_CHUNK);
+	UNTIL(cuda_free_bytes() == free_when_resident);
+	is_resident();
+}
+
+/* A resume is carried out in the end.  */
+static void never_decided(void)
+{
+	uint64_t since;
+
+	controller_park();
+	since = test_now_ns();
+	CHECK_EQUAL(controller_reply(prepare(AFFINODE_COMMAND_RESUME)).status, AFFINODE_OK);
+	CHECK(test_now_ns() - since >= AFFINODE_PREPARED_MS * 1000000ull);
+	is_resident();
+}
+
 static void link_lost(void)
 {
 	prepare(AFFINODE_COMMAND_PARK);
@@ -129,7 +179,10 @@ static void link_lost(void)
 	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT);
 	is_resident();
 
-	controller_park();
+	controller_decide(prepare(AFFINODE_COMMAND_PARK), true);
+	controller_drop();
+	controller_accept();
+	PAGE_UNTIL(page.state == AFFINODE_STATE_PARKED);
 	prepare(AFFINODE_COMMAND_RESUME);
 	controller_drop();
 	contents_are_right();
@@ -201,35 +254,23 @@ static bool fails_at(uint32_t at, const char *plus, unsigned nth)
 
 int main(int argc, char **argv)
 {
-	test_begin(argc, argv, 140);
-	board_make();
-	cuda_start();
-	controller_accept();
-	contents_make();
+	contents_begin(argc, argv);
 	contents_are_right();
 	free_when_resident = cuda_free_bytes();
 	committed();
 	called_while_prepared(true);
 	called_while_prepared(false);
 	called_and_committed();
+	called_and_not_resumed();
+	freed_while_prepared();
+	never_decided();
 	link_lost();
-	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++) {
-		unsigned nth = board_first_step();
-
-		while (aborted_at(at, nth))
-			nth += board_stride();
-		printf("aborted at calls up to %u of a %s\n", nth - 1, at == AFFINODE_COMMAND_PARK ? "park" : "resume");
-		CHECK(nth > 10);
-	}
 	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++)
-		for (int plus = 0; plus < 2; plus++) {
-			unsigned nth = board_first_step();
-
-			while (fails_at(at, plus ? "+" : "", nth))
-				nth += board_stride();
-			printf("failed at calls up to %u of a committed %s\n", nth - 1,
-			       at == AFFINODE_COMMAND_PARK ? "park" : "resume");
-		}
+		AT_EVERY_CALL(aborted_at(at, nth), "%s aborted", name_of(at));
+	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++) {
+		AT_EVERY_CALL(fails_at(at, "", nth), "committed %s failed", name_of(at));
+		AT_EVERY_CALL(fails_at(at, "+", nth), "committed %s failed", name_of(at));
+	}
 	/* And where the program is about to end.  */
 	test_step[0] = 0;
 	prepare(AFFINODE_COMMAND_PARK);

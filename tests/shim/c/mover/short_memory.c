@@ -145,11 +145,7 @@ int main(int argc, char **argv)
 {
 	unsigned nth = 1;
 
-	test_begin(argc, argv, 100);
-	board_make();
-	cuda_start();
-	controller_accept();
-	contents_make();
+	contents_begin(argc, argv);
 	contents_are_right();
 	registration_is_refused();
 	pinned_memory_is_not_let_go();

@@ -335,12 +335,8 @@ static void context_ends(void)
 int main(int argc, char **argv)
 {
 	setenv("AFFINODE_SIM_GPUS", "2", 1);
-	test_begin(argc, argv, 100);
+	contents_begin(argc, argv);
 	state = test_seed;
-	board_make();
-	cuda_start();
-	controller_accept();
-	contents_make();
 	large_make();
 	all_is_refused();
 	large_free();

@@ -9,8 +9,6 @@
 static _Atomic bool called;
 static CUresult (*set_hidden)(CUdeviceptr, unsigned int, size_t);
 static CUresult (*synchronize_hidden)(CUstream);
-static CUresult (*allocate_hidden)(CUdeviceptr *, size_t);
-static CUresult (*free_hidden)(CUdeviceptr);
 
 static void there_and_back(void)
 {
@@ -202,36 +200,26 @@ static void without_controller(void)
 	streamed_is_resident();
 }
 
-/* Fill the GPU past the shim, but for `spare` bytes.  */
-static CUdeviceptr take(size_t spare)
-{
-	size_t bytes = (cuda_free_bytes() - spare) / STREAMED_CHUNK * STREAMED_CHUNK;
-	CUdeviceptr taken;
-
-	CHECK_EQUAL(allocate_hidden(&taken, bytes), CUDA_SUCCESS);
-	return taken;
-}
-
 static void room_comes_late(void)
 {
 	CUdeviceptr rest, pieces[4];
 	uint32_t epoch;
 
 	streamed_park();
-	rest = take(4 * MiB(80));
+	rest = cuda_take(4 * MiB(80));
 	for (unsigned i = 0; i < 4; i++)
-		CHECK_EQUAL(allocate_hidden(&pieces[i], i < 3 ? MiB(80) : MiB(78)), CUDA_SUCCESS);
+		pieces[i] = cuda_take(i < 3 ? (3 - i) * MiB(80) : MiB(2));
 	epoch = controller_command(AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM);
 	for (unsigned i = 0; i < 4; i++) {
 		size_t before = cuda_free_bytes();
 
 		PAGE_UNTIL(page.state == AFFINODE_STATE_RESUMING);
 		CHECK(!controller_replied(epoch));
-		CHECK_EQUAL(free_hidden(pieces[i]), CUDA_SUCCESS);
+		cuda_give(pieces[i]);
 		UNTIL(cuda_free_bytes() < before + MiB(64)); /* it has taken some of that */
 	}
 	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_OK);
-	CHECK_EQUAL(free_hidden(rest), CUDA_SUCCESS);
+	cuda_give(rest);
 	streamed_is_resident();
 }
 
@@ -243,7 +231,7 @@ static void no_room_comes(bool aborted)
 	size_t before;
 
 	streamed_park();
-	rest = take(MiB(100));
+	rest = cuda_take(MiB(100));
 	before = cuda_free_bytes();
 	since = test_now_ns();
 	epoch = controller_command(AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM);
@@ -254,23 +242,17 @@ static void no_room_comes(bool aborted)
 	CHECK(aborted || test_now_ns() - since >= AFFINODE_STREAM_MS * 1000000ull);
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
 	CHECK_EQUAL(cuda_free_bytes(), before);
-	CHECK_EQUAL(free_hidden(rest), CUDA_SUCCESS);
+	cuda_give(rest);
 	CHECK_EQUAL(streamed_resume(AFFINODE_MOVE_STREAM), AFFINODE_OK);
 	streamed_is_resident();
 }
 
 int main(int argc, char **argv)
 {
-	test_begin(argc, argv, 140);
-	board_make();
-	cuda_start();
+	contents_begin(argc, argv);
 	*(void **)&set_hidden = cuda_hidden("cuMemsetD32_v2");
 	*(void **)&synchronize_hidden = cuda_hidden("cuStreamSynchronize");
-	*(void **)&allocate_hidden = cuda_hidden("cuMemAlloc_v2");
-	*(void **)&free_hidden = cuda_hidden("cuMemFree_v2");
-	controller_accept();
 	CHECK(controller_hello().flags & AFFINODE_HELLO_EXCHANGES);
-	contents_make();
 	streamed_allocate(STREAMED_BIG);
 	streamed_free_bytes = cuda_free_bytes();
 	there_and_back();

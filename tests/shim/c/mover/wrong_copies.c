@@ -83,11 +83,7 @@ int main(int argc, char **argv)
 {
 	unsigned struck = 0;
 
-	test_begin(argc, argv, 100);
-	board_make();
-	cuda_start();
-	controller_accept();
-	contents_make();
+	contents_begin(argc, argv);
 	for (unsigned i = 0; i < sizeof(calls) / sizeof(*calls); i++) {
 		unsigned nth = 1;
 

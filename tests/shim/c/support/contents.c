@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include "board.h"
 #include "controller.h"
 #include "harness.h"
 
@@ -120,6 +121,15 @@ void contents_make(void)
 	for (unsigned i = 0; i < CONTENTS_BLOCKS; i++)
 		if (i != CONTENTS_OTHER_GPU || elsewhere)
 			contents_allocate(i);
+}
+
+void contents_begin(int argc, char **argv)
+{
+	test_begin(argc, argv, 140);
+	board_make();
+	cuda_start();
+	controller_accept();
+	contents_make();
 }
 
 CUresult contents_change(unsigned i)

@@ -19,6 +19,8 @@ enum {
 	CONTENTS_BLOCKS,
 };
 
+/* Begin a test that has it: a driver that fails when it is told to, a controller, a GPU with all of it.  */
+void contents_begin(int argc, char **argv);
 /* Allocate and fill all of it, after cuda_start.  */
 void contents_make(void);
 /* Add one to every word of a block that is not zero; asynchronous. What it holds is then known to be so.  */

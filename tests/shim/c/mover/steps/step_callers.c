@@ -102,25 +102,14 @@ static bool cycle(const struct move *at, enum meddling how, unsigned nth)
 
 int main(int argc, char **argv)
 {
-	test_begin(argc, argv, 140);
-	board_make();
-	cuda_start();
-	controller_accept();
-	contents_make();
+	contents_begin(argc, argv);
 	contents_free(CONTENTS_ZERO_AMIDST);
 	contents_allocate(CONTENTS_ZERO_AMIDST);
 	contents_are_right();
 	free_when_resident = cuda_free_bytes();
 	for (const struct move *at = kinds_of_move; at < kinds_of_move + MOVES; at++)
-		for (enum meddling how = 0; how < MEDDLINGS; how++) {
-			unsigned nth = board_first_step();
-
-			while (cycle(at, how, nth))
-				nth += board_stride();
-			printf("%s at calls up to %u of a %s\n", meddlings[how], nth - 1,
-			       at->name);
-			CHECK(nth > 10);
-		}
+		for (enum meddling how = 0; how < MEDDLINGS; how++)
+			AT_EVERY_CALL(cycle(at, how, nth), "%s in a %s", meddlings[how], at->name);
 	printf("%u went on, %u were revoked, %u found it busy\n", outcomes[AFFINODE_OK], outcomes[AFFINODE_REVOKED],
 	       outcomes[AFFINODE_BUSY]);
 	CHECK(outcomes[AFFINODE_REVOKED] > 0);

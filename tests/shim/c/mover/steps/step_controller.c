@@ -72,11 +72,7 @@ int main(int argc, char **argv)
 {
 	unsigned steps[MOVES];
 
-	test_begin(argc, argv, 140);
-	board_make();
-	cuda_start();
-	controller_accept();
-	contents_make();
+	contents_begin(argc, argv);
 	for (const struct move *at = kinds_of_move; at < kinds_of_move + MOVES; at++) {
 		unsigned nth = board_first_step();
 

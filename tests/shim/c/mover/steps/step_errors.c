@@ -13,10 +13,15 @@
  * lot. STAGED: what is kept could not be pinned, so that copies go by the ring.  */
 enum host { KEPT, FRESH, STAGED };
 static const struct fault {
-	const char *what, *plus;
+	const char *function, *what, *plus;
 	enum host host;
-} faults[] = {{"OUT_OF_MEMORY", "", FRESH}, {"NOT_READY", "", KEPT}, {"OUT_OF_MEMORY", "+", KEPT},
-	      {"UNKNOWN", "+", FRESH},	    {"UNKNOWN", "", STAGED}, {"OUT_OF_MEMORY", "+", STAGED}};
+} faults[] = {{"*", "OUT_OF_MEMORY", "", FRESH}, {"*", "NOT_READY", "", KEPT},  {"*", "OUT_OF_MEMORY", "+", KEPT},
+	      {"*", "UNKNOWN", "+", FRESH},	 {"*", "UNKNOWN", "", STAGED}, {"*", "OUT_OF_MEMORY", "+", STAGED}};
+/* Each fails by itself, too, while all others work.  */
+static const char *const functions[] = {
+	"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync",
+	"cuStreamSynchronize", "cuStreamQuery", "cuCtxSynchronize", "cuCtxSetCurrent", "cuThreadExchangeStreamCaptureMode"};
+#define COUNT(array) (sizeof(array) / sizeof(*(array)))
 
 static size_t free_when_resident;
 static unsigned cycles, struck, parked_in_lots, staged;
@@ -99,12 +104,12 @@ static struct affinode_reply move_with_fault(uint32_t command, const struct faul
 	struct affinode_reply reply;
 
 	do {
-		board_arm("*:%s:%u%s", fault->what, nth, fault->plus);
+		board_arm("%s:%s:%u%s", fault->function, fault->what, nth, fault->plus);
 		reply = controller_reply(controller_command(command, 0));
 		*met = board_disarm();
 	} while (reply.status == AFFINODE_BUSY && !*met); /* this machine is too slow for the mover's patience */
-	snprintf(test_step, sizeof(test_step), "%s, %s at call %u%s, status %d %s; struck: %s",
-		 command == AFFINODE_COMMAND_PARK ? "park" : "resume", fault->what, nth, fault->plus, reply.status,
+	snprintf(test_step, sizeof(test_step), "%s, %s: %s at call %u%s, status %d %s; struck: %s",
+		 command == AFFINODE_COMMAND_PARK ? "park" : "resume", fault->function, fault->what, nth, fault->plus, reply.status,
 		 reply.text, board_struck());
 	if (reply.status != AFFINODE_OK && !*met)
 		test_fail(__FILE__, __LINE__, "refused without a fault", reply.status);
@@ -196,30 +201,28 @@ static bool cycle(uint32_t at, const struct fault *fault, unsigned nth)
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
 	contents_are_right();
 	nothing_leaks();
+	struck += met > 0;
 	return met > 0;
 }
 
 int main(int argc, char **argv)
 {
 	setenv("AFFINODE_SIM_GPUS", "2", 1);
-	test_begin(argc, argv, 140);
-	board_make();
-	cuda_start();
-	controller_accept();
-	contents_make();
+	contents_begin(argc, argv);
 	use_rings();
 	for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++)
-		for (unsigned i = 0; i < sizeof(faults) / sizeof(*faults); i++) {
-			unsigned nth = board_first_step();
+		for (unsigned i = 0; i < COUNT(faults); i++)
+			AT_EVERY_CALL(cycle(at, &faults[i], nth), "%s, %s%s%s", at == AFFINODE_COMMAND_PARK ? "park" : "resume",
+				      faults[i].what, faults[i].plus, faults[i].host == STAGED ? ", staged" : "");
+	for (unsigned i = 0; i < COUNT(functions); i++) {
+		const struct fault fault = {functions[i], "UNKNOWN", "+", KEPT};
+		unsigned before = struck;
 
-			while (cycle(at, &faults[i], nth)) {
-				nth += board_stride();
-				struck++;
-			}
-			printf("%s, %s%s%s: %u steps\n", at == AFFINODE_COMMAND_PARK ? "park" : "resume", faults[i].what,
-			       faults[i].plus, faults[i].host == STAGED ? ", staged" : "", nth - 1);
-			CHECK(nth > 10);
-		}
+		for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++)
+			for (unsigned nth = 1; cycle(at, &fault, nth); nth += 1 + (unsigned)(test_seed % 3))
+				;
+		CHECK(struck > before);
+	}
 	printf("%u faults in %u cycles; in lots %u times\n", struck, cycles, parked_in_lots);
 	CHECK(parked_in_lots > 0 && staged > 0);
 	return 0;

@@ -11,8 +11,6 @@
 #define OVER (AFFINODE_MOVE_STREAM | AFFINODE_MOVE_HAND_OVER)
 
 static unsigned partly, parted, partly_on_disk;
-static CUresult (*allocate_hidden)(CUdeviceptr *, size_t);
-static CUresult (*free_hidden)(CUdeviceptr);
 
 /* Each byte is on the GPU or in the host; where the driver took back what it was given, the GPU has no more of it.  */
 static void is_parked(size_t free_when_parked, bool gave_back)
@@ -106,7 +104,7 @@ static bool rest_fails_at(const char *plus, unsigned nth)
 	int status;
 
 	park_anywhere(nth);
-	CHECK_EQUAL(allocate_hidden(&taken, (cuda_free_bytes() - MiB(110)) / MiB(2) * MiB(2)), CUDA_SUCCESS);
+	taken = cuda_take(MiB(110));
 	epoch = controller_command(AFFINODE_COMMAND_RESUME, OVER);
 	PAGE_UNTIL(page.gpus[0].resident_bytes >= MiB(64));
 	controller_decide(epoch, false);
@@ -121,21 +119,15 @@ static bool rest_fails_at(const char *plus, unsigned nth)
 	CHECK_EQUAL(page.state, AFFINODE_STATE_PARKED);
 	CHECK((status == AFFINODE_OK) == (page.gpus[0].resident_bytes == 0) || strstr(board_struck(), "cuMemUnmap"));
 	parted += page.gpus[0].resident_bytes > 0;
-	CHECK_EQUAL(free_hidden(taken), CUDA_SUCCESS);
+	cuda_give(taken);
 	come_back(nth);
 	return met > 0;
 }
 
 int main(int argc, char **argv)
 {
-	test_begin(argc, argv, 140);
-	board_make();
+	contents_begin(argc, argv);
 	spilling_begin();
-	cuda_start();
-	*(void **)&allocate_hidden = cuda_hidden("cuMemAlloc_v2");
-	*(void **)&free_hidden = cuda_hidden("cuMemFree_v2");
-	controller_accept();
-	contents_make();
 	streamed_allocate(BYTES);
 	streamed_free_bytes = cuda_free_bytes();
 	board_at_every_call(resume_fails_at, "resume");

@@ -93,12 +93,8 @@ static bool resume_fails_at(const char *plus, unsigned nth)
 
 int main(int argc, char **argv)
 {
-	test_begin(argc, argv, 140);
-	board_make();
-	cuda_start();
-	controller_accept();
+	contents_begin(argc, argv);
 	CHECK(controller_hello().flags & AFFINODE_HELLO_EXCHANGES);
-	contents_make();
 	streamed_allocate(STREAMED_BIG);
 	streamed_free_bytes = cuda_free_bytes();
 	board_at_every_call(prepare_fails_at, "prepare");

@@ -20,6 +20,16 @@ int64_t board_registered_bytes(void);
 /* From a step to the next that is tried: some are left out, beginning anywhere.  */
 unsigned board_first_step(void);
 unsigned board_stride(void);
+/* Try each of those steps, `nth`, while `made` says that there was such a call; then print the words and how far that came.  */
+#define AT_EVERY_CALL(made, ...)                       \
+	do {                                           \
+		unsigned nth = board_first_step();     \
+		while (made)                           \
+			nth += board_stride();         \
+		printf(__VA_ARGS__);                   \
+		printf(" at calls up to %u\n", nth - 1); \
+		CHECK(nth > 10);                       \
+	} while (0)
 /* At each step that is tried a fault, and then all calls from there on ("+"), until that says that no such call was made.  */
 void board_at_every_call(bool (*fails_at)(const char *plus, unsigned nth), const char *name);
 

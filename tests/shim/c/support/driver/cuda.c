@@ -240,3 +240,21 @@ CUdeviceptr cuda_fill(size_t spare)
 	CUDA(MemAlloc(&at, (cuda_free_bytes() - spare) / MiB(2) * MiB(2)));
 	return at;
 }
+
+CUdeviceptr cuda_take(size_t spare)
+{
+	CUresult (*allocate)(CUdeviceptr *, size_t);
+	CUdeviceptr at;
+
+	*(void **)&allocate = cuda_hidden("cuMemAlloc_v2");
+	CHECK_EQUAL(allocate(&at, (cuda_free_bytes() - spare) / MiB(2) * MiB(2)), CUDA_SUCCESS);
+	return at;
+}
+
+void cuda_give(CUdeviceptr taken)
+{
+	CUresult (*give)(CUdeviceptr);
+
+	*(void **)&give = cuda_hidden("cuMemFree_v2");
+	CHECK_EQUAL(give(taken), CUDA_SUCCESS);
+}

@@ -109,6 +109,9 @@ void *cuda_symbol(const char *name);
 size_t cuda_free_bytes(void);
 /* Allocate all of that but for `spare`.  */
 CUdeviceptr cuda_fill(size_t spare);
+/* The same past the shim, as another process would; and give it back.  */
+CUdeviceptr cuda_take(size_t spare);
+void cuda_give(CUdeviceptr taken);
 void *nvml_symbol(const char *name);
 /* The driver's own function, past the shim, as a library has it that came by a private table.  */
 void *cuda_hidden(const char *name);
