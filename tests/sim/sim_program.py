@@ -128,6 +128,14 @@ def in_thread(call: Callable[[], Any]) -> Any:
     return results[0]
 
 
+def wait_until_asleep(thread: threading.Thread) -> None:
+    """Wait until a thread has been asleep for so long that it waits for something."""
+    stat, looks = Path(f"/proc/self/task/{thread.native_id}/stat"), 0
+    while looks < 50:
+        looks += stat.read_text().rpartition(") ")[2].startswith("S")
+        time.sleep(0.0005)
+
+
 def say(*what: Any) -> None:
     """Print for the test that watches."""
     print(*what, flush=True)
@@ -154,5 +162,6 @@ __all__ = [
     "sys",
     "threading",
     "time",
+    "wait_until_asleep",
     "words",
 ]

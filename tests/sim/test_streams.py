@@ -137,7 +137,8 @@ def test_freeing_waits_for_work_and_unmapping_does_not(gpu):
             freed.set()
         thread = threading.Thread(target=lambda: (ok(cuda.cuCtxSetCurrent(made)), free()))
         thread.start()
-        assert not freed.wait(0.05)
+        wait_until_asleep(thread)
+        assert not freed.is_set()
         flag[0] = 1
         assert freed.wait(60)
         thread.join()

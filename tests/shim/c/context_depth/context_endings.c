@@ -175,7 +175,6 @@ static void one(enum ending ending)
 	char text[64] = "", byte = ending == EXIT_ON_A_FULL_GPU ? 1 : ending == EXIT_WHILE_GOING ? 2 :
 			       ending == EXIT_ANNOUNCED ? 3 : ending == EXIT_ANNOUNCED_LATE ? 4 : 0;
 	bool killed = ending >= KILL;
-	uint64_t begin;
 	int in, out;
 	pid_t pid = child_begin(&in, &out);
 
@@ -194,7 +193,6 @@ static void one(enum ending ending)
 		hold_on_the_way_out();
 	if (ending == EXIT_ANNOUNCED)
 		controller_command(AFFINODE_COMMAND_DYING, 0);
-	begin = test_now_ns();
 	if (ending == KILL_WHILE_GOING || ending == KILL_WHILE_COMING)
 		usleep((unsigned)(test_random(&random_state) % 60000));
 	if (killed)
@@ -206,7 +204,6 @@ static void one(enum ending ending)
 		controller_command(AFFINODE_COMMAND_DYING, 0);
 	}
 	CHECK_EQUAL(child_wait(pid), killed ? 128 + SIGKILL : 42);
-	CHECK(test_now_ns() - begin < 30000000000u);
 	if (!killed) {
 		CHECK(read(out, text, sizeof(text) - 1) > 0);
 		CHECK(strstr(text, "flushed by exit") != NULL);

@@ -1,33 +1,19 @@
 /* A thread in a blocking call that waits for another thread, a callback that wants a lock held by a thread at the gate:
- * parking is refused or revoked within 200 ms, and everything runs on.  */
+ * parking is refused or revoked before any of them goes on, and then everything runs on.  */
+#include "board.h"
 #include "harness.h"
-
-#define LIMIT_NS 200000000u
 
 static CUdeviceptr block;
 static uint32_t *flag; /* the GPU waits until it is not 0 */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int stage;
-static uint64_t random_state;
-static unsigned late;
-
-/* In time, unless this machine has other things to do just then, several times in turn.  */
-static void was_in_time(uint64_t begin)
-{
-	late = test_now_ns() - begin < LIMIT_NS ? 0 : late + 1;
-	CHECK(late < 5);
-}
 
 static void park_is_refused(void)
 {
-	do {
-		uint64_t begin = test_now_ns();
-		int status = controller_move(AFFINODE_COMMAND_PARK);
+	int status = controller_move(AFFINODE_COMMAND_PARK);
 
-		CHECK(status == AFFINODE_BUSY || status == AFFINODE_REVOKED);
-		CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
-		was_in_time(begin);
-	} while (late);
+	CHECK(status == AFFINODE_BUSY || status == AFFINODE_REVOKED);
+	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
 }
 
 static void *wait_for_flag(void *stream)
@@ -87,12 +73,12 @@ static void hidden_work(CUstream hidden)
 	__atomic_store_n(flag, 0, __ATOMIC_RELEASE);
 	CHECK_EQUAL(launch_wait_flag(hidden, flag), CUDA_SUCCESS);
 	for (;;) {
+		board_arm("cuCtxSynchronize:TAKE=0:1"); /* that it is called is seen, and nothing else happens */
 		epoch = controller_command(AFFINODE_COMMAND_PARK, 0);
-		usleep(20000 + (unsigned)(test_random(&random_state) % 40000));
-		CHECK(controller_pump());
-		if (!controller_replied(epoch))
+		UNTIL(board_met() || (controller_pump() && controller_replied(epoch)));
+		if (board_met())
 			break; /* the gate is closed, for 100 ms */
-		/* The look before had not ended yet, or this machine slept through the 100 ms: begin again.  */
+		/* The look before had not ended yet: begin again.  */
 		__atomic_store_n(flag, 1, __ATOMIC_RELEASE);
 		CUDA(StreamSynchronize(hidden));
 		__atomic_store_n(flag, 0, __ATOMIC_RELEASE);
@@ -141,10 +127,8 @@ static void host_callback_wants_a_lock(CUstream stream)
 	thread_start(&thread, hold_lock, stream);
 	UNTIL(atomic_load(&stage) >= 0);
 	while (atomic_load(&stage) < 2) {
-		uint64_t begin = test_now_ns();
 		int status = controller_move(AFFINODE_COMMAND_PARK);
 
-		was_in_time(begin);
 		if (status == AFFINODE_OK)
 			CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 	}
@@ -159,7 +143,7 @@ int main(int argc, char **argv)
 	void *host;
 
 	test_begin(argc, argv, 30);
-	random_state = test_seed;
+	board_make();
 	cuda_start();
 	controller_accept();
 	CUDA(MemAlloc(&block, MiB(2)));

@@ -62,15 +62,15 @@ int main(int argc, char **argv)
 	for (unsigned i = 0; i < THREADS; i++)
 		UNTIL(atomic_load(&rounds[i]) > 0);
 	while (parked < CYCLES) {
+		unsigned seen = atomic_load(&rounds[0]);
 		int status;
 
 		atomic_fetch_add(&calm, 1);
 		status = controller_move(AFFINODE_COMMAND_PARK);
-
 		CHECK(status == AFFINODE_OK || status == AFFINODE_BUSY || status == AFFINODE_REVOKED);
 		tries++;
 		if (status != AFFINODE_OK) {
-			usleep(20000);
+			UNTIL(atomic_load(&rounds[0]) > seen);
 			continue;
 		}
 		parked++;

@@ -37,12 +37,8 @@ static void park_meanwhile(CUstream stream)
 	int capturing = 0;
 
 	PAGE_UNTIL(page.captures == 1);
-	for (int i = 0; i < 3; i++) {
-		uint64_t begin = test_now_ns();
-
+	for (int i = 0; i < 3; i++)
 		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_BUSY);
-		CHECK(test_now_ns() - begin < 200000000u);
-	}
 	CUDA(StreamIsCapturing(stream, &capturing));
 	CHECK_EQUAL(capturing, 1);
 }

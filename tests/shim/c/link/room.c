@@ -200,10 +200,8 @@ int main(int argc, char **argv)
 
 	/* Interrupted while waiting for room.  */
 	number = ask(&thread, MiB(4));
-	begin = test_now_ns();
 	controller_command(AFFINODE_COMMAND_CANCEL, 0);
 	thread_join(thread);
-	CHECK(test_now_ns() - begin < 1000000000u);
 	CHECK_EQUAL(atomic_load(&result), CUDA_ERROR_DEVICE_UNAVAILABLE);
 
 	/* Parked while it waits, resumed, and then served.  */

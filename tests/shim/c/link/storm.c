@@ -6,10 +6,11 @@
 
 #include "harness.h"
 
-#define STORM_NS 3000000000u
+#define MESSAGES 250
 
 static CUdeviceptr block;
 static _Atomic bool stop;
+static _Atomic unsigned sent;
 static uint64_t random_state;
 
 static unsigned pick(unsigned n)
@@ -85,20 +86,21 @@ static void *compute(void *unused)
 	(void)unused;
 	CUDA(CtxSetCurrent(cuda_context));
 	while (!atomic_load(&stop)) {
+		unsigned seen = atomic_load(&sent);
+
 		CHECK_EQUAL(launch_add(NULL, block, MiB(2), 1), CUDA_SUCCESS);
 		CUDA(CtxSynchronize());
 		CHECK(holds_pattern(block, MiB(2), 111, ++added));
-		usleep(20000);
+		UNTIL(atomic_load(&stop) || atomic_load(&sent) > seen + 8); /* some of them park it meanwhile */
 	}
 	return NULL;
 }
 
 int main(int argc, char **argv)
 {
-	unsigned sent = 0, dropped = 0;
+	unsigned dropped = 0;
 	uint32_t epoch = 0;
 	pthread_t thread;
-	uint64_t begin;
 
 	test_begin(argc, argv, 40);
 	random_state = test_seed;
@@ -108,8 +110,7 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 111), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
 	thread_start(&thread, compute, NULL);
-	begin = test_now_ns();
-	while (test_now_ns() - begin < STORM_NS) {
+	while (sent < MESSAGES) {
 		for (unsigned burst = pick(8); burst; burst--, sent++)
 			send_one(++epoch);
 		if (!controller_pump()) {
@@ -117,7 +118,7 @@ int main(int argc, char **argv)
 			controller_accept();
 			epoch = 0;
 		}
-		usleep(200);
+		test_pause();
 	}
 	controller_drop();
 	controller_accept();
@@ -126,7 +127,7 @@ int main(int argc, char **argv)
 		controller_move(AFFINODE_COMMAND_RESUME);
 	thread_join(thread);
 	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT);
-	CHECK(dropped > 0 && sent > 100);
+	CHECK(dropped > 0);
 	printf("%u messages, %u times dropped, %llu parks\n", sent, dropped, (unsigned long long)page_read().parks);
 	return 0;
 }

@@ -8,7 +8,8 @@
 #include "watcher.h"
 
 static CUdeviceptr block;
-static _Atomic bool stop, registers, lingers;
+static _Atomic bool stop, registers, lingers, forked;
+static pid_t forks; /* the thread that does */
 static uint64_t random_state;
 static int (*next_on_exit)(void (*)(int, void *), void *);
 
@@ -22,7 +23,7 @@ int on_exit(void (*handler)(int, void *), void *argument)
 	while (atomic_load(&lingers))
 		test_pause();
 	if (meets_fork)
-		usleep(20000); /* a fork that does not wait takes less */
+		thread_waits_or(forks, &forked); /* a fork that does not wait for this is through by then */
 	result = next_on_exit(handler, argument);
 	atomic_store(&registers, false);
 	return result;
@@ -111,10 +112,17 @@ static uint32_t fork_during(uint32_t command, unsigned us)
 	return status;
 }
 
+static void has_forked(void)
+{
+	atomic_store(&forked, true);
+}
+
 static void fork_while_an_exit_handler_is_registered(void)
 {
 	uint32_t epoch;
 
+	CHECK_EQUAL(pthread_atfork(NULL, has_forked, NULL), 0);
+	forks = gettid();
 	atomic_store(&lingers, true);
 	epoch = controller_command(AFFINODE_COMMAND_PARK, 0);
 	UNTIL(atomic_load(&registers));

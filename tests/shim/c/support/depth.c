@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <sys/file.h>
-#include <time.h>
 
 #include <glob.h>
 
@@ -102,9 +101,8 @@ struct affinode_reply park_deep(void)
 
 void park_deep_surely(void)
 {
-	struct timespec while_young = {0, 500000000};
-
 	for (;;) {
+		uint64_t seen_ns = page_read().heartbeat_ns;
 		struct affinode_reply reply = park_deep();
 
 		if (reply.status == AFFINODE_OK && page_read().depth == AFFINODE_DEPTH_CONTEXT)
@@ -116,7 +114,7 @@ void park_deep_surely(void)
 			CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
 		}
 		if (strstr(reply.text, "just begun"))
-			nanosleep(&while_young, NULL); /* three seconds of it: no need to move all the while */
+			PAGE_UNTIL(page.heartbeat_ns > seen_ns); /* three seconds of it: no need to move all the while */
 		test_pause();
 	}
 }
