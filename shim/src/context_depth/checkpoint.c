@@ -21,7 +21,6 @@
 
 #define GPU_LOCK_POLL_NS (5 * MS_NS)
 
-struct checkpoint_api checkpoint_api;
 struct checkpoint_left checkpoint_left;
 
 static _Atomic bool is_started;
@@ -32,15 +31,10 @@ uint64_t checkpoint_age_ns(void)
 	return atomic_load(&is_started) ? clock_ns() - started_ns : 0;
 }
 
-static bool find_api(void)
+static bool driver_can_checkpoint(void)
 {
-	*(void **)&checkpoint_api.lock = driver_find("cuCheckpointProcessLock", 12080);
-	*(void **)&checkpoint_api.checkpoint = driver_find("cuCheckpointProcessCheckpoint", 12080);
-	*(void **)&checkpoint_api.restore = driver_find("cuCheckpointProcessRestore", 12080);
-	*(void **)&checkpoint_api.unlock = driver_find("cuCheckpointProcessUnlock", 12080);
-	*(void **)&checkpoint_api.state = driver_find("cuCheckpointProcessGetState", 12080);
-	return checkpoint_api.lock && checkpoint_api.checkpoint && checkpoint_api.restore && checkpoint_api.unlock &&
-	       checkpoint_api.state;
+	return driver.cuCheckpointProcessLock && driver.cuCheckpointProcessCheckpoint && driver.cuCheckpointProcessRestore &&
+	       driver.cuCheckpointProcessUnlock && driver.cuCheckpointProcessGetState;
 }
 
 void context_depth_start(void)
@@ -52,7 +46,7 @@ void context_depth_start(void)
 	shadows_tell = shadows_tell_driver;
 	if (!checkpoint_is_asked())
 		return;
-	if (!find_api())
+	if (!driver_can_checkpoint())
 		why = "this driver cannot checkpoint a process (needs CUDA 12.8)";
 	if (!why)
 		why = device_count_known() ? gpu_memory_start(device_at(0)->uuid) : "no GPU is known";
@@ -72,7 +66,7 @@ int checkpoint_state(void)
 {
 	int state = -1;
 
-	return checkpoint_api.state(getpid(), &state) == CUDA_SUCCESS ? state : -1;
+	return driver.cuCheckpointProcessGetState(getpid(), &state) == CUDA_SUCCESS ? state : -1;
 }
 
 bool checkpoint_lock_gpus(const uint8_t *to, uint64_t ns)

@@ -15,21 +15,6 @@
 /* CUprocessState */
 enum { PROCESS_RUNNING = 0, PROCESS_LOCKED = 1, PROCESS_CHECKPOINTED = 2, PROCESS_FAILED = 3 };
 
-/* As cuda.h of CUDA 12.8 declares it; the other calls' structs are all reserved there and may be NULL.  */
-struct checkpoint_lock_arguments {
-	unsigned int timeout_ms, reserved0;
-	uint64_t reserved1[7];
-};
-
-struct checkpoint_api {
-	CUresult (*lock)(int, struct checkpoint_lock_arguments *);
-	CUresult (*checkpoint)(int, void *);
-	CUresult (*restore)(int, void *);
-	CUresult (*unlock)(int, void *);
-	CUresult (*state)(int, int *);
-};
-extern struct checkpoint_api checkpoint_api;
-
 struct checkpoint_left {
 	struct device *device;  /* the GPU that the context was taken off */
 	uint64_t context_bytes; /* what it needs to come back */

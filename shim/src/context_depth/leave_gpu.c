@@ -131,22 +131,22 @@ static uint64_t bytes_to_come_back(const struct gpu_memory *before, const struct
 static const char *hold(void)
 {
 	struct checkpoint_lock_arguments arguments = {.timeout_ms = LOCK_TIMEOUT_MS};
-	CUresult result = checkpoint_api.lock(getpid(), &arguments);
+	CUresult result = driver.cuCheckpointProcessLock(getpid(), &arguments);
 
 	if (result != CUDA_SUCCESS) {
 		log_line("cuCheckpointProcessLock: %d", result);
 		if (checkpoint_state() == PROCESS_LOCKED)
-			checkpoint_api.unlock(getpid(), NULL);
+			driver.cuCheckpointProcessUnlock(getpid(), NULL);
 		return result == CUDA_ERROR_NOT_READY ? "a CUDA call does not come back"
 						      : "the driver did not let the process be locked";
 	}
-	result = checkpoint_api.checkpoint(getpid(), NULL);
+	result = driver.cuCheckpointProcessCheckpoint(getpid(), NULL);
 	if (result == CUDA_SUCCESS)
 		return NULL;
 	log_line("cuCheckpointProcessCheckpoint: %d, state %d", result, checkpoint_state());
 	if (checkpoint_state() == PROCESS_CHECKPOINTED)
 		return NULL;
-	if (checkpoint_api.unlock(getpid(), NULL) != CUDA_SUCCESS && checkpoint_state() != PROCESS_RUNNING)
+	if (driver.cuCheckpointProcessUnlock(getpid(), NULL) != CUDA_SUCCESS && checkpoint_state() != PROCESS_RUNNING)
 		return NULL; /* still held: checkpoint_in goes on from whatever state it finds */
 	if (result == CUDA_ERROR_NOT_SUPPORTED) {
 		checkpoint_refuse("the driver does not checkpoint what the process uses (managed memory, IPC, …)");

@@ -56,11 +56,9 @@ static const char *unlike(const struct gpu_listed *from, const struct gpu_listed
 
 static bool has_pairs(void)
 {
-	CUresult (*version)(int *);
-	int driver_version = 0;
+	int version = 0;
 
-	*(void **)&version = driver_find("cuDriverGetVersion", 2020);
-	return version && version(&driver_version) == CUDA_SUCCESS && driver_version >= PAIRS_SINCE;
+	return driver.cuDriverGetVersion && driver.cuDriverGetVersion(&version) == CUDA_SUCCESS && version >= PAIRS_SINCE;
 }
 
 void elsewhere_start(void)

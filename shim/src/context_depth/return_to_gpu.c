@@ -9,6 +9,7 @@
 #include "context_depth/internal.h"
 #include "context_depth/migrate.h"
 #include "context_depth/nvml/nvml_probe.h"
+#include "driver/real_driver.h"
 #include "gate/gate.h"
 #include "gpu/gpu_lock.h"
 #include "memory/blocks/backed.h"
@@ -105,7 +106,7 @@ static enum affinode_status restore(const uint8_t *to, char *why, size_t size)
 	if (status != AFFINODE_OK)
 		return status;
 	looked = clock_ns();
-	result = checkpoint_api.restore(getpid(), to ? elsewhere_arguments(checkpoint_left.device, to) : NULL);
+	result = driver.cuCheckpointProcessRestore(getpid(), to ? elsewhere_arguments(checkpoint_left.device, to) : NULL);
 	log_line("context: looked for room in %.1f ms, restored in %.1f ms: %d", (double)(looked - begin) / 1e6,
 		 (double)(clock_ns() - looked) / 1e6, result);
 	if (result == CUDA_ERROR_OUT_OF_MEMORY)
@@ -145,7 +146,7 @@ static enum affinode_status let_go(const uint8_t *to, char *why, size_t size)
 	}
 	begin = clock_ns();
 	if (state == PROCESS_LOCKED)
-		result = checkpoint_api.unlock(getpid(), NULL);
+		result = driver.cuCheckpointProcessUnlock(getpid(), NULL);
 	state = checkpoint_state();
 	log_line("context: unlocked in %.1f ms", (double)(clock_ns() - begin) / 1e6);
 	if (state == PROCESS_RUNNING) {

@@ -39,15 +39,6 @@ static get_proc_address_fn get_proc_address(void)
 	return (get_proc_address_fn)real;
 }
 
-void *driver_find(const char *name, int version)
-{
-	get_proc_address_fn get = get_proc_address();
-	void *address = NULL;
-	int status;
-
-	return get && get(name, &address, version, 0, &status) == CUDA_SUCCESS ? address : NULL;
-}
-
 bool driver_resolve(void)
 {
 	get_proc_address_fn get = get_proc_address();

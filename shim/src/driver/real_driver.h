@@ -72,7 +72,22 @@
 	X(cuDeviceGraphMemTrim, "cuDeviceGraphMemTrim", 11040, (CUdevice))                                          \
 	X(cuMemPrefetchAsync, "cuMemPrefetchAsync", 8000, (CUdeviceptr, size_t, CUdevice, CUstream))                \
 	X(cuMemPrefetchAsync_v2, "cuMemPrefetchAsync", 12020,                                                       \
-	  (CUdeviceptr, size_t, CUmemLocation, unsigned int, CUstream))
+	  (CUdeviceptr, size_t, CUmemLocation, unsigned int, CUstream))                                              \
+	X(cuDriverGetVersion, "cuDriverGetVersion", 2020, (int *))                                                  \
+	X(cuGetErrorName, "cuGetErrorName", 6000, (CUresult, const char **))                                        \
+	X(cuGetErrorString, "cuGetErrorString", 6000, (CUresult, const char **))                                    \
+	X(cuPointerGetAttributes, "cuPointerGetAttributes", 7000, (unsigned int, int *, void **, CUdeviceptr))      \
+	X(cuCheckpointProcessLock, "cuCheckpointProcessLock", 12080, (int, struct checkpoint_lock_arguments *))     \
+	X(cuCheckpointProcessCheckpoint, "cuCheckpointProcessCheckpoint", 12080, (int, void *))                     \
+	X(cuCheckpointProcessRestore, "cuCheckpointProcessRestore", 12080, (int, void *))                           \
+	X(cuCheckpointProcessUnlock, "cuCheckpointProcessUnlock", 12080, (int, void *))                             \
+	X(cuCheckpointProcessGetState, "cuCheckpointProcessGetState", 12080, (int, int *))
+
+/* As cuda.h of CUDA 12.8 declares it; the checkpoint's other structs are all reserved there and may be NULL.  */
+struct checkpoint_lock_arguments {
+	unsigned int timeout_ms, reserved0;
+	uint64_t reserved1[7];
+};
 
 #define DRIVER_POINTER(name, version, parameters) CUresult (*name) parameters;
 #define DRIVER_OPTIONAL_POINTER(field, name, version, parameters) CUresult (*field) parameters;
@@ -91,8 +106,5 @@ void driver_note_handle(void *handle);
 
 /* Fill `driver`; false if the driver is too old to move memory. Calls the dynamic linker: never on our own threads.  */
 bool driver_resolve(void);
-
-/* Another of its entry points, as of a CUDA version; NULL: it has none. As driver_resolve.  */
-void *driver_find(const char *name, int version);
 
 #endif

@@ -77,10 +77,7 @@ static bool taken_turn(void)
 
 static int device_count = -1;
 static int driver_version;
-static CUresult (*get_total)(size_t *, CUdevice);
-static CUresult (*get_pci_id)(char *, int, CUdevice);
 static const char *error_names[ERRORS], *error_texts[ERRORS];
-static CUresult (*get_many)(unsigned int, int *, void **, CUdeviceptr);
 
 /* Without what this driver lacks, or says otherwise, the call waits.  */
 static void device_ask(struct device_shadow *shadow, CUdevice ordinal)
@@ -89,39 +86,29 @@ static void device_ask(struct device_shadow *shadow, CUdevice ordinal)
 	shadow->ordinal = ordinal;
 	driver.cuDeviceGetName(shadow->name, sizeof(shadow->name), ordinal);
 	driver.cuDeviceGetUuid(shadow->uuid, ordinal);
-	if (get_total)
-		get_total(&shadow->total_bytes, ordinal);
-	if (get_pci_id)
-		get_pci_id(shadow->pci_id, sizeof(shadow->pci_id), ordinal);
+	if (driver.cuDeviceTotalMem)
+		driver.cuDeviceTotalMem(&shadow->total_bytes, ordinal);
+	driver.cuDeviceGetPCIBusId(shadow->pci_id, sizeof(shadow->pci_id), ordinal);
 	for (int i = 0; i < ATTRIBUTES; i++)
 		shadow->attribute_results[i] = driver.cuDeviceGetAttribute(&shadow->attributes[i], i, ordinal);
 }
 
 static void errors_start(void)
 {
-	CUresult (*name)(CUresult, const char **), (*text)(CUresult, const char **);
-
-	*(void **)&name = driver_find("cuGetErrorName", 6000);
-	*(void **)&text = driver_find("cuGetErrorString", 6000);
-	for (int i = 0; i < ERRORS && name && text; i++) {
-		if (name(i, &error_names[i]) != CUDA_SUCCESS)
+	for (int i = 0; i < ERRORS && driver.cuGetErrorName && driver.cuGetErrorString; i++) {
+		if (driver.cuGetErrorName(i, &error_names[i]) != CUDA_SUCCESS)
 			error_names[i] = NULL;
-		if (text(i, &error_texts[i]) != CUDA_SUCCESS)
+		if (driver.cuGetErrorString(i, &error_texts[i]) != CUDA_SUCCESS)
 			error_texts[i] = NULL;
 	}
 }
 
 void shadow_devices_start(void)
 {
-	CUresult (*version)(int *);
 	int count = 0;
 
-	*(void **)&version = driver_find("cuDriverGetVersion", 2020);
-	*(void **)&get_many = driver_find("cuPointerGetAttributes", 7000);
-	*(void **)&get_total = driver_find("cuDeviceTotalMem", 3020);
-	*(void **)&get_pci_id = driver_find("cuDeviceGetPCIBusId", 4010);
-	if (version)
-		version(&driver_version);
+	if (driver.cuDriverGetVersion)
+		driver.cuDriverGetVersion(&driver_version);
 	errors_start();
 	if (driver.cuDeviceGetCount(&count) != CUDA_SUCCESS || count > MAX_DEVICES)
 		return;
@@ -132,7 +119,7 @@ void shadow_devices_start(void)
 
 static CUresult ask(void *data, int attribute, CUdeviceptr address, bool many)
 {
-	return many ? get_many(1, &attribute, &data, address) : driver.cuPointerGetAttribute(data, attribute, address);
+	return many ? driver.cuPointerGetAttributes(1, &attribute, &data, address) : driver.cuPointerGetAttribute(data, attribute, address);
 }
 
 /* Asked twice over different bytes: those that come out the same were written.  */
@@ -153,7 +140,7 @@ static void witness_take(struct taken *now, const struct context *context)
 {
 	struct witness_shadow *shadow = &now->witnesses[now->witness_count];
 
-	if (!context->handle || !context->witness || now->witness_count == MAX_WITNESSES || !get_many ||
+	if (!context->handle || !context->witness || now->witness_count == MAX_WITNESSES || !driver.cuPointerGetAttributes ||
 	    driver.cuCtxSetCurrent(context->handle) != CUDA_SUCCESS)
 		return;
 	shadow->address = context->witness;
