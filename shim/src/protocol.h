@@ -364,10 +364,9 @@ enum affinode_page_flags {
 };
 
 #define AFFINODE_ENTRY_POINTS 20u
-#define AFFINODE_ENTRY_POINT_NAME_SIZE 56u
 
 struct affinode_entry_point {
-	char name[AFFINODE_ENTRY_POINT_NAME_SIZE]; /* NUL-terminated, cut where it is longer */
+	char name[56]; /* NUL-terminated, cut where it is longer */
 	uint64_t calls;
 };
 
@@ -387,7 +386,7 @@ struct affinode_page {
 	uint32_t captures;         /* stream captures open */
 	uint32_t epoch;            /* last command begun */
 	uint32_t gpu_count;
-	uint64_t room_bytes;       /* an allocation of this size waits for room; 0: none */
+	uint64_t reserved;
 	uint64_t calls[AFFINODE_CLASSES];
 	uint64_t parks, resumes;
 	uint64_t last_park_ns, last_park_bytes;     /* duration and size of the last ones */

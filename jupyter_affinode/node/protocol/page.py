@@ -18,7 +18,7 @@ PAGE_SIZE = 4096
 MAX_GPUS = 8
 
 HEAD = struct.Struct("=IHHiIIIQQQQIIII")  # magic … gpu_count
-TAIL = struct.Struct("=Q8Q6Q5QI4xQQ")  # room_bytes … context_bytes
+TAIL = struct.Struct("=8x8Q6Q5QI4xQQ")  # calls … context_bytes
 CALL_CLASSES = 8
 GPU = struct.Struct("=16sQQ8Q")
 LATER = struct.Struct("=QQQ")  # behind the GPUs: disk_bytes …
@@ -164,7 +164,6 @@ class PageData:
     calls_in_flight: int
     captures: int
     epoch: int  # of the last command that was begun
-    room_bytes: int
     parks: int
     resumes: int
     last_park: tuple[int, float] | None  # bytes, seconds
@@ -180,7 +179,6 @@ class PageData:
     context_bytes: int = 0  # at context depth: what its resume needs beside its parked bytes
     calls: tuple[int, ...] = ()  # how many there were of each class, enum affinode_class
     disk_bytes: int = 0  # contents on disk: parked ones, or a resident process's retained copy
-    disk_written_bytes: int = 0  # ever
     last_resume_disk_bytes: int = 0  # that came from disk
     counted_since: float | None = None  # while calls are counted by entry point
     entry_points: tuple[tuple[str, int], ...] = ()  # … those called most, and how often
@@ -192,10 +190,10 @@ def parse_page(raw: bytes, now: float) -> PageData:
         raise PageError(f"a page of {len(raw)} bytes")
     head = _Head._make(HEAD.unpack_from(raw))
     _check_head(head)
-    room_bytes, *rest = TAIL.unpack_from(raw, HEAD.size)
+    rest = TAIL.unpack_from(raw, HEAD.size)
     tail = _Tail._make(rest[CALL_CLASSES:])
     later = LATER.unpack_from(raw, LATER_OFFSET)
-    for size in (room_bytes, *tail.sizes, *later):
+    for size in (*tail.sizes, *later):
         _plausible(size)
     if tail.depth not in Depth.__members__.values():
         raise PageError(f"a page with depth {tail.depth}")
@@ -211,7 +209,6 @@ def parse_page(raw: bytes, now: float) -> PageData:
         calls_in_flight=head.calls_in_flight,
         captures=head.captures,
         epoch=head.epoch,
-        room_bytes=room_bytes,
         parks=tail.parks,
         resumes=tail.resumes,
         last_park=(tail.park_bytes, tail.park_ns / 1e9) if tail.parks else None,
@@ -227,7 +224,6 @@ def parse_page(raw: bytes, now: float) -> PageData:
         context_bytes=tail.context_bytes,
         calls=tuple(rest[:CALL_CLASSES]),
         disk_bytes=later[0],
-        disk_written_bytes=later[1],
         last_resume_disk_bytes=later[2],
         **_counted(raw, now),
     )

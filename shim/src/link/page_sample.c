@@ -94,7 +94,6 @@ void page_take_sample(void)
 	page->want = gate_calls_waiting();
 	page->captures = captures_open();
 	page->heartbeat_ns = now;
-	page->room_bytes = asks_room_bytes();
 	if (now < atomic_load(&gate.cancel_until_ns))
 		page->flags |= AFFINODE_PAGE_CANCELLING;
 	else

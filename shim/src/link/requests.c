@@ -293,18 +293,6 @@ void asks_fail_requests(void)
 	wake_askers();
 }
 
-uint64_t asks_room_bytes(void)
-{
-	uint64_t bytes = 0;
-
-	pthread_mutex_lock(&asks_lock);
-	for (int i = 0; i < MAX_ASKS; i++)
-		if (asks[i].is_room && (asks[i].stage == ASK_UNSENT || asks[i].stage == ASK_SENT))
-			bytes += asks[i].argument;
-	pthread_mutex_unlock(&asks_lock);
-	return bytes;
-}
-
 void asks_wake_all(void)
 {
 	wake_askers();

@@ -42,6 +42,5 @@ void asks_fail_requests(void);
 
 void asks_answer_room(uint32_t number, bool granted);
 void asks_answer_request(uint32_t number, int status, const char *text);
-uint64_t asks_room_bytes(void);
 void asks_wake_all(void);
 #endif

@@ -41,7 +41,7 @@ OFFSETS = {
     "affinode_result.text": 24,
     "affinode_page.sequence": page.SEQUENCE_OFFSET,
     "affinode_page.gpu_count": page.HEAD.size - 4,
-    "affinode_page.room_bytes": page.HEAD.size,
+    "affinode_page.calls": page.HEAD.size + 8,
     "affinode_page.parks": page.HEAD.size + 72,
     "affinode_page.copy_bytes": page.HEAD.size + 120,
     "affinode_page.kept_bytes": page.HEAD.size + 128,

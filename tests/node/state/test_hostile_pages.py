@@ -145,7 +145,6 @@ class Play:
             calls_in_flight=pick([0, 0, 1]),
             captures=pick([0, 0, 0, 1]),
             epoch=dice.randrange(6),
-            room_bytes=size(),
             parks=parks,
             resumes=pick([0, 1]),
             last_park=(size(), pick([0.0, 1.0, 1.8e10])) if parks else None,
@@ -160,7 +159,6 @@ class Play:
             context_bytes=size(),
             calls=(0,) * 8,
             disk_bytes=size(),
-            disk_written_bytes=size(),
             last_resume_disk_bytes=pick([0, size()]),
         )
 

@@ -36,7 +36,7 @@ SCRIPT = Path(__file__).parents[1] / "support" / "stoppable_process.py"
 def process(state=State.RESIDENT, *, in_flight=0, idle=1000.0, resident=MIB, parked=0, **fields):
     gpu = PageGpu(UUID, resident, parked, (0,) * 8)
     activity = NOW - idle
-    data = PageData(state, activity, activity, PageFlag(0), 0, in_flight, 0, 0, 0, 0, 0, None, None, (gpu,))
+    data = PageData(state, activity, activity, PageFlag(0), 0, in_flight, 0, 0, 0, 0, None, None, (gpu,))
     hello = Hello(1, 1, HelloFlag(0), 1, 1, "k", "python", "0")
     made = Process(1, "k", hello, SimpleNamespace(), data, SimpleNamespace(), 4242)
     for name, value in fields.items():

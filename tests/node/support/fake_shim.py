@@ -27,7 +27,7 @@ PAGE_MAGIC = 0x47504641
 HEADER = struct.Struct("=IHHII")
 COMMAND = struct.Struct("=IIQQ192s")
 PAGE_HEAD = struct.Struct("=IHHiIIIQQQQIIII")
-PAGE_TAIL = struct.Struct("=Q8QQQQQQQQQQQQIIQQ")
+PAGE_TAIL = struct.Struct("=8x8QQQQQQQQQQQQIIQQ")
 PAGE_GPU = struct.Struct("=16sQQ8Q")
 PAGE_GPUS_AT = 256
 PREPARES, TRIMS, HAS_GRANT = 4, 8, 32  # flags of HELLO
@@ -113,7 +113,7 @@ class FakePage:
         self.state = RESIDENT
         self.epoch = 0
         self.want = 0
-        self.flags = self.calls_in_flight = self.captures = self.room = self.parks = self.resumes = 0
+        self.flags = self.calls_in_flight = self.captures = self.parks = self.resumes = 0
         self.last_activity = self.state_since = time.monotonic_ns()
         self.context_bytes = 0
         self.host = [0, 0, 0, 0, 0, 0]  # copies, kept, copied and zero at the last park, mended chunks, depth
@@ -148,9 +148,7 @@ class FakePage:
             PAGE_GPU.pack(uuid, resident, parked, 0, fixed, 0, 0, 0, 0, 0, 0)
             for uuid, (resident, parked, fixed) in self.memory.items()
         )
-        body = head + PAGE_TAIL.pack(
-            self.room, *[0] * 8, *moves, *self.host, 0, self.lots, self.context_bytes
-        )
+        body = head + PAGE_TAIL.pack(*[0] * 8, *moves, *self.host, 0, self.lots, self.context_bytes)
         self.map[24:32] = struct.pack("=Q", self.sequence - 1)
         self.map[:24] = body[:24]
         self.map[32 : len(body)] = body[32:]
@@ -273,8 +271,6 @@ class FakeShim:
 
     def allocate(self, size: int, number: int) -> None:
         """Meet a full GPU."""
-        self.page.room = size
-        self.page.write()
         self.send(notify(ROOM, size, number=number))
 
     def allocated(self, size: int, number: int) -> None:
@@ -282,7 +278,6 @@ class FakeShim:
         self.send(notify(ROOM_END, size, number=number))
         with self._lock:
             self.page.memory[GPU][0] += size
-            self.page.room = 0
             self.page.write()
         self.send(notify(STATE))
 

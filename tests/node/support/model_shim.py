@@ -137,7 +137,6 @@ class Shim:
             0,
             0,
             self.epoch,
-            0,
             self.parks,
             self.resumes,
             None,

@@ -39,7 +39,7 @@ class Says:
         self.inode = 0, id(self)
         self.last = PageData(
             state=where, state_since=last_activity, last_activity=last_activity, flags=PageFlag(0), want=0,
-            calls_in_flight=0, captures=0, epoch=0, room_bytes=0, parks=0, resumes=0, last_park=None,
+            calls_in_flight=0, captures=0, epoch=0, parks=0, resumes=0, last_park=None,
             last_resume=None, gpus=(PageGpu(A, resident, parked, (0,) * 8),), calls=(0,) * 8,
         )  # fmt: skip
 

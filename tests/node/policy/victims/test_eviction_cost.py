@@ -131,7 +131,6 @@ def page(
         0,
         0,
         0,
-        0,
         parks,
         resumes,
         park if parks else None,
