@@ -20,7 +20,6 @@ from jupyter_affinode.node.protocol.page import State
 from jupyter_affinode.node.protocol.wire import (
     PROTOCOL_VERSION,
     CommandKind,
-    MoveFlag,
     NotifyKind,
     Reply,
     Status,
@@ -28,8 +27,7 @@ from jupyter_affinode.node.protocol.wire import (
 
 NONE, RESIDENT, PARKING, PARKED, QUEUED, RESUMING, LOST = State
 PARK, RESUME, CANCEL, CANCEL_END, DYING, ROOM, COMMIT, ABORT, TRIM, LOT, DROP_CACHES, *_ = CommandKind
-OK, BUSY, REVOKED, NO_GPU_ROOM, NO_HOST_ROOM, STALE, NOTHING, FAILED, REFUSED, PREPARED = Status
-PREPARE, WANT = MoveFlag.PREPARE, NotifyKind.WANT
+OK, BUSY, REVOKED, NO_GPU_ROOM, NO_HOST_ROOM, STALE, NOTHING, FAILED, REFUSED, *_ = Status
 
 
 @dataclass(frozen=True)
@@ -95,13 +93,12 @@ class LinkPeer(ShimPeer):
                 self._send(wire.pack_heartbeat(PROTOCOL_VERSION))
             timeout_s = 0.0
 
-    def reply_to(self, epoch: int, timeout_s: float = 60.0, *, last: bool = False) -> Reply:
-        """The first reply to a command, or the `last`, which ends a prepared move."""
+    def reply_to(self, epoch: int, timeout_s: float = 60.0) -> Reply:
+        """The reply to a command."""
 
         def reply() -> Reply | None:
             self.pump(0.05)
-            found = (each for each in self.replies if each.epoch == epoch)
-            return next((each for each in found if not (last and each.status == PREPARED)), None)
+            return next((each for each in self.replies if each.epoch == epoch), None)
 
         return wait_until(reply, timeout_s, lambda: f"a reply to command {epoch}; page {self.page()}", 0)
 
@@ -110,18 +107,6 @@ class LinkPeer(ShimPeer):
 
     def resume(self, timeout_s: float = 60.0) -> Reply:
         return self.reply_to(self.command(RESUME), timeout_s)
-
-    def prepare(self, command: int) -> int:
-        """PARK or RESUME as far as PREPARED; its epoch."""
-        epoch = self.command(command, argument=PREPARE)
-        reply = self.reply_to(epoch)
-        assert reply.status == PREPARED, reply
-        return epoch
-
-    def decide(self, decision: int, epoch: int) -> Reply:
-        """COMMIT or ABORT; how the move ended."""
-        self.command(decision, request=epoch)
-        return self.reply_to(epoch, last=True)
 
     def wait(self, condition: Callable[[Page], object], timeout_s: float = 60.0) -> Page:
         """Read the page until `condition(page)`; that page."""
