@@ -7,6 +7,9 @@ export type Residency = 'none' | 'resident' | 'parking' | 'parked' | 'queued' | 
 export type UnmovableReason =
   'small' | 'managed' | 'mapped' | 'pool' | 'array' | 'shared' | 'unbacked' | 'device';
 
+/** What a CUDA call does. */
+export type CallClass = 'host' | 'query' | 'free' | 'launch' | 'copy' | 'alloc' | 'sync' | 'module';
+
 /** Why a process can make no progress any more. */
 export type StuckReason =
   'lost' | 'resume-failed' | 'gpu-gone' | 'gpu-too-small' | 'peer-gone' | 'parent-gone' | 'stopped';

@@ -4,6 +4,7 @@ import { resolve } from 'node:path';
 import { test } from 'node:test';
 import {
   blockerText,
+  callClassText,
   controllerText,
   depthRefusalText,
   errorText,
@@ -40,6 +41,7 @@ test('no code of a newer server is shown, and none is without words', () => {
     errorText({ slug: code, status: 418 }, trans),
     stuckText(code, trans),
     unmovableText(code, trans),
+    callClassText(code, trans),
     controllerText(code, trans),
     waitText({ code }, nameOf, trans),
     blockerText(blocker(code), nameOf, trans),
@@ -63,6 +65,7 @@ test('every code that the server declares has words of its own', () => {
     ['BlockerReason', code => blockerText(blocker(code), nameOf, trans), []],
     ['StuckReason', code => stuckText(code, trans), []],
     ['UnmovableReason', code => unmovableText(code, trans), []],
+    ['CallClass', code => callClassText(code, trans), []],
     ['Refusal', code => refusalText(code, null, trans), []],
     ['DepthRefusal', code => depthRefusalText(code, trans), []],
     ['NoticeKind', code => noticeText(code, null, 'a.ipynb', trans), []]

@@ -91,6 +91,61 @@ def test_a_hidden_panel_asks_nothing_and_still_the_chip_follows(page, open_lab):
     expect(notebook.chip()).to_have_text("GPU freed")  # told by an event
 
 
+def test_cuda_calls_are_asked_for_only_while_they_are_seen_and_the_server_answers(page, open_lab):
+    done = page.server.machine.work / "launched"
+    page = open_lab(clock=True, at=page.server)
+    launches = lab_cells.launch_until(str(done))
+    notebook = page.open_notebook("launching.ipynb", lab_cells.allocate(64), launches)
+    notebook.run_cell(0)
+    notebook.start_cell(1)
+    page.show_panel()
+    row = page.row("launching.ipynb")
+    open_calls = row.get_by_role("button", name="CUDA calls: launching.ipynb")
+    rates = row.get_by_role("table", name="Calls per second")
+    look_again = page.panel.get_by_role("button", name="Look again")
+    asked: list[str] = []
+    page.page.on("request", lambda request: asked.append(request.url))
+
+    def are_asked_for(pass_time) -> bool:
+        """Whether the calls are asked for while the page's time passes."""
+        page.page.clock.run_for(2_000)  # what was under way
+        asked.clear()
+        pass_time()
+        page.page.evaluate("() => fetch('/api/status')")  # is heard of after whatever came before it
+        return any(url.partition("?")[0].endswith("/activity") for url in asked)
+
+    def until_the_next_looks() -> None:
+        for _ in range(2):
+            with page.page.expect_request(ASKS):
+                page.page.clock.run_for(15_000)
+
+    open_calls.click()
+    expect(rates.get_by_role("row", name="Launches")).to_be_visible()
+    expect(row.get_by_role("table", name="Called most")).to_contain_text("cuLaunchHostFunc")
+    assert are_asked_for(until_the_next_looks)
+
+    page.page.route(ASKS, lambda route: route.abort())
+    look_again.first.click()
+    expect(page.panel.get_by_role("alert")).to_be_visible()
+    assert not are_asked_for(until_the_next_looks)
+    page.page.unroute(ASKS)
+    with page.page.expect_request("**/activity*"):
+        look_again.first.click()
+    expect(page.panel.get_by_role("alert")).to_have_count(0)
+    expect(rates.get_by_role("row", name="Launches")).to_be_visible()
+
+    row.get_by_role("button", name="Details of launching.ipynb").click()
+    expect(rates).to_have_count(0)
+    assert not are_asked_for(until_the_next_looks)
+    row.get_by_role("button", name="Details of launching.ipynb").click()
+    open_calls.click()
+    expect(rates.get_by_role("row", name="Launches")).to_be_visible()
+    page.hide_panel()
+    assert not are_asked_for(lambda: page.page.clock.run_for(60_000))
+    done.touch()
+    notebook.wait_for_cell(1)
+
+
 def test_everything_in_a_row_can_be_reached_and_used_by_keyboard(page):
     notebook = page.open_notebook("work/typed.ipynb", lab_cells.allocate(100))
     other = page.open_notebook("other.ipynb", lab_cells.CPU)

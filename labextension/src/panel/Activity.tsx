@@ -1,10 +1,12 @@
+import { Poll } from '@lumino/polling';
 import * as React from 'react';
 import { AffinodeError } from '../api';
 import { IActivity, IKernel } from '../status';
+import { callClassText } from '../words';
 import { IView } from './view';
 
-/** How often the counters are looked at while they are shown. */
-const LOOK_MS = 2000;
+/** How often the counters are looked at while they are shown, in milliseconds; less often where the server refuses. */
+const FREQUENCY = { interval: 2000, backoff: true, max: 60_000 };
 
 /** Two looks at the counters, and how far they are apart. */
 interface ILooks {
@@ -13,46 +15,36 @@ interface ILooks {
   seconds: number;
 }
 
-/** A kernel's CUDA calls per second by class, and its most-called entry points; asks only while it is seen. */
+/** A kernel's CUDA calls per second by class, and its most-called entry points; asks only while it is seen and answered. */
 export function Activity(props: { kernel: IKernel; view: IView }): JSX.Element {
-  const { affinode, isVisible, trans } = props.view;
+  const { affinode, isStale, isVisible, trans } = props.view;
   const { id } = props.kernel;
   const [looks, setLooks] = React.useState<ILooks | null>(null);
   const [isRefused, setRefused] = React.useState(false);
+  const asks = isVisible && !isStale;
   React.useEffect(() => {
-    if (!isVisible) {
+    if (!asks) {
       return undefined;
     }
     let before: { activity: IActivity; at: number } | null = null;
-    let isGone = false;
     const look = async () => {
       try {
         const activity = await affinode.activity(id);
         const at = performance.now();
-        if (before && !isGone) {
+        if (before && !poll.isDisposed) {
           const seconds = (at - before.at) / 1000;
           setLooks({ before: before.activity, now: activity, seconds });
         }
         before = { activity, at };
         setRefused(false);
       } catch (error) {
-        if (!(error instanceof AffinodeError)) {
-          throw error;
-        }
-        setRefused(!isGone);
+        setRefused(error instanceof AffinodeError && error.status === 404);
+        throw error; // the pauses grow
       }
     };
-    void look();
-    const timer = window.setInterval(() => {
-      if (!document.hidden) {
-        void look();
-      }
-    }, LOOK_MS);
-    return () => {
-      isGone = true;
-      window.clearInterval(timer);
-    };
-  }, [affinode, id, isVisible]);
+    const poll = new Poll({ factory: look, frequency: FREQUENCY, standby: 'when-hidden' });
+    return () => poll.dispose();
+  }, [affinode, asks, id]);
 
   if (isRefused) {
     return <div className="jp-affinode-muted">{trans.__('The server does not count them.')}</div>;
@@ -67,7 +59,7 @@ export function Activity(props: { kernel: IKernel; view: IView }): JSX.Element {
       <Table
         caption={trans.__('Calls per second')}
         empty={trans.__('None in the last seconds.')}
-        rows={rows.map(([name, value]) => [name, perSecond(value)])}
+        rows={rows.map(([name, value]) => [callClassText(name, trans), perSecond(value)])}
       />
       {entryPoints.length > 0 && (
         <Table

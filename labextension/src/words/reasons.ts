@@ -1,7 +1,7 @@
 /** Why a kernel is where it is, and what of it cannot be moved. */
 
 import { IUnmanaged } from '../status';
-import { StuckReason, UnmovableReason } from '../reasons';
+import { CallClass, StuckReason, UnmovableReason } from '../reasons';
 import { bytes, IWords } from './figures';
 
 /** Arguments of a code; none of them must be there. */
@@ -97,6 +97,22 @@ const STUCK: Sentences = {
 /** Why a process can make no progress any more: "its GPU state is lost". */
 export function stuckText(reason: StuckReason | string, trans: IWords): string {
   return sentence(STUCK, reason, trans) ?? trans.__('it makes no progress');
+}
+
+const CALLS: Sentences = {
+  launch: trans => trans.__('Launches'),
+  copy: trans => trans.__('Copies and fills'),
+  alloc: trans => trans.__('Allocations'),
+  free: trans => trans.__('Frees'),
+  sync: trans => trans.__('Waits for the GPU'),
+  module: trans => trans.__('Loading of GPU code'),
+  query: trans => trans.__('Queries'),
+  host: trans => trans.__('Bookkeeping')
+};
+
+/** What CUDA calls of a class do: "Launches". */
+export function callClassText(callClass: CallClass | string, trans: IWords): string {
+  return sentence(CALLS, callClass, trans) ?? trans.__('Other calls');
 }
 
 /** A process on a GPU that is not managed: "train.py (pid 12): 3 GiB", "Another user: 3 GiB". */
