@@ -49,6 +49,20 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 ENDLESS = "import time\nwhile True:\n    time.sleep(0.05)"
 
 
+# Grants what `JupyterServer.allow` wrote last.
+AUTHORIZER = """
+import json, os
+from jupyter_server.auth import Authorizer
+
+class AsTheFileSays(Authorizer):
+    def is_authorized(self, handler, user, action, resource):
+        with open(os.path.join(os.environ["JUPYTER_CONFIG_DIR"], "allowed.json")) as file:
+            return [action, resource] in json.load(file) or not handler.request.path.startswith("/affinode")
+
+c.ServerApp.authorizer_class = AsTheFileSays
+"""
+
+
 @dataclass
 class Execution:
     """What one execute_request gave."""
@@ -113,6 +127,12 @@ class JupyterServer:
         with contextlib.suppress(OSError, AssertionError):
             return bool(self.request("GET", "/api/status"))
         return False
+
+    def allow(self, *actions: str) -> None:
+        """Let users only do these to kernels through our REST API: "read", "write". Call it before the start, too."""
+        folder = Path(self.machine.environment["JUPYTER_CONFIG_DIR"])
+        (folder / "jupyter_server_config.py").write_text(AUTHORIZER)
+        (folder / "allowed.json").write_text(json.dumps([(action, "kernels") for action in actions]))
 
     def stop(self) -> None:
         """End it as a person's Ctrl-C does, kernels included."""

@@ -12,6 +12,7 @@ import gzip
 import json
 from typing import TYPE_CHECKING, Any, cast
 
+from jupyter_core.utils import ensure_async
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from jupyter_server.extension.handler import ExtensionHandlerMixin
@@ -67,6 +68,11 @@ class AffinodeHandler(ExtensionHandlerMixin, APIHandler):
         self.set_status(status)
         self.finish(json.dumps({"error": slug, "message": message}))
 
+    async def may_act(self) -> bool:
+        """Return whether the server's authorizer lets the user do more than look."""
+        may = self.authorizer.is_authorized(self, self.current_user, "write", self.auth_resource)
+        return bool(await ensure_async(may))
+
     def describe(self, kernel: Kernel) -> Kernel:
         """Return a kernel for the browser: another server's kernels come without their names."""
         own = self.extension.kernels.owns(kernel["id"])
@@ -104,6 +110,7 @@ class StatusHandler(AffinodeHandler):
             "available": watch.available,
             "message": watch.message,
             "code": watch.code,
+            "may_act": await self.may_act(),
             "node": node if watch.available else None,
             "kernels": [self.describe(kernel) for kernel in kernels] if watch.available else [],
         }

@@ -37,6 +37,7 @@ export function complete(answer: IStatus): IStatus {
   return {
     ...answer,
     code: answer.code ?? null,
+    may_act: answer.may_act ?? true,
     kernels: answer.kernels.map(completeKernel),
     node: answer.node && completeNode(answer.node)
   };

@@ -341,7 +341,7 @@ export class AffinodeModel implements IAffinode, IDisposable {
   }
 
   private _tellActions(): void {
-    const shown = this._status && !this.stale ? this._status.kernels : [];
+    const shown = this._status?.may_act && !this.stale ? this._status.kernels : [];
     const possible = possibilities(shown.filter(kernel => !this._pending.has(kernel.id)));
     const changed = [...possible].filter(([action, ids]) => this._possible.get(action) !== ids);
     this._possible = possible;

@@ -214,6 +214,8 @@ export interface IStatus {
   message: string | null;
   /** Why there is no controller. */
   code: string | null;
+  /** Whether the server lets this user do more than look. */
+  may_act: boolean;
   node: INode | null;
   kernels: IKernel[];
 }

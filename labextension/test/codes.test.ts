@@ -187,3 +187,10 @@ test('a server that refuses says that one may look but not act', () => {
     'you may look but not change anything here'
   );
 });
+
+test('a grant that has ended is told as such, with what helps', () => {
+  for (const slug of ['bad-grant', 'grant-required']) {
+    const said = errorText({ slug, status: 401 }, trans);
+    assert.match(said, /grant has ended.*stop the server in the Hub and start it again/);
+  }
+});

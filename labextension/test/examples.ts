@@ -94,5 +94,13 @@ export function node(changes: Partial<INode> = {}): INode {
 
 /** A status of these kernels. */
 export function status(kernels: IKernel[], machine: INode | null = node()): IStatus {
-  return { version: VERSION, available: true, message: null, code: null, node: machine, kernels };
+  return {
+    version: VERSION,
+    available: true,
+    message: null,
+    code: null,
+    may_act: true,
+    node: machine,
+    kernels
+  };
 }

@@ -224,6 +224,21 @@ test('a controller that ended leaves the last status, and a server that refuses 
   assert.deepStrictEqual([model.status, model.problem?.kind], [null, 'refused']);
 });
 
+test('a user who may only look is offered nothing, from the first answer on', async () => {
+  await load(status([resident], machine));
+  answer = { code: 200, body: { ...status([resident], machine), may_act: false } };
+  await model.refresh();
+  await settled();
+  assert.deepStrictEqual(actions, [['hold', 'park']]);
+  answer = { code: 200, body: { ...status([resident], machine), may_act: undefined } };
+  await model.refresh(); // of an earlier version
+  await settled();
+  assert.deepStrictEqual(actions, [
+    ['hold', 'park'],
+    ['hold', 'park']
+  ]);
+});
+
 test('an answer of an earlier version is completed', async () => {
   const unsaid = [
     'calls',

@@ -32,6 +32,29 @@ def test_without_the_server_part_the_panel_says_how_to_get_it(machine, lab, open
 
 
 @pytest.mark.long
+def test_a_user_who_may_only_look_is_told_so_and_changes_nothing(gpu_machine, server, lab, open_lab):
+    server.allow("read")
+    lab()
+    page = open_lab()
+    notebook = page.open_notebook("seen.ipynb", lab_cells.allocate(64))
+    notebook.run_cell(0)
+    page.show_panel()
+    expect(page.state_of("seen.ipynb")).to_have_text("On the GPU: 64 MiB")
+    notebook.chip().click()
+    for place in (page.row("seen.ipynb"), notebook.popover()):
+        free = place.get_by_role("button", name="Free: seen.ipynb")
+        expect(free).to_have_attribute("aria-disabled", "true")
+        expect(free).to_have_attribute("title", "You may look but not change anything here.")
+    expect(page.panel.get_by_role("switch")).to_have_count(0)
+    page.page.keyboard.press("Escape")
+    server.allow("read", "write")
+    page.panel.get_by_role("button", name="Look again").click()
+    expect(page.panel.get_by_role("switch")).to_be_visible()
+    page.button("seen.ipynb", "Free").click()
+    expect(page.state_of("seen.ipynb")).to_have_text("GPU freed, 64 MiB safe in RAM")
+
+
+@pytest.mark.long
 def test_a_machine_without_a_gpu_is_told_how_to_try_it(native, machine, lab, open_lab):
     lab()
     page = open_lab()

@@ -7,23 +7,10 @@ import os
 import signal
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
 from live_machine import UnixConnection
 from live_server import ENDLESS, JupyterServer
-
-AUTHORIZER = """
-import json, os
-from jupyter_server.auth import Authorizer
-
-class AsTheFileSays(Authorizer):
-    def is_authorized(self, handler, user, action, resource):
-        with open(os.path.join(os.environ["JUPYTER_CONFIG_DIR"], "allowed.json")) as file:
-            return [action, resource] in json.load(file) or not handler.request.path.startswith("/affinode")
-
-c.ServerApp.authorizer_class = AsTheFileSays
-"""
 
 
 @pytest.fixture
@@ -157,22 +144,23 @@ def test_without_a_token_nothing_is_answered(followed):
 
 
 def test_reading_and_moving_need_the_right_to_read_and_write_kernels(native, machine, server, wait_until):
-    folder = Path(machine.environment["JUPYTER_CONFIG_DIR"])
-    (folder / "jupyter_server_config.py").write_text(AUTHORIZER)
-    (folder / "allowed.json").write_text("[]")
+    server.allow()
     server.start()
     kernel = server.start_kernel()
     wait_until(lambda: (machine.kernel(kernel.id) or {}).get("name"))
     for allowed, reading, moving in (
         ([], 403, 403),
-        ([("read", "kernels")], 200, 403),
-        ([("read", "kernels"), ("write", "kernels")], 200, 200),
+        (["read"], 200, 403),
+        (["read", "write"], 200, 200),
     ):
-        (folder / "allowed.json").write_text(json.dumps(allowed))
-        assert server.affinode()[0] == reading
+        server.allow(*allowed)
+        status, answer = server.affinode()
+        assert status == reading
+        assert answer.get("may_act") is (None if reading == 403 else moving == 200)
         assert server.affinode(f"kernels/{kernel.id}")[0] == reading
         assert server.affinode("doctor")[0] == reading
         assert server.affinode(f"kernels/{kernel.id}/release", "POST", {})[0] == moving
+        assert server.affinode("policy", "PATCH", {})[0] == moving
 
 
 def test_polling_does_not_keep_the_server_alive(followed):

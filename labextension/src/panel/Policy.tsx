@@ -19,7 +19,9 @@ export function Policy(props: { node: INode; view: IView }): JSX.Element | null 
       {policy && (
         <div className="jp-affinode-policyLine">
           <span title={policyText(policy, view)}>{policyText(policy, view)}</span>
-          {policy.may_change && <Switch policy={policy} view={view} />}
+          {policy.may_change && view.affinode.status?.may_act && (
+            <Switch policy={policy} view={view} />
+          )}
         </div>
       )}
       {given !== null && (

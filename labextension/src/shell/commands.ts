@@ -151,10 +151,7 @@ class KernelCommands {
         }
       },
       label: args => (args.short ? actionLabel(command.action, this._trans) : command.label()),
-      caption: () =>
-        this._isForbidden
-          ? this._trans.__('You may look but not change anything here.')
-          : actionCaption(command.action, this._holdS, this._trans),
+      caption: () => this._caption(command.action),
       icon: command.icon,
       isVisible: args => {
         const kernel = this._kernelOf(args);
@@ -164,7 +161,7 @@ class KernelCommands {
         const kernel = this._kernelOf(args);
         return (
           possible(args) &&
-          !this._isForbidden &&
+          this._mayAct &&
           !this._affinode.stale &&
           !this._affinode.pending(kernel?.id ?? '')
         );
@@ -182,7 +179,8 @@ class KernelCommands {
     const trans = this._trans;
     this._app.commands.addCommand(CommandIDs.endProcess, {
       label: trans.__('End a Process That Is Stuck'),
-      caption: actionCaption('end', 0, trans),
+      caption: () => this._caption('end'),
+      isEnabled: () => this._mayAct,
       describedBy: {
         args: {
           type: 'object',
@@ -227,6 +225,16 @@ class KernelCommands {
     });
   }
 
+  private get _mayAct(): boolean {
+    return this._affinode.status?.may_act ?? true;
+  }
+
+  private _caption(action: NamedAction): string {
+    return this._mayAct
+      ? actionCaption(action, this._holdS, this._trans)
+      : this._trans.__('You may look but not change anything here.');
+  }
+
   private get _holdS(): number {
     return this._affinode.settings.holdMinutes * 60;
   }
@@ -266,7 +274,7 @@ class KernelCommands {
     return asked.button.accept;
   }
 
-  /** Do it, and tell a refusal with its reason; after a 403 the user is known to be a reader. */
+  /** Do it, and tell a refusal with its reason. */
   private async _try(kernel: IKernel, act: () => Promise<void>): Promise<void> {
     let refused: { slug: string; status: number };
     try {
@@ -283,8 +291,7 @@ class KernelCommands {
       }
     }
     if (refused.status === 403) {
-      this._isForbidden = true;
-      this._notify(this._list());
+      void this._affinode.refresh(); // says whether the user may only look by now
     }
     const name = title(kernel, this._trans);
     Notification.warning(notice(`${name}: ${errorText(refused, this._trans)}`), {
@@ -300,8 +307,6 @@ class KernelCommands {
       }
     }
   }
-
-  private _isForbidden = false;
 }
 
 /** Free, get back, keep, stop keeping, stop waiting: by a kernel's id, or for the current notebook or console. */

@@ -9,6 +9,10 @@ const tooMany = (trans: IWords): string =>
   trans.__('the GPU controller knows as many kernels as it may');
 const readOnly = (trans: IWords): string => trans.__('you may look but not change anything here');
 const noKernel = (trans: IWords): string => trans.__('this server has no such kernel');
+const noGrant = (trans: IWords): string =>
+  trans.__(
+    'this server’s grant has ended or is missing; stop the server in the Hub and start it again'
+  );
 const noAnswer = (trans: IWords): string => trans.__('the GPU controller does not answer');
 
 const REFUSALS: Sentences = {
@@ -40,9 +44,8 @@ const REFUSALS: Sentences = {
   'too-many-kernels': tooMany,
   'no-ledger': trans => trans.__('there is no history'),
   forbidden: readOnly,
-  'bad-grant': readOnly,
-  'grant-required': readOnly,
-  'http-403': readOnly,
+  'bad-grant': noGrant,
+  'grant-required': noGrant,
   'unknown-kernel': noKernel,
   'not-here': noKernel,
   'unknown-process': trans => trans.__('the process has ended'),
@@ -66,7 +69,7 @@ export function refusalText(
 
 /** What the server answered to an action, as a part of a sentence; of an `AffinodeError`, `slug` and `status`. */
 export function errorText(error: { slug: string; status: number }, trans: IWords): string {
-  const isForbidden = error.status === 403 || error.status === 401;
+  const isForbidden = error.slug === 'http' && error.status === 403; // of Jupyter Server itself
   return refusalText(isForbidden ? 'forbidden' : error.slug, null, trans) as string;
 }
 
