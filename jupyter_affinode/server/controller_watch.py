@@ -21,7 +21,8 @@ Notice = dict[str, Any]
 SILENCE_S = 15.0  # the stream carries a ping every 5 s
 BACK_OFF_S = (0.2, 0.5, 1.0, 2.0)
 STEADY_S = 10.0  # a controller that was followed for that long did not fail at its start
-CODES = ("starting", "refused", "unreachable", "ended")
+# Why a server has no controller; the last two: it looks for none.
+CODES = ("starting", "refused", "unreachable", "ended", "disabled", "remote")
 UNKNOWN = "The GPU controller has not answered yet."
 
 

@@ -86,11 +86,19 @@ class AffinodeExtension(
         AffinodeProvisioner.server_label = label
         AffinodeProvisioner.depth = policy.get("depth")
         AffinodeProvisioner.places = self.place_kernels
+        if self._aside is not None:
+            self.watch.code, self.watch.message = self._aside
+            self.log.info(self.watch.message)
+
+    @property
+    def _aside(self) -> tuple[str, str] | None:
+        """Why this server follows nothing, as the watch's code and message; None where it does."""
+        assert self.serverapp is not None
         if not self.enabled:
-            self.watch.code = None
-            self.watch.message = (
-                "jupyter-affinode is switched off on this server (AffinodeExtension.enabled)."
-            )
+            return "disabled", "jupyter-affinode is switched off on this server (AffinodeExtension.enabled)."
+        if self.serverapp.gateway_config.gateway_enabled:
+            return "remote", "A kernel gateway starts this server's kernels on another machine."
+        return None
 
     def initialize_handlers(self) -> None:
         """Add the REST API. Called right after `initialize_settings`."""
@@ -98,7 +106,7 @@ class AffinodeExtension(
 
     async def _start_jupyter_server_extension(self, serverapp: Any) -> None:
         """Begin to follow kernels and controller. Called when the server's loop runs."""
-        if not self.enabled:
+        if self._aside is not None:
             return
         serverapp.event_logger.add_listener(schema_id=KERNEL_ACTIONS, listener=self.kernels.on_kernel_action)
         self._follows = True

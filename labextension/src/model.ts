@@ -7,7 +7,7 @@ import { Possible, possibilities } from './actions';
 import { AffinodeApi, AffinodeError } from './api';
 import { Hues } from './hues';
 import { changedKernels, complete, differs, merge, told } from './merge';
-import { PASSING, problemOf, problemOfError } from './problems';
+import { passes, problemOf, problemOfError } from './problems';
 import { IRate, Rates } from './rates';
 import { DEFAULT_SETTINGS, ISettings } from './settings';
 import {
@@ -65,7 +65,7 @@ export class AffinodeModel implements IAffinode, IDisposable {
   }
 
   get stale(): boolean {
-    return this._status !== null && this._problem !== null && PASSING.has(this._problem.kind);
+    return this._status !== null && passes(this._problem);
   }
 
   get updated(): number | null {
@@ -188,7 +188,7 @@ export class AffinodeModel implements IAffinode, IDisposable {
   private async _look(): Promise<void> {
     await this.refresh();
     this._rest();
-    if (this._problem && PASSING.has(this._problem.kind)) {
+    if (this._problem && passes(this._problem)) {
       throw new Error(this._problem.message);
     }
   }
@@ -212,17 +212,16 @@ export class AffinodeModel implements IAffinode, IDisposable {
     try {
       const status = complete(await this._api.status());
       this._problem = problemOf(status, this._trans);
-      if (status.available || before === null) {
-        this._status = status;
-      } else {
-        this._status = { ...before, available: false, message: status.message, code: status.code };
-      }
+      this._status =
+        passes(this._problem) && before !== null
+          ? { ...before, available: false, message: status.message, code: status.code }
+          : status;
     } catch (error) {
       if (!(error instanceof AffinodeError)) {
         throw error;
       }
       this._problem = problemOfError(error, this._trans);
-      this._status = PASSING.has(this._problem.kind) ? before : null;
+      this._status = passes(this._problem) ? before : null;
     }
     if (this._isDisposed) {
       return;

@@ -1,20 +1,24 @@
 /** What is wrong when there is no status, or an old one. Pure. */
 
-import { TranslationBundle } from '@jupyterlab/translation';
 import { AffinodeError } from './api';
 import { IStatus } from './status';
 import { IProblem } from './tokens';
 import { VERSION } from './version';
-import { sameRelease } from './words';
+import { controllerText, IWords, sameRelease } from './words';
 
-/** Problems that pass: the last status is kept meanwhile. */
-export const PASSING: ReadonlySet<IProblem['kind']> = new Set(['unreachable', 'controller']);
+/** Whether what is wrong passes, so that the last status is kept meanwhile. */
+export function passes(problem: IProblem | null): boolean {
+  return problem !== null && ['unreachable', 'controller', 'starting'].includes(problem.kind);
+}
+
+/** Codes of an absent controller that are no failure. */
+const NO_FAILURES = ['starting', 'disabled', 'remote'] as const;
 
 /** What is wrong with an answer; null when nothing is. */
-export function problemOf(status: IStatus, trans: Pick<TranslationBundle, '__'>): IProblem | null {
+export function problemOf(status: IStatus, trans: IWords): IProblem | null {
   if (!status.available) {
-    const message = trans.__('The GPU controller does not answer.');
-    return { kind: 'controller', message, code: status.code };
+    const kind = NO_FAILURES.find(code => code === status.code) ?? 'controller';
+    return { kind, message: controllerText(status.code, trans) };
   }
   if (!sameRelease(status.version, VERSION)) {
     const message = trans.__(
@@ -28,10 +32,7 @@ export function problemOf(status: IStatus, trans: Pick<TranslationBundle, '__'>)
 }
 
 /** What a failed request says. */
-export function problemOfError(
-  error: AffinodeError,
-  trans: Pick<TranslationBundle, '__'>
-): IProblem {
+export function problemOfError(error: AffinodeError, trans: IWords): IProblem {
   if (error.status === 404) {
     const message = trans.__(
       'The server that runs your notebooks has no jupyter-affinode, or has it switched off.'

@@ -26,13 +26,22 @@ export namespace CommandIDs {
  * - `refused`: the server does not let this user look
  * - `unreachable`: the server does not answer
  * - `controller`: the server cannot reach the GPU controller
+ * - `starting`: the GPU controller has not answered yet
+ * - `disabled`: the server's configuration switches this off
+ * - `remote`: a kernel gateway starts the server's kernels on another machine
  * - `version`: page and server are of different versions (the status is shown all the same)
  */
 export interface IProblem {
-  kind: 'missing' | 'refused' | 'unreachable' | 'controller' | 'version';
+  kind:
+    | 'missing'
+    | 'refused'
+    | 'unreachable'
+    | 'controller'
+    | 'starting'
+    | 'disabled'
+    | 'remote'
+    | 'version';
   message: string;
-  /** Why there is no controller, where the server says. */
-  code?: string | null;
 }
 
 /** What changed; an event or an answer that says nothing new still moves the clocks, with no kernel named. */

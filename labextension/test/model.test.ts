@@ -216,12 +216,20 @@ test('a controller that ended leaves the last status, and a server that refuses 
   };
   await emit(NODE_EVENT, { available: false, code: 'ended' });
   await requested();
-  assert.deepStrictEqual([model.stale, model.problem?.code], [true, 'ended']);
+  assert.deepStrictEqual([model.stale, model.problem?.kind], [true, 'controller']);
   assert.strictEqual(model.status?.kernels.length, 1);
   assert.strictEqual(model.status?.available, false);
   answer = { code: 403, body: { message: 'Forbidden' } };
   await model.refresh();
   assert.deepStrictEqual([model.status, model.problem?.kind], [null, 'refused']);
+});
+
+test('a server that switches it off leaves none, whatever was there before', async () => {
+  await load(status([resident], machine));
+  answer = { code: 200, body: { ...status([], null), available: false, code: 'disabled' } };
+  await model.refresh();
+  assert.deepStrictEqual([model.stale, model.problem?.kind], [false, 'disabled']);
+  assert.deepStrictEqual(model.status?.kernels, []);
 });
 
 test('a user who may only look is offered nothing, from the first answer on', async () => {

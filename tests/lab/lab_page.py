@@ -29,6 +29,10 @@ class LabPage:
     def load(self, path: str = "lab?reset&") -> None:
         """Open JupyterLab in a fresh workspace, or a page of Notebook 7 ("tree?"), and wait until it is there."""
         self.page.goto(f"{self.server.url}/{path}token={self.server.token}")
+        self.wait_for_lab()
+
+    def wait_for_lab(self) -> None:
+        """Wait until JupyterLab has restored its layout; before, a sidebar that is opened may be closed again."""
         self.page.wait_for_function("() => window.jupyterapp !== undefined")
         self.page.evaluate("() => window.jupyterapp.restored.then(() => undefined)")
 

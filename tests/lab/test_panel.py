@@ -32,6 +32,49 @@ def test_without_the_server_part_the_panel_says_how_to_get_it(machine, lab, open
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("how", ["Switched off", "Your kernels run on another machine"])
+def test_a_server_that_follows_no_kernel_says_why_and_no_alert(machine, server, lab, open_lab, how):
+    switched_off = "--AffinodeExtension.enabled=False"
+    gateway = JupyterServer(machine)
+    if how == "Switched off":
+        lab(switched_off)
+    else:
+        gateway.start(switched_off)
+        lab(f"--GatewayClient.url={gateway.url}", f"--GatewayClient.auth_token={gateway.token}")
+    page = open_lab()
+    page.show_panel()
+    expect(page.panel.get_by_role("status").filter(has_text=how)).to_be_visible()
+    expect(page.panel).not_to_contain_text("doctor")
+    expect(page.panel.get_by_role("alert")).to_have_count(0)
+    notebook = page.open_notebook("plain.ipynb", lab_cells.CPU)
+    assert notebook.run_cell(0) == "499500"
+    expect(notebook.chip()).to_have_count(0)
+    server.stop()
+    gateway.stop()
+
+
+def test_a_page_of_another_version_than_the_server_offers_to_reload(page, open_lab):
+    page = open_lab(at=page.server)
+
+    def newer(route):
+        answer = route.fetch()
+        route.fulfill(response=answer, json={**answer.json(), "version": "99.0.0"})
+
+    page.page.route(ASKS, newer)
+    page.show_panel()
+    page.panel.get_by_role("button", name="Look again").first.click()
+    expect(page.panel.get_by_role("alert")).to_contain_text("the server of version 99.0.0")
+    expect(page.gpu_bar()).to_be_visible()
+    page.page.unroute_all()
+    with page.page.expect_navigation():
+        page.panel.get_by_role("button", name="Reload").click()
+    page.wait_for_lab()
+    page.show_panel()
+    expect(page.gpu_bar()).to_be_visible()
+    expect(page.panel.get_by_role("alert")).to_have_count(0)
+
+
+@pytest.mark.long
 def test_a_user_who_may_only_look_is_told_so_and_changes_nothing(gpu_machine, server, lab, open_lab):
     server.allow("read")
     lab()

@@ -277,6 +277,21 @@ def test_a_kernel_started_before_the_controller_answers_is_found(native, server,
     wait_until(lambda: (machine.kernel(kernel.id) or {}).get("cell_open"))
 
 
+def test_a_server_whose_kernels_a_gateway_starts_says_so_and_starts_no_controller(
+    native, machine, server, other_server
+):
+    gateway = other_server("--AffinodeExtension.enabled=False")
+    server.start(f"--GatewayClient.url={gateway.url}", f"--GatewayClient.auth_token={gateway.token}")
+    status, started = server.request("POST", "/api/kernels", {"name": "python3"})
+    assert status == 201 and gateway.request("GET", f"/api/kernels/{started['id']}")[0] == 200
+    status, answer = server.affinode()
+    assert (status, answer["available"], answer["code"]) == (200, False, "remote")
+    assert "on another machine" in answer["message"] and answer["kernels"] == []
+    assert server.affinode(f"kernels/{started['id']}/park", "POST", {})[0] == 503
+    assert machine.node() is None
+    assert server.request("DELETE", f"/api/kernels/{started['id']}")[0] == 204
+
+
 def test_two_servers_of_one_person_share_the_controller(native, machine, server, wait_until):
     from live_server import JupyterServer
 

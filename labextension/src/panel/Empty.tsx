@@ -2,7 +2,6 @@ import { TranslationBundle } from '@jupyterlab/translation';
 import { Button } from '@jupyterlab/ui-components';
 import * as React from 'react';
 import { IAffinode, IProblem } from '../tokens';
-import { controllerText } from '../words';
 
 /** What there is to say when there is nothing to show, and what to do about it. */
 export function Empty(props: {
@@ -18,6 +17,9 @@ export function Empty(props: {
   );
 }
 
+/** What is as it is to be: nothing has failed. */
+const NO_ALERTS: IProblem['kind'][] = ['starting', 'disabled', 'remote'];
+
 /** What is wrong, and what helps; where there is an old status, since when it is one. */
 export function Problem(props: {
   affinode: IAffinode;
@@ -25,10 +27,13 @@ export function Problem(props: {
   trans: TranslationBundle;
 }): JSX.Element {
   const { affinode, problem, trans } = props;
-  const message = problem.code ? controllerText(problem.code, trans) : problem.message;
+  const isVersion = problem.kind === 'version';
   return (
-    <Empty title={headline(problem, trans)} role="alert">
-      <p>{message}</p>
+    <Empty
+      title={headline(problem, trans)}
+      role={NO_ALERTS.includes(problem.kind) ? 'status' : 'alert'}
+    >
+      <p>{problem.message}</p>
       {affinode.stale && affinode.updated !== null && (
         <p>
           {trans.__('What is shown is of %1.', new Date(affinode.updated).toLocaleTimeString())}
@@ -40,9 +45,9 @@ export function Problem(props: {
         type="button"
         className="jp-affinode-button"
         data-control="again"
-        onClick={() => void affinode.refresh()}
+        onClick={() => (isVersion ? window.location.reload() : void affinode.refresh())}
       >
-        {trans.__('Look again')}
+        {isVersion ? trans.__('Reload') : trans.__('Look again')}
       </Button>
     </Empty>
   );
@@ -58,6 +63,12 @@ function headline(problem: IProblem, trans: TranslationBundle): string {
       return trans.__('Server away');
     case 'controller':
       return trans.__('GPU controller unavailable');
+    case 'starting':
+      return trans.__('Starting');
+    case 'disabled':
+      return trans.__('Switched off');
+    case 'remote':
+      return trans.__('Your kernels run on another machine');
     case 'version':
       return trans.__('Versions differ');
   }

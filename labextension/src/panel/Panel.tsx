@@ -76,6 +76,7 @@ export function Panel(props: IPanelProps): JSX.Element {
       <Toolbar filter={filter} lookAgain={props.lookAgain} onFilter={setFilter} trans={trans} />
       <Announcements kernels={status?.kernels ?? []} trans={trans} />
       <div className="jp-affinode-body">
+        {!problem && !status && <Empty title={trans.__('Looking…')} role="status" />}
         {problem && <Problem affinode={affinode} problem={problem} trans={trans} />}
         {status?.node && (
           <Machine {...props} filter={filter} node={status.node} kernels={status.kernels} />

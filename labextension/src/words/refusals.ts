@@ -93,7 +93,15 @@ export function depthRefusalText(code: string | null | undefined, trans: IWords)
 const NO_CONTROLLER: Sentences = {
   starting: trans => trans.__('The GPU controller is starting.'),
   refused: trans => trans.__('The GPU controller does not let this server in.'),
-  ended: trans => trans.__('The GPU controller has ended.')
+  ended: trans => trans.__('The GPU controller has ended.'),
+  disabled: trans =>
+    trans.__(
+      'The configuration of this server switches jupyter-affinode off (AffinodeExtension.enabled). Notebooks run as always.'
+    ),
+  remote: trans =>
+    trans.__(
+      'A kernel gateway starts them, and the GPUs there are not shown here. Where jupyter-affinode is installed on that machine, %gpu_status in a notebook says what its kernel has on the GPU.'
+    )
 };
 
 /** Why there is no GPU controller: of the node event's or status' `code`. */

@@ -89,7 +89,8 @@ def test_a_disabled_extension_leaves_kernels_and_answers_so(native, machine, ser
     server.start("--AffinodeExtension.enabled=False")
     assert provisioner_of(server.start_kernel()) == "other"
     status, answer = server.affinode()
-    assert status == 200 and answer["available"] is False and "switched off" in answer["message"]
+    assert (status, answer["available"], answer["code"]) == (200, False, "disabled")
+    assert "switched off" in answer["message"]
     assert machine.node() is None, "no controller was started"
 
 
