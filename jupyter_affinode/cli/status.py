@@ -13,6 +13,8 @@ from ..client.errors import refusal_advice
 from ..units import bytes_in_words
 from .output import are_many_users, folded, kernel_table
 
+NO_GPU = "No GPU on this machine."
+
 
 def add(commands: Any) -> None:
     """Add the command."""
@@ -43,6 +45,10 @@ def status(arguments: argparse.Namespace) -> int:
     elif is_refused:
         print(f"The GPU controller does not answer you: {message}", file=sys.stderr)
     elif node is None:
+        from ..doctor.checks import is_driver_absent  # takes longer to import than all the rest
+
+        if is_driver_absent():
+            print(NO_GPU)
         print(f"No GPU controller is running, so nothing is managed ({message}).")
     else:
         print(_node_text(node))
@@ -89,7 +95,7 @@ def _spill_lines(spill: dict[str, Any] | None) -> list[str]:
 
 def _node_text(node: dict[str, Any]) -> str:
     """Return a line for each GPU, and one for the host's memory."""
-    lines = [] if node["gpus"] else ["No GPU is known here."]
+    lines = [] if node["gpus"] else [NO_GPU]
     for gpu in node["gpus"]:
         lines.append(_gpu_text(gpu, simulated=node["simulated"]))
         lines.extend(f"  not managed: {_neighbour_text(other)}" for other in gpu["unmanaged"] or [])

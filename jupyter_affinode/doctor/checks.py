@@ -129,6 +129,11 @@ def _shim() -> Check:
     )
 
 
+def is_driver_absent() -> bool:
+    """Return whether this machine has no NVIDIA driver, and so no GPU to manage."""
+    return next(_driver()).text == NO_DRIVER
+
+
 def _driver() -> Iterator[Check]:
     try:
         found = json.loads(_child(DRIVER_CHILD, **_simulated()))

@@ -66,9 +66,13 @@ def test_ids_are_shown_short_and_told_apart():
     assert short_id("process-4242-1") == "process-4242-1"
 
 
-def test_status_without_a_controller_says_so_and_starts_none(machine, command):
+def test_status_without_a_controller_says_so_and_starts_none(native, machine, command):
     done = command("status")
     assert done.returncode == 0 and "No GPU controller is running" in done.stdout
+    assert "No GPU on this machine." in done.stdout
+    machine.simulate(memory="1GiB")
+    simulated = command("status", **machine.environment).stdout
+    assert "No GPU controller is running" in simulated and "No GPU on this machine." not in simulated
     answer = json.loads(command("status", "--json").stdout)
     assert answer["available"] is False and answer["kernels"] == [] and answer["message"]
     assert machine.node() is None
@@ -114,7 +118,7 @@ def test_a_report_without_history_says_so(command):
 
 def test_status_and_actions_with_a_controller(controller, command):
     empty = command("status").stdout
-    assert "No GPU is known here." in empty and "No kernels." in empty
+    assert "No GPU on this machine." in empty and "No kernels." in empty
     controller.ask("PUT", f"/kernels/{ID}", {"name": "Python 3", "path": "work/model.ipynb"})
     listed = command("status")
     assert "work/model.ipynb" in listed.stdout and "No GPU used" in listed.stdout
