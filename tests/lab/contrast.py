@@ -44,13 +44,17 @@ def table(page: LabPage, theme: str) -> list[Pair]:
         looks.hover(True)
         add(looks.pairs(PANEL))
         looks.hover(False)
+    for _ in panel.each_failure():
+        add(looks.pairs(PANEL))
+    panel.open_calls(recorded.states()["resident"])
+    add(looks.pairs(PANEL))
     for answer in recorded.around().values():
         panel.show_popover(notebook, answer)
         add(looks.pairs(AROUND))
         looks.hover(True)
         add(looks.pairs(AROUND))
         looks.hover(False)
-    panel.fall_silent()
+    panel.fail("stale")
     add(looks.pairs(f"{PANEL}, {AROUND}"))
     return sorted(found.values(), key=lambda pair: (pair["kind"], pair["ratio"]))
 

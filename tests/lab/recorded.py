@@ -212,8 +212,21 @@ def machine(kernels: list[dict[str, Any]], gpus: int = 1, **changes: object) -> 
         "available": True,
         "message": None,
         "code": None,
+        "may_act": True,
         "node": node,
         "kernels": kernels,
+    }
+
+
+def activity(look: int) -> dict[str, Any]:
+    """The CUDA calls of a kernel, at the look of this number."""
+    often = {"launch": 5200, "copy": 340, "sync": 12, "alloc": 3, "free": 2}
+    classes = ("host", "query", "free", "launch", "copy", "alloc", "sync", "module")
+    names = {"cuLaunchKernel": 5100, "cuMemcpyHtoDAsync_v2": 300, "cuStreamSynchronize": 12}
+    return {
+        "calls": {each: often.get(each, 0) * look for each in classes},
+        "entry_points": [{"name": name, "calls": calls * look} for name, calls in names.items()],
+        "age_s": 2.0 * look,
     }
 
 
@@ -248,13 +261,19 @@ def busy_machine() -> dict[str, Any]:
 def states() -> dict[str, dict[str, Any]]:
     """Every state of the panel, by name; the first kernel of each is the one to look at."""
     no_gpu = machine([kernel(5, "plain.ipynb")], gpus=0)
-    away = {**machine([]), "available": False, "node": None, "code": "ended"}
+    away = {**machine([]), "available": False, "node": None}
+    usual = _usual_states()
     return {
-        **_usual_states(),
+        **usual,
+        "no-controller": {**away, "code": "ended"},
+        "starting": {**away, "code": "starting"},
+        "disabled": {**away, "code": "disabled"},
+        "remote": {**away, "code": "remote"},
+        "other-version": {**usual["freed"], "version": "99.0.0"},
+        "reader": {**usual["resident"], "may_act": False},
         **_troubled_states(),
         "nothing": machine([]),
         "no-gpu": no_gpu,
-        "no-controller": away,
         "many": busy_machine(),
     }
 

@@ -12,6 +12,10 @@ import recorded
 from lab_page import LabPage, Notebook
 from playwright.sync_api import Route, expect
 
+import jupyter_affinode
+
+# What the server's status answers with where it fails; 0: it does not answer, and what is shown is from before.
+FAILURES = {"stale": 0, "missing": 404, "refused": 403}
 LOOKS = Path(__file__).with_name("looks.js")
 THEMES = {
     "light": "JupyterLab Light",
@@ -19,6 +23,7 @@ THEMES = {
     "contrast": "JupyterLab Dark High Contrast",
 }
 PANEL = "#jp-affinode-panel"
+RUNNING = ".jp-RunningSessions-section:has(.jp-affinode-running)"
 AROUND = ".jp-affinode-chip, .jp-affinode-popover, .jp-affinode-banner, .jp-affinode-statusButton"
 CONTROLS = ".jp-affinode-line, button[class*='jp-affinode'], .jp-affinode button"
 
@@ -29,19 +34,21 @@ class RecordedPanel:
     def __init__(self, lab_page: LabPage, answer: Callable[[], dict[str, Any]] | None = None):
         self.lab = lab_page
         self.answer = recorded.machine([])
-        self.answers = True
+        self._status = 200
+        self._looks = 0
         self._made = answer or (lambda: self.answer)
         lab_page.page.route("**/affinode/api/status*", self._answer)
+        lab_page.page.route("**/affinode/api/kernels/*/activity*", self._answer_activity)
         lab_page.show_panel()
         self.root = lab_page.panel
 
     def show(self, answer: dict) -> None:
         """Show an answer, with nothing hovered or focused."""
-        self.answer = copy.deepcopy(answer)
+        self.answer, self._status = copy.deepcopy(answer), 200
         page = self.lab.page
         with page.expect_response("**/affinode/api/status*"):
             self.root.get_by_role("button", name="Look again").first.click()
-        if answer["node"]:
+        if answer["node"] and answer["version"] == jupyter_affinode.__version__:
             expect(self.root.get_by_role("alert")).to_have_count(0)
         page.mouse.move(900, 700)
         page.evaluate("() => document.activeElement.blur()")
@@ -58,16 +65,36 @@ class RecordedPanel:
             yield name
 
     def _answer(self, route: Route) -> None:
-        if self.answers:
-            route.fulfill(json=self._made())
+        if self._status:
+            route.fulfill(status=self._status, json=self._made())
         else:
             route.abort()
 
-    def fall_silent(self) -> None:
-        """Have the server answer no longer: what is shown is from before."""
-        self.answers = False
-        self.root.get_by_role("button", name="Look again").first.click()
+    def _answer_activity(self, route: Route) -> None:
+        self._looks += 1
+        route.fulfill(json=recorded.activity(self._looks))
+
+    def fail(self, failure: str) -> None:
+        """Have the server fail, by its name in FAILURES."""
+        self._status = FAILURES[failure]
+        self.look_again()
         expect(self.root.get_by_role("alert")).to_be_visible()
+
+    def each_failure(self) -> Iterator[str]:
+        """Show one after the other what a server's failures leave of a full panel; their names."""
+        for name in FAILURES:
+            self.show(recorded.states()["resident"])
+            self.fail(name)
+            yield name
+
+    def open_calls(self, answer: dict[str, Any]) -> None:
+        """Show an answer, and the CUDA calls of its first kernel."""
+        self.show(answer)
+        row = self.root.locator(f"[data-kernel-id='{answer['kernels'][0]['id']}']")
+        if row.get_by_role("button", name="CUDA calls").count() == 0:
+            row.get_by_role("button", name="Details of").click()
+        row.get_by_role("button", name="CUDA calls").click()
+        expect(row.get_by_role("table")).to_have_count(2)
 
     def widen(self, width: int) -> None:
         """Pull the sidebar's edge."""
@@ -82,6 +109,8 @@ class RecordedPanel:
         """Show an answer whose first kernel is an open notebook's: in panel, chip, banner and status bar."""
         first = json.dumps(answer["kernels"][0]["id"])
         self.show(json.loads(json.dumps(answer).replace(first, json.dumps(notebook.kernel_id()))))
+        if answer["kernels"][0]["residency"] in ("queued", "lost"):
+            expect(notebook.banner()).to_be_visible()
 
     def show_popover(self, notebook: Notebook, answer: dict[str, Any]) -> None:
         """Show an answer about an open notebook in the chip's popover, too."""

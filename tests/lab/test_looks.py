@@ -26,6 +26,7 @@ def test_a_sidebar_of_250_pixels_cuts_nothing_off(page):
     panel, looks = RecordedPanel(page), Looks(page)
     panel.widen(250)
     assert {name: looks.troubles(PANEL) for name in panel.each(recorded.states())} == NO_TROUBLE
+    assert [looks.troubles(PANEL) for _ in panel.each_failure()] == [[], [], []]
 
 
 def test_a_page_at_400_percent_cuts_nothing_off(sized):

@@ -12,7 +12,7 @@ from pathlib import Path
 import lab_cells
 import pytest
 from live_server import JupyterServer
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 import jupyter_affinode
 
@@ -72,6 +72,20 @@ def test_a_page_of_another_version_than_the_server_offers_to_reload(page, open_l
     page.show_panel()
     expect(page.gpu_bar()).to_be_visible()
     expect(page.panel.get_by_role("alert")).to_have_count(0)
+
+
+def test_before_the_first_answer_the_panel_says_that_it_looks(page, open_lab):
+    page = open_lab(at=page.server)
+    page.page.goto("about:blank")  # so that only the new page asks
+    held: list[Route] = []
+    page.page.route(ASKS, lambda route: held.append(route))
+    with page.page.expect_request(ASKS):
+        page.load()
+    page.show_panel()
+    expect(page.panel.get_by_role("status").filter(has_text="Looking…")).to_be_visible()
+    held.pop().continue_()
+    expect(page.gpu_bar()).to_be_visible()
+    expect(page.panel).not_to_contain_text("Looking…")
 
 
 @pytest.mark.long

@@ -10,12 +10,12 @@ import lab_cells
 import pytest
 import recorded
 from playwright.sync_api import expect
-from recorded_page import THEMES, RecordedPanel
+from recorded_page import AROUND, PANEL, RUNNING, THEMES, RecordedPanel
 
 AXE = Path(__file__).resolve().parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 TALLEST = 1000
-VIOLATIONS = """async () => {
-    const found = await axe.run('#jp-affinode-panel', { resultTypes: ['violations'] });
+VIOLATIONS = """async selector => {
+    const found = await axe.run(selector, { resultTypes: ['violations'] });
     return found.violations.map(({ id, nodes }) => `${id}: ${nodes.map(node => node.html).join(' ')}`);
 }"""
 # Larger where the pictures are wanted.
@@ -32,12 +32,36 @@ def panel(page):
 @pytest.mark.long
 @pytest.mark.parametrize("theme", THEMES)
 def test_every_state_is_accessible_in_every_theme(panel, theme):
-    panel.lab.theme(THEMES[theme])
-    panel.lab.page.add_script_tag(path=AXE)
-    for name, answer in recorded.states().items():
-        panel.show(answer)
-        panel.root.screenshot(path=panel.lab.screenshots / f"panel-{name}-{theme}.png", animations="disabled")
-        assert panel.lab.page.evaluate(VIOLATIONS) == [], (theme, name)
+    lab = panel.lab
+    lab.theme(THEMES[theme])
+    lab.page.add_script_tag(path=AXE)
+    violations: dict[str, list[str]] = {}
+
+    def look(name: str, selector: str) -> None:
+        if selector == PANEL:
+            panel.root.screenshot(path=lab.screenshots / f"panel-{name}-{theme}.png", animations="disabled")
+        else:
+            lab.picture(f"{name}-{theme}")
+        violations[name] = lab.page.evaluate(VIOLATIONS, selector)
+
+    for name in panel.each(recorded.states()):
+        look(name, PANEL)
+    for name in panel.each_failure():
+        look(name, PANEL)
+    panel.open_calls(recorded.states()["resident"])
+    look("calls", PANEL)
+    notebook = lab.open_notebook(f"around-{theme}.ipynb", lab_cells.CPU)
+    for name, answer in recorded.around().items():
+        panel.show_popover(notebook, answer)
+        look(f"around-{name}", AROUND)
+    panel.show_popover(notebook, recorded.around()["waiting"])
+    panel.fail("stale")
+    look("around-stale", AROUND)
+    lab.page.keyboard.press("Escape")
+    panel.show_around(notebook, recorded.around()["waiting"])
+    lab.command("running:show-panel")
+    look("running", RUNNING)
+    assert violations == {name: [] for name in violations}
 
 
 @pytest.mark.long

@@ -36,7 +36,7 @@ export function Problem(props: {
       <p>{problem.message}</p>
       {affinode.stale && affinode.updated !== null && (
         <p>
-          {trans.__('What is shown is of %1.', new Date(affinode.updated).toLocaleTimeString())}
+          {trans.__('What is shown is from %1.', new Date(affinode.updated).toLocaleTimeString())}
         </p>
       )}
       <Remedy problem={problem} trans={trans} />
