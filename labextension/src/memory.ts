@@ -1,6 +1,7 @@
 /** How a memory bar is cut into segments. Pure. */
 
 import { IGpu, IKernel, IKernelOnGpu, INode } from './status';
+import { whose } from './whose';
 import { IWords, title } from './words';
 
 /** One part of a bar. */
@@ -13,11 +14,11 @@ export interface ISegment {
   kernelId?: string;
 }
 
-/** What each of one's own kernels has on this GPU, then others, unmanaged and free, as far as known. */
+/** What each kernel of this user has on this GPU, then others, unmanaged and free, as far as known. */
 export function gpuSegments(gpu: IGpu, kernels: IKernel[], trans: IWords): ISegment[] {
   const segments: ISegment[] = [];
   let managed = 0;
-  for (const kernel of kernels.filter(kernel => kernel.own)) {
+  for (const kernel of kernels.filter(isOfThisUser)) {
     const share = kernel.gpus.find(share => share.uuid === gpu.uuid);
     const bytes = share ? share.resident_bytes + share.fixed_bytes : 0;
     if (bytes > 0) {
@@ -31,7 +32,7 @@ export function gpuSegments(gpu: IGpu, kernels: IKernel[], trans: IWords): ISegm
     segments.push({
       key: 'others',
       kind: 'others',
-      label: trans.__('Other kernels'),
+      label: trans.__('Other users'),
       bytes: others
     });
   }
@@ -75,7 +76,7 @@ export function whichGpu(kernel: IKernel, gpus: IGpu[], trans: IWords): string |
 export function parkedSegments(node: INode, kernels: IKernel[], trans: IWords): ISegment[] {
   const segments: ISegment[] = [];
   let own = 0;
-  for (const kernel of kernels.filter(kernel => kernel.own && kernel.copy_bytes > 0)) {
+  for (const kernel of kernels.filter(one => isOfThisUser(one) && one.copy_bytes > 0)) {
     own += kernel.copy_bytes;
     const label = title(kernel, trans);
     segments.push({
@@ -91,9 +92,13 @@ export function parkedSegments(node: INode, kernels: IKernel[], trans: IWords): 
     segments.push({
       key: 'others',
       kind: 'others',
-      label: trans.__('Other kernels'),
+      label: trans.__('Other users'),
       bytes: others
     });
   }
   return segments;
+}
+
+function isOfThisUser(kernel: IKernel): boolean {
+  return whose(kernel) !== 'others';
 }

@@ -4,6 +4,7 @@ import { IGpu, IKernel, ILastMove, INode, IResidencyEvent, IStatus } from './sta
 
 /** What a server of an earlier version does not say of a kernel. */
 export const UNKNOWN = {
+  user: null,
   calls: null,
   move: null,
   last_park: null,
@@ -62,6 +63,7 @@ function completeNode(node: INode): INode {
     ...node,
     policy: node.policy ?? null,
     today: node.today ?? null,
+    others: node.others ?? null,
     controller: node.controller ?? null,
     gpus: node.gpus.map(gpu => ({ ...gpu, utilization_history: gpu.utilization_history ?? [] }))
   };

@@ -78,7 +78,10 @@ export interface IWait {
 /** One kernel; another server's has no name and no path. */
 export interface IKernel {
   id: string;
+  /** Of this server. */
   own: boolean;
+  /** Whose it is, on a machine's controller; null on a user's own. */
+  user: string | null;
   name: string | null;
   path: string | null;
   paths: string[];
@@ -183,6 +186,8 @@ export interface INode {
   queue: string[];
   policy: IPolicy | null;
   today: IToday | null;
+  /** On a machine's controller; null on a user's own. */
+  others: IOthers | null;
   controller: { system: boolean } | null;
 }
 
@@ -198,6 +203,14 @@ export interface IPolicy {
 export interface IToday {
   freed_gpu_s: number;
   parks: number;
+}
+
+/** All other users' kernels, as sums. */
+export interface IOthers {
+  kernels: number;
+  resident_bytes: number;
+  parked_bytes: number;
+  waiting: number;
 }
 
 /** CUDA calls of one kernel since a look at them began; `entry_points` is null where the shim cannot say. */

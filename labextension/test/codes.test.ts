@@ -12,6 +12,7 @@ import {
   INoticeArgs,
   lastMoveText,
   moveText,
+  namesOf,
   noticeText,
   reasonText,
   refusalText,
@@ -21,7 +22,7 @@ import {
   waitSentence,
   waitText
 } from '../src/words';
-import { trans } from './examples';
+import { kernel, trans } from './examples';
 
 const GIB = 1024 ** 3;
 const nameOf = (id: string) => (id === 'a' ? 'train.ipynb' : null);
@@ -118,6 +119,25 @@ test('a wait names the notebook that is in the way', () => {
   );
   assert.strictEqual(said('full'), 'The GPU is full');
   assert.strictEqual(waitText(null, nameOf, trans), 'The GPU is full');
+});
+
+test('a kernel in the way that is not of this server is named by where or whose it is', () => {
+  const found = [
+    kernel({ id: 'b', own: false }),
+    kernel({ id: 'c', own: false, server: null }),
+    kernel({ id: 'uid-7/d', own: false, user: 'bob' })
+  ];
+  const names = namesOf(id => found.find(one => one.id === id), trans);
+  const said = (kernel_id: string) => {
+    const computing = { ...blocker('computing'), kernel_id };
+    return waitText({ code: 'computing', blockers: [computing] }, names, trans);
+  };
+  assert.deepStrictEqual(['b', 'c', 'uid-7/d', 'gone'].map(said), [
+    'A notebook of yours on another server is computing',
+    'A program of yours outside this server is computing',
+    'A notebook of bob is computing',
+    'Another notebook of yours is computing'
+  ]);
 });
 
 test('a wait says how many kernels compute on which GPU', () => {

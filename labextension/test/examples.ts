@@ -87,6 +87,7 @@ export function node(changes: Partial<INode> = {}): INode {
     queue: [],
     policy: null,
     today: null,
+    others: null,
     controller: null,
     ...changes
   };

@@ -34,14 +34,16 @@ test('the parts of a GPU add up to all of it', () => {
   const kernels = [
     kernel({ id: 'a', gpus: [share(300, 50)] }),
     kernel({ id: 'b', gpus: [] }),
-    kernel({ id: 'c', own: false, gpus: [share(250)] })
+    kernel({ id: 'c', own: false, gpus: [share(150)] }),
+    kernel({ id: 'uid-7/d', own: false, gpus: [share(100)] })
   ];
   const segments = gpuSegments(gpu, kernels, trans);
   assert.deepStrictEqual(
     segments.map(segment => [segment.kind, segment.bytes]),
     [
       ['kernel', 350],
-      ['others', 250],
+      ['kernel', 150],
+      ['others', 100],
       ['unmanaged', 100],
       ['free', 300]
     ]

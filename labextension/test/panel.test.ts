@@ -5,7 +5,7 @@ import { folders, isOpenAtFirst, isProblem, sections } from '../src/panel/rows';
 import { IProcess } from '../src/status';
 import { kernel, trans } from './examples';
 
-const ALL = { text: '', mine: false };
+const ALL = { text: '', here: false };
 
 const STUCK: IProcess = {
   number: 1,
@@ -25,23 +25,26 @@ test('each kernel is in one section, by whose it is and where its memory is', ()
     kernel({ id: 'f' }),
     kernel({ id: 'g', own: false, residency: 'queued' }),
     kernel({ id: 'h', residency: 'resident', processes: [STUCK] }),
-    kernel({ id: 'i', own: false, residency: 'lost' })
+    kernel({ id: 'i', own: false, residency: 'lost' }),
+    kernel({ id: 'uid-7/j', own: false, user: 'bob' }),
+    kernel({ id: 'uid-6/k', own: false, user: 'alice', residency: 'parked' })
   ];
   const found = [...sections(kernels, ALL, trans)].map(([section, rows]) => [
     section,
-    rows.map(each => each.id).join('')
+    rows.map(each => each.id.slice(-1)).join('')
   ]);
   assert.deepStrictEqual(found, [
     ['problems', 'eh'],
     ['waiting', 'cb'],
     ['resident', 'a'],
     ['freed', 'd'],
-    ['others', 'gi'],
+    ['elsewhere', 'gi'],
+    ['others', 'kj'],
     ['none', 'f']
   ]);
 });
 
-test('the filter looks at names and folders, and "mine" leaves out all others', () => {
+test('the filter looks at names and folders, and "here" leaves out all other servers', () => {
   const kernels = [
     kernel({ id: 'a', path: 'thesis/train.ipynb' }),
     kernel({ id: 'b', path: 'notes.ipynb' }),
@@ -49,8 +52,8 @@ test('the filter looks at names and folders, and "mine" leaves out all others', 
   ];
   const ids = (filter: typeof ALL) =>
     [...sections(kernels, filter, trans).values()].flat().map(each => each.id);
-  assert.deepStrictEqual(ids({ text: ' THESIS', mine: false }), ['a']);
-  assert.deepStrictEqual(ids({ text: '', mine: true }), ['b', 'a']);
+  assert.deepStrictEqual(ids({ text: ' THESIS', here: false }), ['a']);
+  assert.deepStrictEqual(ids({ text: '', here: true }), ['b', 'a']);
 });
 
 test('notebooks of one name are told apart by as much of their folders as is needed', () => {

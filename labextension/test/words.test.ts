@@ -8,6 +8,7 @@ import {
   chipLabel,
   details,
   notice,
+  othersText,
   place,
   sameRelease,
   span,
@@ -67,7 +68,7 @@ test('a notice never is longer than JupyterLab shows', () => {
   assert.strictEqual(notice('x'.repeat(200)).length, 140);
 });
 
-test('a kernel is called by its notebook, and others are only told apart', () => {
+test('a kernel is called by its notebook, and others by where or whose they are', () => {
   assert.strictEqual(basename('a/b/c.ipynb'), 'c.ipynb');
   assert.strictEqual(title(kernel({ path: 'work/a.ipynb' }), trans), 'a.ipynb');
   assert.strictEqual(title(kernel({ path: null, paths: [], name: 'Python 3' }), trans), 'Python 3');
@@ -79,6 +80,7 @@ test('a kernel is called by its notebook, and others are only told apart', () =>
     title(kernel({ own: false, path: null, server: null }), trans),
     'Outside this server'
   );
+  assert.strictEqual(title(kernel({ id: 'uid-7/a', own: false, user: 'bob' }), trans), 'bob');
 });
 
 test('a state says its size or place, and where parked memory is', () => {
@@ -113,6 +115,24 @@ test('a state says its size or place, and where parked memory is', () => {
   assert.strictEqual(chipLabel(parked, trans), 'GPU freed');
   assert.strictEqual(chipLabel(kernel({ residency: 'queued', place: 2 }), trans), 'Waiting');
   assert.strictEqual(chipLabel(kernel(), trans), '');
+});
+
+test('of other users there are sums', () => {
+  const some = { kernels: 3, resident_bytes: 40 * GIB, parked_bytes: 0, waiting: 1 };
+  assert.deepStrictEqual(
+    [
+      null,
+      { ...some, kernels: 0 },
+      some,
+      { kernels: 1, resident_bytes: 0, parked_bytes: 12 * GIB, waiting: 0 }
+    ].map(others => othersText(others, trans)),
+    [
+      null,
+      null,
+      'Other users: 3 kernels, 40 GiB on the GPU, 1 waiting',
+      'Other users: 1 kernel, 0 B on the GPU, 12 GiB freed'
+    ]
+  );
 });
 
 test('details say how long, and what happens next', () => {

@@ -16,6 +16,7 @@ def kernel(number: int, path: str | None = None, **changes: object) -> dict[str,
     return {
         "id": f"kernel-{number}",
         "own": True,
+        "user": None,
         "name": "Python 3 (ipykernel)",
         "path": path or f"work/notebook-{number}.ipynb",
         "paths": [path or f"work/notebook-{number}.ipynb"],
@@ -149,20 +150,32 @@ def share(gpu: int, resident_bytes: int = 0, parked_bytes: int = 0) -> dict[str,
     }
 
 
-def others(number: int, gib: float, gpu: int = 0) -> dict[str, Any]:
-    """Another user's kernel."""
-    made = resident(number, gib, gpu=gpu)
-    return {**made, "own": False, "name": None, "path": None, "paths": [], "server": None}
+def elsewhere(
+    number: int, gib: float, gpu: int = 0, server: str | None = "http://localhost:8889", **changes: object
+) -> dict[str, Any]:
+    """A kernel of the same user on another server, or on none."""
+    unnamed = {"own": False, "name": None, "path": None, "paths": [], "server": server}
+    return {**resident(number, gib, gpu=gpu), **unnamed, **changes}
 
 
-def machine(kernels: list[dict[str, Any]], gpus: int = 1, **changes: object) -> dict[str, Any]:
-    """The whole answer, of GPUs that hold these kernels."""
+def others(number: int, gib: float, user: str) -> dict[str, Any]:
+    """Another user's kernel, as an administrator is told of it."""
+    return elsewhere(number, gib, id=f"uid-{user}/kernel-{number}", user=user)
+
+
+def machine(
+    kernels: list[dict[str, Any]], gpus: int = 1, others: dict[str, int] | None = None, **changes: object
+) -> dict[str, Any]:
+    """The whole answer, of GPUs that hold these kernels, the first also those of other users (`others`, as sums)."""
     total, context = 80 * GIB, int(0.6 * GIB)
     made = []
     for index in range(gpus):
         shares = [each for one in kernels for each in one["gpus"] if each["uuid"] == f"GPU-{index}"]
         managed = sum(each["resident_bytes"] for each in shares)
         contexts = context * len(shares)
+        if others and index == 0:
+            managed += others["resident_bytes"]
+            contexts += context * others["kernels"]
         used = min(managed + contexts, total)
         busy = [int(50 + 45 * math.sin(index + look / 3)) for look in range(MINUTE)]
         made.append(
@@ -203,6 +216,7 @@ def machine(kernels: list[dict[str, Any]], gpus: int = 1, **changes: object) -> 
             "contended_idle_timeout_s": None,
         },
         "today": {"freed_gpu_s": 11700, "parks": 14},
+        "others": others,
         "controller": {"system": False},
         **changes,
     }
@@ -253,7 +267,7 @@ def busy_machine() -> dict[str, Any]:
             )
         )
     kernels += [parked(number, 8 + number % 5, gpu=number % 8) for number in range(19, 24)]
-    kernels += [others(number, 10, gpu=number % 8) for number in range(24, 27)]
+    kernels += [elsewhere(number, 10, gpu=number % 8) for number in range(24, 27)]
     kernels += [kernel(number) for number in range(27, 30)]
     return machine(kernels, gpus=8)
 
@@ -298,10 +312,14 @@ def _usual_states() -> dict[str, dict[str, Any]]:
     on_disk = parked(8, 30, "large.ipynb", disk_bytes=22 * GIB, copy_bytes=8 * GIB, resume_estimate_s=9.0)
     asks = waiting(12, 40, [blocker(1, "computing"), blocker(3, "held", 1500), blocker(2, "idle", 90)])
     bounded = waiting(13, 10, [blocker(None, "computing")], place=2, estimate_s=115.0)
+    queued, busy = waiting(18, 40, [blocker(19, "computing")]), elsewhere(19, 70, cell_open=True)
     twins = [resident(14, 5, "thesis/a/train.ipynb"), resident(15, 6, "course/train.ipynb")]
     return {
-        "resident": machine([notes, train, kept, freed, idle, others(16, 9), others(17, 4)]),
+        "resident": machine(
+            [notes, train, kept, freed, idle, elsewhere(16, 7), elsewhere(17, 4, server=None)]
+        ),
         "waiting": machine([asks, bounded, train, notes, kept]),
+        "waiting-elsewhere": machine([queued, busy]),
         "moving": machine([moving_out, moving_in]),
         "freed": machine([freed, on_disk, train]),
         "same-names": machine([*twins, train], gpus=2),
@@ -324,11 +342,18 @@ def _troubled_states() -> dict[str, dict[str, Any]]:
         free_bytes=28 * GIB,
         used_bytes=52 * GIB,
     )
+    sums = {"kernels": 3, "resident_bytes": 40 * GIB, "parked_bytes": 12 * GIB, "waiting": 1}
     not_own = {**machine([])["node"]["policy"], "may_change": False}
     return {
         "problems": machine([lost, refused, stuck]),
         "outside": outside,
-        "administered": machine([resident(2, 22, "thesis/notes.ipynb")], policy=not_own, simulated=True),
+        "administered": machine(
+            [resident(2, 22, "thesis/notes.ipynb")], policy=not_own, simulated=True, others=sums
+        ),
+        "administrator": machine(
+            [resident(2, 22, "thesis/notes.ipynb"), others(16, 9, "alice"), others(17, 4, "bob")],
+            policy=not_own,
+        ),
     }
 
 

@@ -146,7 +146,16 @@ def test_a_kernel_of_another_server_is_shown_without_its_name(page, other_server
     expect(row.locator(".jp-affinode-state")).to_have_text("On the GPU: 128 MiB")
     expect(row.get_by_role("button")).to_have_accessible_name("Details of Another server")  # and no other
     expect(page.panel).not_to_contain_text("secret")
-    expect(page.panel).to_contain_text("Other kernels")
+    section = page.panel.get_by_role("region", name="Elsewhere")
+    expect(section.locator(".jp-affinode-name")).to_have_text(["Another server"])
+    expect(page.gpu_bar()).to_have_accessible_name(re.compile("Another server 128 MiB"))
+    waiter = page.open_notebook("waits-for-it.ipynb", lab_cells.allocate(124))
+    assert page.server.machine.ask("POST", f"/kernels/{other.id}/hold", {})[0] == 200
+    waiter.start_cell(0)
+    expect(waiter.banner()).to_contain_text("A notebook of yours on another server is kept on the GPU")
+    assert page.server.machine.ask("POST", f"/kernels/{other.id}/release", {})[0] == 200
+    waiter.wait_for_cell(0)
+    assert waiter.output(0) == "allocated"
 
 
 def test_a_hidden_panel_asks_nothing_and_still_the_chip_follows(page, open_lab):

@@ -11,7 +11,7 @@ import { remedies } from '../actions';
 import { residencyIcons } from '../icons';
 import { IKernel } from '../status';
 import { IAffinode } from '../tokens';
-import { aged, boundText, lostText, span, stateText, title, waitText } from '../words';
+import { aged, boundText, lostText, namesOf, span, stateText, waitText } from '../words';
 import { ActionButton } from './KernelActions';
 
 /** A wait that is shorter moves nothing in the notebook. */
@@ -70,10 +70,7 @@ export class Banner extends ReactWidget {
 
   private _waits(kernel: IKernel): JSX.Element {
     const { affinode, commands, trans } = this._options;
-    const nameOf = (id: string) => {
-      const other = affinode.kernel(id);
-      return other ? title(other, trans) : null;
-    };
+    const nameOf = namesOf(id => affinode.kernel(id), trans);
     const { waiting_s } = kernel;
     const since = waiting_s === null ? '' : trans.__('For %1.', span(waiting_s, trans));
     return (

@@ -14,11 +14,11 @@ import {
   lastMoveText,
   lostText,
   moveText,
+  namesOf,
   reasonText,
   refusalText,
   seconds,
   stateText,
-  title,
   waitSentence
 } from '../words';
 import { ActionButton } from './KernelActions';
@@ -119,10 +119,7 @@ export class Popover extends ReactWidget {
       return null;
     }
     const kernel = affinode.stale ? seen : aged(seen, affinode.age(seen.id));
-    const nameOf = (id: string) => {
-      const other = affinode.kernel(id);
-      return other ? title(other, trans) : null;
-    };
+    const nameOf = namesOf(id => affinode.kernel(id), trans);
     const waits = kernel.residency === 'queued' && waitSentence(kernel, nameOf, trans);
     const ways = waits ? remedies(kernel, id => affinode.kernel(id)) : [];
     const actions = offered(kernel).map(action => ({ action, kernel }));

@@ -8,6 +8,7 @@ import {
   INoticeArgs,
   IWords,
   NamedAction,
+  namesOf,
   notice,
   noticeText,
   stateText,
@@ -271,10 +272,7 @@ export class NoticeBoard {
   }
 
   private _waitNotice(kernel: IKernel): IShownNotice {
-    const nameOf = (id: string) => {
-      const other = this._kernel(id);
-      return other ? title(other, this._trans) : null;
-    };
+    const nameOf = namesOf(id => this._kernel(id), this._trans);
     const why = waitSentence(kernel, nameOf, this._trans);
     const message = this._trans.__('%1 waits for the GPU. %2', title(kernel, this._trans), why);
     const remedy = remedies(kernel, id => this._kernel(id))[0];

@@ -3,6 +3,7 @@ import * as React from 'react';
 import { endable, offered, remedies } from '../actions';
 import { whichGpu } from '../memory';
 import { IKernel } from '../status';
+import { whose } from '../whose';
 import {
   actionLabel,
   bytes,
@@ -128,7 +129,10 @@ function Remedies(props: IDetailsProps): JSX.Element {
 function Facts(props: IDetailsProps): JSX.Element {
   const { kernel, view } = props;
   const { affinode, trans } = view;
-  const reason = reasonText(kernel.reason_code, kernel.reason_args, trans);
+  const reason =
+    whose(kernel) === 'others' // its words are for its user
+      ? null
+      : reasonText(kernel.reason_code, kernel.reason_args, trans);
   const facts = [
     whichGpu(kernel, view.gpus, trans),
     hostMemory(kernel, trans),

@@ -10,7 +10,7 @@ import { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
 import { IKernel, INode } from '../status';
 import { IAffinode } from '../tokens';
-import { stateText, title } from '../words';
+import { namesOf, othersText, stateText, title } from '../words';
 import { Empty, Problem } from './Empty';
 import { moveByArrow, useKeptFocus } from './focus';
 import { KernelRow } from './KernelRow';
@@ -54,10 +54,10 @@ export function Panel(props: IPanelProps): JSX.Element {
   const kept = useKeptFocus(root);
   const [filter, setFilter] = React.useState<IFilter>({
     text: '',
-    mine: !settings.showOtherKernels
+    here: !settings.showOtherKernels
   });
   React.useEffect(
-    () => setFilter(shown => ({ ...shown, mine: !settings.showOtherKernels })),
+    () => setFilter(shown => ({ ...shown, here: !settings.showOtherKernels })),
     [settings.showOtherKernels]
   );
   const isDense = (status?.kernels.length ?? 0) > MANY;
@@ -111,13 +111,13 @@ const Toolbar = React.memo(
           small
           minimal
           type="button"
-          className="jp-affinode-button jp-affinode-mine"
-          data-control="mine"
-          aria-pressed={filter.mine}
+          className="jp-affinode-button jp-affinode-here"
+          data-control="here"
+          aria-pressed={filter.here}
           title={trans.__('Only the kernels of this server')}
-          onClick={() => onFilter({ ...filter, mine: !filter.mine })}
+          onClick={() => onFilter({ ...filter, here: !filter.here })}
         >
-          {trans.__('Mine')}
+          {trans.__('Here')}
         </Button>
         <Button
           small
@@ -199,10 +199,7 @@ function useView(props: IPanelProps & { node: INode; kernels: IKernel[] }): IVie
       commands,
       gpus: node.gpus,
       folderOf: id => named.get(id),
-      nameOf: id => {
-        const kernel = affinode.kernel(id);
-        return kernel ? title(kernel, trans) : null;
-      },
+      nameOf: namesOf(id => affinode.kernel(id), trans),
       mostCalls: Math.max(1, ...rates.map(rate => rate.perSecond)),
       isVisible,
       isStale,
@@ -223,11 +220,11 @@ const MemoryAndPolicy = React.memo(
   (before, now) => before.node === now.node && before.view === now.view
 );
 
-/** The kernels by where their memory is. */
+/** The kernels by where their memory is, and other users' as a sum. */
 function Kernels(
-  props: IPanelProps & { filter: IFilter; kernels: IKernel[]; view: IView }
+  props: IPanelProps & { filter: IFilter; node: INode; kernels: IKernel[]; view: IView }
 ): JSX.Element {
-  const { affinode, currentKernelId, filter, kernels, trans, view } = props;
+  const { affinode, currentKernelId, filter, kernels, node, trans, view } = props;
   const [open, setOpen] = React.useState<ReadonlyMap<string, boolean>>(new Map());
   const toggle = React.useCallback(
     (id: string, isOpen: boolean) => setOpen(before => new Map(before).set(id, isOpen)),
@@ -235,18 +232,27 @@ function Kernels(
   );
   const found = sections(kernels, filter, trans);
   const shown = SECTIONS.filter(section => found.get(section)?.length);
-  if (kernels.length === 0) {
-    return (
-      <Empty title={trans.__('No kernels')}>
-        <p>{trans.__('Start a notebook. Its GPU memory is shown here as soon as it has some.')}</p>
-      </Empty>
-    );
-  }
-  if (shown.length === 0) {
-    return <Empty title={trans.__('No kernel of this name')} role="status" />;
-  }
+  const isAll = filter.text === '' && !filter.here;
+  const others = isAll && !found.get('others')?.length ? othersText(node.others, trans) : null;
   return (
     <>
+      {kernels.length === 0 && (
+        <Empty title={trans.__('You have no kernels')}>
+          <p>
+            {trans.__('Start a notebook. Its GPU memory is shown here as soon as it has some.')}
+          </p>
+        </Empty>
+      )}
+      {kernels.length > 0 && shown.length === 0 && (
+        <Empty
+          title={
+            filter.text === ''
+              ? trans.__('No kernel of this server')
+              : trans.__('No kernel of this name')
+          }
+          role="status"
+        />
+      )}
       {shown.map(section => {
         const rows = found.get(section) ?? [];
         const isOpen =
@@ -280,6 +286,7 @@ function Kernels(
           </Section>
         );
       })}
+      {others !== null && <p className="jp-affinode-others">{others}</p>}
     </>
   );
 }

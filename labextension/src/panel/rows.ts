@@ -2,12 +2,21 @@
 
 import { canRestart, endable } from '../actions';
 import { IKernel } from '../status';
+import { whose } from '../whose';
 import { IWords, title } from '../words';
 
 /** The panel's sections, in their order. */
-export const SECTIONS = ['problems', 'waiting', 'resident', 'freed', 'others', 'none'] as const;
+export const SECTIONS = [
+  'problems',
+  'waiting',
+  'resident',
+  'freed',
+  'elsewhere',
+  'others',
+  'none'
+] as const;
 
-/** A section: what only the user can mend, one's own kernels by state, then those of others. */
+/** A section: what only the user can mend, this server's kernels by state, the user's others, those of other users. */
 export type SectionId = (typeof SECTIONS)[number];
 
 /** From this number of kernels on, rows are lower and sections without news are closed at first. */
@@ -16,7 +25,8 @@ export const MANY = 12;
 /** What is to be shown. */
 export interface IFilter {
   text: string;
-  mine: boolean;
+  /** This server's kernels alone. */
+  here: boolean;
 }
 
 /** A kernel's place, by what it needs, whose it is and where its GPU memory is. */
@@ -24,8 +34,9 @@ export function sectionOf(kernel: IKernel): SectionId {
   if (canRestart(kernel) || endable(kernel).length > 0) {
     return 'problems';
   }
-  if (!kernel.own) {
-    return 'others';
+  const owner = whose(kernel);
+  if (owner !== 'here') {
+    return owner;
   }
   switch (kernel.residency) {
     case 'queued':
@@ -51,6 +62,8 @@ export function sectionTitle(section: SectionId, trans: IWords): string {
       return trans.__('On the GPU');
     case 'freed':
       return trans.__('Freed');
+    case 'elsewhere':
+      return trans.__('Elsewhere');
     case 'others':
       return trans.__('Other users');
     case 'none':
@@ -82,7 +95,7 @@ export function sections(
 }
 
 function isShown(kernel: IKernel, filter: IFilter, trans: IWords): boolean {
-  if (filter.mine && !kernel.own) {
+  if (filter.here && !kernel.own) {
     return false;
   }
   const wanted = filter.text.trim().toLowerCase();
@@ -133,5 +146,5 @@ export function isProblem(kernel: IKernel): boolean {
 
 /** Whether a section is open before the user says anything: among many kernels, only those with news. */
 export function isOpenAtFirst(section: SectionId, kernels: number): boolean {
-  return kernels <= MANY || (section !== 'none' && section !== 'others');
+  return kernels <= MANY || !['elsewhere', 'others', 'none'].includes(section);
 }

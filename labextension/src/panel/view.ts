@@ -2,6 +2,7 @@ import { TranslationBundle } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 import { IGpu, IKernel } from '../status';
 import { IAffinode } from '../tokens';
+import { whose } from '../whose';
 import { NameOf } from '../words';
 
 /** What every part of the panel draws from. */
@@ -12,7 +13,7 @@ export interface IView {
   gpus: IGpu[];
   /** The folder that tells a kernel's notebook from others of its name. */
   folderOf: (id: string) => string | undefined;
-  /** The name of one's own kernel, for sentences about another. */
+  /** A kernel's name in sentences about another. */
   nameOf: NameOf;
   /** The largest rate of CUDA calls of any kernel, so that lines can be compared. */
   mostCalls: number;
@@ -33,5 +34,5 @@ export function swatchClass(kernel: IKernel, affinode: IAffinode): string {
   if (kernel.residency === 'none') {
     return 'jp-mod-absent';
   }
-  return kernel.own ? hueClass(affinode.hue(kernel.id)) : 'jp-mod-others';
+  return whose(kernel) === 'others' ? 'jp-mod-others' : hueClass(affinode.hue(kernel.id));
 }

@@ -1,6 +1,7 @@
 /** Sizes, times, places and names. */
 
 import { IKernel } from '../status';
+import { whose } from '../whose';
 
 /** The part of a TranslationBundle that words need. */
 export interface IWords {
@@ -77,8 +78,11 @@ export function notice(text: string): string {
   return text.length <= LONGEST_NOTICE ? text : `${text.slice(0, LONGEST_NOTICE - 1)}…`;
 }
 
-/** What a kernel is called in the panel: its notebook, else its name; others are only told apart from one's own. */
+/** What a kernel is called in the panel: its notebook, else its name; of others only where or whose they are. */
 export function title(kernel: IKernel, trans: IWords): string {
+  if (whose(kernel) === 'others') {
+    return kernel.user ?? trans.__('Another user');
+  }
   if (!kernel.own) {
     return kernel.server ? trans.__('Another server') : trans.__('Outside this server');
   }

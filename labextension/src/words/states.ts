@@ -1,6 +1,6 @@
 /** Where a kernel's GPU memory is, in the words that everything uses. */
 
-import { IKernel, Residency } from '../status';
+import { IKernel, IOthers, Residency } from '../status';
 import { bytes, IWords, place, span } from './figures';
 
 const SMALL = 64 * 1024 ** 2; // host memory is taken in slabs: less is not worth a word
@@ -60,6 +60,21 @@ function safeText(kernel: IKernel & Spilled, trans: IWords): string {
   return disk >= kernel.parked_bytes
     ? trans.__('%1 safe on disk', all)
     : trans.__('%1 safe, %2 of it on disk', all, bytes(disk));
+}
+
+/** "Other users: 3 kernels, 40 GiB on the GPU, 12 GiB freed, 1 waiting"; null where they have none. */
+export function othersText(others: IOthers | null, trans: IWords): string | null {
+  if (!others || others.kernels === 0) {
+    return null;
+  }
+  const { kernels, parked_bytes, resident_bytes, waiting } = others;
+  const parts = [
+    trans._n('%1 kernel', '%1 kernels', kernels, kernels),
+    trans.__('%1 on the GPU', bytes(resident_bytes)),
+    parked_bytes > 0 ? trans.__('%1 freed', bytes(parked_bytes)) : null,
+    waiting > 0 ? trans.__('%1 waiting', waiting) : null
+  ];
+  return trans.__('Other users: %1', parts.filter(part => part !== null).join(', '));
 }
 
 /** What a lost GPU state means, and what helps. */

@@ -1,6 +1,8 @@
 /** What a waiting kernel waits for, which kernel is in the way, and for how much longer. */
 
-import { bytes, IWords, span } from './figures';
+import { IKernel } from '../status';
+import { whose } from '../whose';
+import { bytes, IWords, span, title } from './figures';
 
 /** A kernel, or memory outside, that is in the way of a waiting kernel. */
 export interface IBlockerWords {
@@ -29,8 +31,31 @@ export interface IWaitingKernel {
   wait?: IWaitWords | null;
 }
 
-/** The name of one's own kernel by its id; null where it is not known. */
+/** A kernel's name in a sentence, by its id; null where it is not known. */
 export type NameOf = (kernelId: string) => string | null;
+
+/** The names of kernels that `find` knows: "train.ipynb", "a notebook of yours on another server". */
+export function namesOf(find: (id: string) => IKernel | undefined, trans: IWords): NameOf {
+  return id => {
+    const kernel = find(id);
+    return kernel ? nameInSentence(kernel, trans) : null;
+  };
+}
+
+function nameInSentence(kernel: IKernel, trans: IWords): string {
+  switch (whose(kernel)) {
+    case 'here':
+      return title(kernel, trans);
+    case 'elsewhere':
+      return kernel.server
+        ? trans.__('a notebook of yours on another server')
+        : trans.__('a program of yours outside this server');
+    case 'others':
+      return kernel.user
+        ? trans.__('a notebook of %1', kernel.user)
+        : trans.__('another user’s notebook');
+  }
+}
 
 /** What is in the way, as a subject: "train.ipynb", "another user’s notebook", "a program outside Jupyter". */
 export function blockerName(blocker: IBlockerWords, nameOf: NameOf, trans: IWords): string {
