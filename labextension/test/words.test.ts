@@ -7,6 +7,7 @@ import {
   bytesOf,
   chipLabel,
   details,
+  freedText,
   notice,
   othersText,
   place,
@@ -16,7 +17,7 @@ import {
   title,
   unmanaged
 } from '../src/words';
-import { kernel, trans } from './examples';
+import { kernel, node, trans } from './examples';
 
 const GIB = 1024 ** 3;
 const MIB = 1024 ** 2;
@@ -135,37 +136,63 @@ test('of other users there are sums', () => {
   );
 });
 
+const NEEDED = { park_when: 'needed', may_change: true, idle_timeout_s: 300 };
+const ALWAYS = node({ policy: { ...NEEDED, park_when: 'idle', contended_idle_timeout_s: 15 } });
+
+test('an idle kernel stays while no kernel needs the room; else time decides', () => {
+  const idle = kernel({ residency: 'resident', idle_s: 240, eligible_in_s: 60 });
+  const eligible = kernel({ residency: 'resident', eligible: true, eligible_in_s: 0 });
+  const needed = node({ policy: { ...NEEDED, contended_idle_timeout_s: 15 } });
+  const said = [null, needed, { ...needed, queue: ['b'] }, ALWAYS].map(each =>
+    [idle, eligible].map(one => freedText(one, each, left => `${left} s`, trans))
+  );
+  const stays = 'stays until another notebook needs the room';
+  assert.deepStrictEqual(said, [
+    [stays, stays],
+    [stays, stays],
+    ['may be freed in 60 s', 'may be freed now'],
+    ['may be freed in 60 s', 'may be freed now']
+  ]);
+});
+
 test('details say how long, and what happens next', () => {
   const idle = { residency: 'resident', idle_s: 240, eligible_in_s: 60 } as const;
-  assert.deepStrictEqual(details(kernel(idle), trans), ['idle 4 min', 'may be freed in 1 min']);
-  assert.deepStrictEqual(details(kernel({ ...idle, held_for_s: 9 }), trans), [
+  assert.deepStrictEqual(details(kernel(idle), ALWAYS, trans), [
+    'idle 4 min',
+    'may be freed in 1 min'
+  ]);
+  assert.deepStrictEqual(details(kernel({ ...idle, held_for_s: 9 }), ALWAYS, trans), [
     'kept for 9 s',
     'idle 4 min'
   ]);
-  assert.deepStrictEqual(details(kernel({ ...idle, cell_open: true }), trans), [
+  assert.deepStrictEqual(details(kernel({ ...idle, cell_open: true }), ALWAYS, trans), [
     'a cell is running'
   ]);
-  assert.deepStrictEqual(details(kernel({ residency: 'queued', waiting_s: 12 }), trans), [
+  assert.deepStrictEqual(details(kernel({ residency: 'queued', waiting_s: 12 }), ALWAYS, trans), [
     'waiting 12 s'
   ]);
 });
 
 test('clocks run on between two looks', () => {
   const idle = kernel({ residency: 'resident', idle_s: 240, eligible_in_s: 60 });
-  assert.deepStrictEqual(details(aged(idle, 50), trans), ['idle 5 min', 'may be freed in 10 s']);
+  assert.deepStrictEqual(details(aged(idle, 50), ALWAYS, trans), [
+    'idle 5 min',
+    'may be freed in 10 s'
+  ]);
   const queued = aged(kernel({ residency: 'queued', waiting_s: 3, estimate_s: 9 }), 20);
   assert.deepStrictEqual([queued.waiting_s, queued.estimate_s, queued.idle_s], [23, 0, null]);
 });
 
 test('details say what RAM a kernel takes or keeps, where that is news', () => {
   const parked = { residency: 'parked', parked_bytes: 64 * GIB } as const;
-  assert.deepStrictEqual(details(kernel({ ...parked, copy_bytes: 64 * GIB }), trans), []);
-  assert.deepStrictEqual(details(kernel({ ...parked, copy_bytes: 3 * GIB }), trans), [
+  assert.deepStrictEqual(details(kernel({ ...parked, copy_bytes: 64 * GIB }), ALWAYS, trans), []);
+  assert.deepStrictEqual(details(kernel({ ...parked, copy_bytes: 3 * GIB }), ALWAYS, trans), [
     'takes 3 GiB of RAM, the rest is zeros'
   ]);
-  assert.deepStrictEqual(details(kernel({ residency: 'resident', kept_bytes: 4 * GIB }), trans), [
-    '4 GiB of RAM kept for the next time'
-  ]);
+  assert.deepStrictEqual(
+    details(kernel({ residency: 'resident', kept_bytes: 4 * GIB }), ALWAYS, trans),
+    ['4 GiB of RAM kept for the next time']
+  );
 });
 
 test('development builds of one release belong together', () => {

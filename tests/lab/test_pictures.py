@@ -103,6 +103,8 @@ def test_a_wait_names_what_resolves_it(panel):
     for label in ("Stop keeping tokenizer.ipynb", "Free notes.ipynb", "Stop waiting: notebook-12.ipynb"):
         expect(row.get_by_role("button", name=label)).to_be_visible()
     expect(panel.lab.row("notebook-13.ipynb")).to_contain_text("at most 2 min")
+    panel.lab.row("notes.ipynb").get_by_role("button", name="Details of notes.ipynb").click()
+    expect(panel.lab.row("notes.ipynb")).to_contain_text("may be freed in 1:")
 
 
 @pytest.mark.long

@@ -106,6 +106,10 @@ def test_the_panel_keeps_and_releases_frees_and_brings_back(page):
     notebook.run_cell(0)
     page.show_panel()
     expect(page.gpu_bar()).to_have_accessible_name(re.compile(r"256 MiB in all: kept.ipynb 100 MiB, .*Free"))
+    expect(page.row("kept.ipynb")).to_contain_text("stays until another notebook needs the room")
+    notebook.chip().click()
+    expect(notebook.popover()).to_contain_text("stays until another notebook needs the room")
+    page.page.keyboard.press("Escape")
 
     page.button("kept.ipynb", "Keep").click()
     expect(page.state_of("kept.ipynb")).to_have_text("On the GPU: 100 MiB, kept for 1 h")

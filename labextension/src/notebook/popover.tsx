@@ -6,7 +6,7 @@ import { Widget } from '@lumino/widgets';
 import * as React from 'react';
 import { offered, remedies } from '../actions';
 import { keepIcon, residencyIcons } from '../icons';
-import { IKernel } from '../status';
+import { IKernel, INode } from '../status';
 import { CommandIDs, IAffinode } from '../tokens';
 import {
   aged,
@@ -135,7 +135,7 @@ export class Popover extends ReactWidget {
         </div>
         {affinode.stale && affinode.problem && <p>{affinode.problem.message}</p>}
         {waits && <p>{waits}</p>}
-        {facts(kernel, trans).map(fact => (
+        {facts(kernel, affinode.status?.node, trans).map(fact => (
           <p key={fact} className="jp-mod-muted">
             {fact}
           </p>
@@ -209,8 +209,12 @@ export namespace Popover {
 }
 
 /** What is worth knowing beside the state. */
-function facts(kernel: IKernel, trans: TranslationBundle): string[] {
-  const lines = [details(kernel, trans).join(' · ')];
+function facts(
+  kernel: IKernel,
+  node: INode | null | undefined,
+  trans: TranslationBundle
+): string[] {
+  const lines = [details(kernel, node, trans).join(' · ')];
   if (kernel.residency === 'parked') {
     const why = reasonText(kernel.reason_code, kernel.reason_args, trans);
     lines.push(why === null ? '' : trans.__('Freed: %1.', why));

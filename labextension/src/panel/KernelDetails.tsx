@@ -6,9 +6,11 @@ import { IKernel } from '../status';
 import { whose } from '../whose';
 import {
   actionLabel,
+  aged,
   bytes,
   depthRefusalText,
   estimateText,
+  freedText,
   hostMemory,
   keptText,
   lastMoveText,
@@ -134,7 +136,7 @@ function Facts(props: IDetailsProps): JSX.Element {
       ? null
       : reasonText(kernel.reason_code, kernel.reason_args, trans);
   const facts = [
-    whichGpu(kernel, view.gpus, trans),
+    whichGpu(kernel, view.node.gpus, trans),
     hostMemory(kernel, trans),
     kernel.residency === 'parked' ? resumeEstimateText(kernel.resume_estimate_s, trans) : null
   ].filter((fact): fact is string => fact !== null);
@@ -177,25 +179,15 @@ function Facts(props: IDetailsProps): JSX.Element {
   );
 }
 
-/** When its memory may be freed: "may be freed in 1:48". */
+/** When its memory may be freed, by a clock that ticks. */
 function Freed(props: IDetailsProps): JSX.Element | null {
   const { kernel, view } = props;
-  const { affinode, isStale, trans } = view;
-  const { eligible, eligible_in_s } = kernel;
+  const { affinode, isStale, node, trans } = view;
   const text = React.useCallback(() => {
-    const left = (eligible_in_s ?? 0) - (isStale ? 0 : affinode.age(kernel.id));
-    return eligible || left <= 0
-      ? trans.__('may be freed when others need room')
-      : trans.__('may be freed in %1', face(Math.ceil(left)));
-  }, [affinode, eligible, eligible_in_s, isStale, kernel.id, trans]);
-  if (
-    kernel.residency !== 'resident' ||
-    kernel.held_for_s !== null ||
-    (!eligible && (eligible_in_s === null || kernel.cell_open))
-  ) {
-    return null;
-  }
-  return (
+    const now = isStale ? kernel : aged(kernel, affinode.age(kernel.id));
+    return freedText(now, node, left => face(Math.ceil(left)), trans) ?? '';
+  }, [affinode, isStale, kernel, node, trans]);
+  return text() === '' ? null : (
     <div className="jp-affinode-muted">
       <Ticking text={text} />
     </div>

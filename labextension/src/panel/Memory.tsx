@@ -66,8 +66,8 @@ function Gpu(props: {
   view: IView;
 }): JSX.Element {
   const { gpu, isCompact, kernels, view } = props;
-  const { affinode, gpus, trans } = view;
-  const name = gpuName(gpu, gpus, trans);
+  const { affinode, node, trans } = view;
+  const name = gpuName(gpu, node.gpus, trans);
   const segments = gpuSegments(gpu, kernels, trans);
   const busy = gpu.utilization_percent;
   const busyText = busy === null ? '' : trans.__('%1 %', busy);

@@ -197,7 +197,7 @@ function useView(props: IPanelProps & { node: INode; kernels: IKernel[] }): IVie
     return {
       affinode,
       commands,
-      gpus: node.gpus,
+      node,
       folderOf: id => named.get(id),
       nameOf: namesOf(id => affinode.kernel(id), trans),
       mostCalls: Math.max(1, ...rates.map(rate => rate.perSecond)),

@@ -1,6 +1,6 @@
 import { TranslationBundle } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
-import { IGpu, IKernel } from '../status';
+import { IKernel, INode } from '../status';
 import { IAffinode } from '../tokens';
 import { whose } from '../whose';
 import { NameOf } from '../words';
@@ -9,8 +9,8 @@ import { NameOf } from '../words';
 export interface IView {
   affinode: IAffinode;
   commands: CommandRegistry;
-  /** All of the machine. */
-  gpus: IGpu[];
+  /** The machine. */
+  node: INode;
   /** The folder that tells a kernel's notebook from others of its name. */
   folderOf: (id: string) => string | undefined;
   /** A kernel's name in sentences about another. */

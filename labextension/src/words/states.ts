@@ -1,6 +1,6 @@
 /** Where a kernel's GPU memory is, in the words that everything uses. */
 
-import { IKernel, IOthers, Residency } from '../status';
+import { IKernel, INode, IOthers, Residency } from '../status';
 import { bytes, IWords, place, span } from './figures';
 
 const SMALL = 64 * 1024 ** 2; // host memory is taken in slabs: less is not worth a word
@@ -115,8 +115,35 @@ export function aged(kernel: IKernel, seconds: number): IKernel {
   };
 }
 
+/**
+ * When an idle kernel's memory is freed: "may be freed in 1:48" where time alone decides, by the policy or since a kernel
+ * waits; else "stays until another notebook needs the room". Null where it is not idle, or kept. `said` puts seconds into words.
+ */
+export function freedText(
+  kernel: IKernel,
+  node: Pick<INode, 'policy' | 'queue'> | null | undefined,
+  said: (seconds: number) => string,
+  trans: IWords
+): string | null {
+  const { cell_open, eligible, eligible_in_s, held_for_s, residency } = kernel;
+  const isIdle = eligible || (eligible_in_s !== null && !cell_open);
+  if (residency !== 'resident' || held_for_s !== null || !isIdle) {
+    return null;
+  }
+  if (node?.policy?.park_when !== 'idle' && !node?.queue.length) {
+    return trans.__('stays until another notebook needs the room');
+  }
+  return eligible || !eligible_in_s
+    ? trans.__('may be freed now')
+    : trans.__('may be freed in %1', said(eligible_in_s));
+}
+
 /** What is worth knowing beside the state and the wait: how long idle, kept or waiting, and what happens next. */
-export function details(kernel: IKernel, trans: IWords): string[] {
+export function details(
+  kernel: IKernel,
+  node: Pick<INode, 'policy' | 'queue'> | null | undefined,
+  trans: IWords
+): string[] {
   const lines: string[] = [];
   const kept = keptText(kernel, trans);
   if (kept !== null) {
@@ -132,15 +159,8 @@ export function details(kernel: IKernel, trans: IWords): string[] {
       lines.push(trans.__('idle %1', span(kernel.idle_s, trans)));
     }
   }
-  if (kernel.residency === 'resident' && kernel.held_for_s === null) {
-    if (kernel.eligible) {
-      lines.push(trans.__('may be freed when others need room'));
-    } else if (kernel.eligible_in_s !== null && !kernel.cell_open) {
-      lines.push(trans.__('may be freed in %1', span(kernel.eligible_in_s, trans)));
-    }
-  }
-  const ram = hostMemory(kernel, trans);
-  return ram ? [...lines, ram] : lines;
+  const freed = freedText(kernel, node, left => span(left, trans), trans);
+  return [...lines, freed, hostMemory(kernel, trans)].filter(line => line !== null);
 }
 
 /** What a kernel has in RAM, where its size on the GPU does not say it already. */
