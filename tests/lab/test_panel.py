@@ -158,6 +158,29 @@ def test_a_kernel_of_another_server_is_shown_without_its_name(page, other_server
     assert waiter.output(0) == "allocated"
 
 
+def test_the_switch_says_what_it_does_and_changes_when_idle_notebooks_are_freed(page, policy):
+    page.show_panel()
+    machine = page.server.machine
+    switch = page.panel.get_by_role("switch", name="Always free idle notebooks")
+    expect(switch).not_to_be_checked()
+    expect(page.panel).to_contain_text("Idle notebooks are freed when another needs room, after 1 s")
+    held: list[Route] = []
+    page.page.route("**/affinode/api/policy*", lambda route: held.append(route))
+    with page.page.expect_request("**/affinode/api/policy*"):
+        page.panel.get_by_text("Always free idle notebooks").click()
+    expect(switch).to_have_attribute("aria-busy", "true")
+    expect(switch).to_have_attribute("aria-disabled", "true")
+    held.pop().continue_()
+    expect(switch).to_be_checked()
+    expect(switch).to_have_attribute("aria-disabled", "false")
+    expect(page.panel).to_contain_text("Idle notebooks are freed after 1 s")
+    assert machine.ask("GET", "/policy")[1]["park_when"] == "idle"
+    page.page.unroute("**/affinode/api/policy*")
+    switch.press("Space")
+    expect(switch).not_to_be_checked()
+    assert machine.ask("GET", "/policy")[1]["park_when"] == "needed"
+
+
 def test_a_hidden_panel_asks_nothing_and_still_the_chip_follows(page, open_lab):
     page = open_lab(clock=True, at=page.server)
     notebook = page.open_notebook("hidden.ipynb", lab_cells.allocate(150))

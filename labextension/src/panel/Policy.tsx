@@ -5,7 +5,7 @@ import { INode, IPolicy } from '../status';
 import { errorText, span } from '../words';
 import { IView } from './view';
 
-/** When idle notebooks are freed, in words, with a switch where it is the user's own; and what that gave back today. */
+/** When idle notebooks are freed, in words, with a switch where it is the user's own, and what that gave back today. */
 export function Policy(props: { node: INode; view: IView }): JSX.Element | null {
   const { node, view } = props;
   const { trans } = view;
@@ -17,13 +17,11 @@ export function Policy(props: { node: INode; view: IView }): JSX.Element | null 
   return (
     <section className="jp-affinode-policy" aria-label={trans.__('Policy')}>
       {policy && (
-        <div className="jp-affinode-policyLine">
-          <span title={policyText(policy, view)}>{policyText(policy, view)}</span>
-          {policy.may_change && view.affinode.status?.may_act && (
-            <Switch policy={policy} view={view} />
-          )}
+        <div className="jp-affinode-policyText" title={policyText(policy, view)}>
+          {policyText(policy, view)}
         </div>
       )}
+      {policy?.may_change && view.affinode.status?.may_act && <Switch policy={policy} view={view} />}
       {given !== null && (
         <div className="jp-affinode-muted" title={trans.__('GPU memory that idle notebooks freed')}>
           {trans.__('Given back today: %1 GPU h', given)}
@@ -48,31 +46,56 @@ function policyText(policy: IPolicy, view: IView): string {
 /** Turns between freeing idle notebooks always and only for others. */
 function Switch(props: { policy: IPolicy; view: IView }): JSX.Element {
   const { policy, view } = props;
-  const { affinode, trans } = view;
+  const { affinode, isStale, trans } = view;
+  const [isPending, setPending] = React.useState(false);
+  const [isForbidden, setForbidden] = React.useState(false);
   const isAlways = policy.park_when === 'idle';
+  const isDisabled = isStale || isPending || isForbidden;
   const change = async () => {
+    setPending(true);
     try {
       await affinode.changePolicy({ park_when: isAlways ? 'needed' : 'idle' });
     } catch (error) {
       if (!(error instanceof AffinodeError)) {
         throw error;
       }
+      setForbidden(error.status === 403);
       Notification.warning(errorText(error, trans), { autoClose: 8000 });
+    } finally {
+      setPending(false);
     }
   };
   return (
-    <button
-      type="button"
-      role="switch"
-      className="jp-affinode-switch"
-      data-control="policy"
-      aria-checked={isAlways}
-      aria-label={trans.__('Free idle notebooks even if nothing needs room')}
-      title={trans.__('Free idle notebooks even if nothing needs room')}
-      onClick={() => void change()}
+    <label
+      className="jp-affinode-policySwitch"
+      title={
+        isForbidden
+          ? trans.__('You may look but not change anything here.')
+          : trans.__(
+              'Free idle notebooks after %1 even if no other needs the room. This lasts until your GPU controller ends, soon after your last kernel and server.',
+              span(policy.idle_timeout_s, trans)
+            )
+      }
     >
-      <span />
-    </button>
+      {trans.__('Always free idle notebooks')}
+      <button
+        type="button"
+        role="switch"
+        className="jp-affinode-switch"
+        data-control="policy"
+        aria-busy={isPending}
+        aria-checked={isAlways}
+        // A button that is disabled in truth would let the focus fall to the page's body.
+        aria-disabled={isDisabled}
+        onClick={() => {
+          if (!isDisabled) {
+            void change();
+          }
+        }}
+      >
+        <span />
+      </button>
+    </label>
   );
 }
 
