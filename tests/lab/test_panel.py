@@ -11,8 +11,10 @@ from pathlib import Path
 
 import lab_cells
 import pytest
+import recorded
 from live_server import JupyterServer
 from playwright.sync_api import Route, expect
+from recorded_page import RecordedPanel
 
 import jupyter_affinode
 
@@ -179,6 +181,37 @@ def test_the_switch_says_what_it_does_and_changes_when_idle_notebooks_are_freed(
     switch.press("Space")
     expect(switch).not_to_be_checked()
     assert machine.ask("GET", "/policy")[1]["park_when"] == "needed"
+
+
+def test_kernels_are_found_by_name_by_server_and_by_section(page):
+    panel = RecordedPanel(page)
+    panel.show(recorded.states()["resident"])
+    names = panel.root.locator(".jp-affinode-nameText")
+    shown = names.all_inner_texts()
+    expect(panel.root).to_contain_text("Given back today: 3.3 GPU h")
+
+    field = panel.root.get_by_role("searchbox", name="Filter kernels")
+    field.fill("THESIS")
+    expect(names).to_have_text(["notes.ipynb", "train.ipynb"])
+    field.fill("no such kernel")
+    expect(panel.root.get_by_role("status").last).to_have_text("No kernel of this name")
+    field.fill("")
+
+    here = panel.root.get_by_role("button", name="Here", exact=True)
+    here.click()
+    expect(names).to_have_text([name for name in shown if name.endswith(".ipynb")])
+    here.click()
+    expect(names).to_have_text(shown)
+
+    heading = panel.root.get_by_role("button", name=re.compile("^On the GPU"))
+    heading.click()
+    expect(names).to_have_text(shown[3:])
+    panel.answer["node"]["today"]["freed_gpu_s"] = 20
+    panel.look_again()
+    expect(panel.root).not_to_contain_text("Given back today")
+    expect(heading).to_have_attribute("aria-expanded", "false")
+    heading.press("Enter")
+    expect(names).to_have_text(shown)
 
 
 def test_a_hidden_panel_asks_nothing_and_still_the_chip_follows(page, open_lab):
