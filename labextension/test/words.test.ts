@@ -2,6 +2,7 @@ import * as assert from 'node:assert';
 import { test } from 'node:test';
 import {
   aged,
+  asOf,
   basename,
   bytes,
   bytesOf,
@@ -57,6 +58,13 @@ test('a part of a whole names the unit once where it is the same', () => {
 test('times are rounded to what a user cares about', () => {
   const said = [0, 59.4, 59.6, 90, 3600, 5400, 3 * 86400].map(seconds => span(seconds, trans));
   assert.deepStrictEqual(said, ['0 s', '59 s', '1 min', '2 min', '1 h', '1 h 30 min', '3 d']);
+});
+
+test('what is old says of when it is', () => {
+  const updated = new Date(2026, 0, 2, 13, 5).getTime();
+  assert.match(asOf({ stale: true, updated }, trans) ?? '', /^as of .*05/);
+  assert.strictEqual(asOf({ stale: false, updated }, trans), null);
+  assert.strictEqual(asOf({ stale: true, updated: null }, trans), null);
 });
 
 test('places are ordinals', () => {

@@ -183,6 +183,24 @@ def test_the_switch_says_what_it_does_and_changes_when_idle_notebooks_are_freed(
     assert machine.ask("GET", "/policy")[1]["park_when"] == "needed"
 
 
+def test_what_is_old_says_of_when_it_is_and_takes_no_orders(page):
+    notebook = page.open_notebook("old.ipynb", lab_cells.CPU)
+    panel = RecordedPanel(page)
+    panel.show_around(notebook, recorded.around()["resident"])
+    switch = panel.root.get_by_role("switch")
+    panel.fall_silent()
+    as_of = re.compile(r", as of \d")
+    expect(notebook.chip()).to_have_accessible_name(as_of)
+    expect(page.status_item()).to_have_accessible_name(as_of)
+    expect(page.status_item()).to_have_attribute("title", as_of)
+    expect(switch).to_have_attribute("aria-disabled", "true")
+    panel.answers = True
+    panel.look_again()
+    expect(notebook.chip()).not_to_have_accessible_name(as_of)
+    expect(page.status_item()).not_to_have_accessible_name(as_of)
+    expect(switch).to_have_attribute("aria-disabled", "false")
+
+
 def test_kernels_are_found_by_name_by_server_and_by_section(page):
     panel = RecordedPanel(page)
     panel.show(recorded.states()["resident"])

@@ -9,7 +9,7 @@ import * as React from 'react';
 import { keepIcon, residencyIcons } from '../icons';
 import { IKernel } from '../status';
 import { IAffinode, IChange } from '../tokens';
-import { chipLabel, keptText, stateText } from '../words';
+import { asOf, chipLabel, keptText, stateText } from '../words';
 import { Popover } from './popover';
 
 /** A toolbar that is narrower shows the chip's icon alone. */
@@ -56,7 +56,9 @@ export class Chip extends ReactWidget {
     const StateIcon = residencyIcons[residency].react;
     const label = chipLabel(kernel, trans);
     const kept = keptText(kernel, trans);
-    const state = [stateText(kernel, trans), kept].filter(text => text !== null).join(', ');
+    const state = [stateText(kernel, trans), kept, asOf(affinode, trans)]
+      .filter(text => text !== null)
+      .join(', ');
     return (
       <button
         type="button"

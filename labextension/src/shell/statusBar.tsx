@@ -7,7 +7,7 @@ import * as React from 'react';
 import { UsedMemory } from './usedMemory';
 import { gpuIcon } from '../icons';
 import { CommandIDs, IAffinode } from '../tokens';
-import { bytes, bytesOf } from '../words';
+import { asOf, bytes, bytesOf } from '../words';
 
 /** One element for all renderings, which React then leaves as it is: a LabIcon works each time it is rendered. */
 const ICON = <gpuIcon.react tag="span" className="jp-affinode-statusIcon" aria-hidden="true" />;
@@ -47,12 +47,18 @@ class StatusItem extends ReactWidget {
       trans._n('%1 GPU: %2 in use', '%1 GPUs: %2 in use', gpus, gpus, size),
       waiting > 0
         ? trans._n('%1 notebook of yours waits', '%1 notebooks of yours wait', waiting, waiting)
-        : ''
-    ].filter(text => text !== '');
+        : null,
+      asOf(affinode, trans)
+    ].filter(text => text !== null);
+    const classes = [
+      'jp-affinode-statusButton',
+      waiting > 0 ? 'jp-mod-queued' : '',
+      affinode.stale ? 'jp-mod-stale' : ''
+    ];
     return (
       <button
         type="button"
-        className={`jp-affinode-statusButton${waiting > 0 ? ' jp-mod-queued' : ''}`}
+        className={classes.filter(name => name !== '').join(' ')}
         aria-label={trans.__('%1. Show the GPU panel', full.join(', '))}
         title={trans.__('%1. Click to show the GPU panel.', full.join(', '))}
         onClick={() => void this._commands.execute(CommandIDs.openPanel)}

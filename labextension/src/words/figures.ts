@@ -53,6 +53,18 @@ export function seconds(count: number, trans: IWords): string {
   return count < 10 ? trans.__('%1 s', Number(count.toFixed(1))) : span(count, trans);
 }
 
+/** Since when what is shown is not confirmed: "as of 12:03"; null while it is true now. */
+export function asOf(
+  { stale, updated }: { stale: boolean; updated: number | null },
+  trans: IWords
+): string | null {
+  if (!stale || updated === null) {
+    return null;
+  }
+  const clock = new Date(updated).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
+  return trans.__('as of %1', clock);
+}
+
 /** A place in the line: "1st", "2nd", "11th". */
 export function place(number: number, trans: IWords): string {
   const isTeen = number % 100 >= 11 && number % 100 <= 13;
