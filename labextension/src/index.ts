@@ -2,7 +2,7 @@ import { JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { bannerPlugin } from './notebook/banner';
 import { chipPlugin } from './notebook/chip';
 import { focusPlugin } from './notebook/focus';
-import { noticesPlugin } from './notices/plugin';
+import { announcementsPlugin, noticesPlugin } from './notices/plugin';
 import { panelPlugin } from './panel/plugin';
 import { modelPlugin } from './plugin';
 import { commandsPlugin } from './shell/commands';
@@ -20,6 +20,7 @@ const plugins: JupyterFrontEndPlugin<unknown>[] = [
   chipPlugin,
   bannerPlugin,
   noticesPlugin,
+  announcementsPlugin,
   focusPlugin,
   statusBarPlugin,
   runningPlugin

@@ -1,5 +1,6 @@
 import * as assert from 'node:assert';
 import { beforeEach, mock, test } from 'node:test';
+import { Announcements, PATIENCE_MS } from '../src/notices/announcements';
 import { IShownNotice, LASTS_MS, NoticeBoard } from '../src/notices/board';
 import { IKernel, INoticeEvent } from '../src/status';
 import { kernel, trans } from './examples';
@@ -176,4 +177,37 @@ test('while nothing is known nothing is taken back', () => {
   assert.strictEqual(page.shown.size, 1);
   page.look(); // the kernel is gone
   assert.strictEqual(page.shown.size, 0);
+});
+
+test('a change that lasts is announced once, several in one go, and no move before its end', () => {
+  let kernels: IKernel[] | null = null;
+  const said: string[] = [];
+  const announcements = new Announcements(
+    () => kernels,
+    text => said.push(text),
+    trans
+  );
+  const look = (...now: IKernel[]) => {
+    kernels = now;
+    announcements.look();
+  };
+  const others = { own: false, id: 'c', path: null, paths: [] };
+  const second = { id: 'b', path: 'b.ipynb' };
+  announcements.look();
+  look(resident, kernel({ ...parked, ...second }), kernel({ ...resident, ...others }));
+  mock.timers.tick(PATIENCE_MS);
+  assert.deepStrictEqual(said, []); // as it was at first
+  look(kernel({ residency: 'parking' }), kernel({ ...resident, ...second }));
+  mock.timers.tick(PATIENCE_MS);
+  assert.deepStrictEqual(said.splice(0), ['b.ipynb: On the GPU: 1 GiB.']);
+  look(parked, kernel({ ...queued, ...second }), kernel({ ...parked, ...others }));
+  mock.timers.tick(PATIENCE_MS);
+  assert.deepStrictEqual(said.splice(0), [
+    'a.ipynb: GPU freed, 1 GiB safe in RAM. b.ipynb: Waiting: 1st. The GPU is full.'
+  ]);
+  look(queued, kernel({ ...queued, ...second })); // room comes at once
+  mock.timers.tick(PATIENCE_MS - 1);
+  look(parked, kernel({ ...queued, ...second, place: 2 }));
+  mock.timers.tick(PATIENCE_MS);
+  assert.deepStrictEqual(said, []);
 });

@@ -143,6 +143,10 @@ class LabPage:
         """The notices that are shown now."""
         return self.page.locator(".Toastify__toast")
 
+    def announced(self) -> Locator:
+        """What screen readers were told last."""
+        return self.page.locator("body > [role=status]")
+
     def status_item(self) -> Locator:
         """The GPU in JupyterLab's status bar."""
         return self.page.locator(".jp-affinode-statusButton")

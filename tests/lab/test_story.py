@@ -137,14 +137,17 @@ def test_a_waiting_notebook_says_so_until_the_wait_is_over(page):
     expect(page.state_of("third.ipynb")).to_have_text("Waiting: 2nd")
     expect(third.chip()).to_have_text("Waiting")
     expect(third.banner()).to_contain_text("Waiting: 2nd")
+    expect(page.announced()).to_contain_text("third.ipynb: Waiting: 2nd. ")
     expect(third.banner().get_by_role("button", name="Stop waiting")).to_be_in_viewport()
     expect(page.page.locator(".jp-affinode-waitingTab")).to_have_count(2)
 
+    page.hide_panel()
     done.touch()
     second.wait_for_cell(0)
     third.wait_for_cell(0)
     assert [notebook.output(0) for notebook in (second, third)] == ["allocated", "allocated"]
-    expect(page.state_of("third.ipynb")).to_have_text("On the GPU: 124 MiB")
+    expect(third.chip()).to_have_text("On the GPU: 124 MiB")
+    expect(page.announced()).to_contain_text("third.ipynb: On the GPU: 124 MiB.")
     expect(third.banner()).to_be_hidden()
     expect(page.page.locator(".jp-affinode-waitingTab")).to_have_count(0)
     expect(page.status_item()).to_have_text(re.compile(r"^GPU [\d.]+/256 MiB$"))

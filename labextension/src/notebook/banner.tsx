@@ -9,13 +9,11 @@ import { Title, Widget } from '@lumino/widgets';
 import * as React from 'react';
 import { remedies } from '../actions';
 import { residencyIcons } from '../icons';
+import { PATIENCE_MS } from '../notices/announcements';
 import { IKernel } from '../status';
 import { IAffinode } from '../tokens';
 import { aged, boundText, lostText, namesOf, span, stateText, waitText } from '../words';
 import { ActionButton } from './KernelActions';
-
-/** A wait that is shorter moves nothing in the notebook. */
-const PATIENCE_MS = 1500;
 
 /** The class of the tab of a notebook that waits. */
 const TAB_CLASS = 'jp-affinode-waitingTab';
@@ -25,8 +23,6 @@ export class Banner extends ReactWidget {
   constructor(private readonly _options: Banner.IOptions) {
     super();
     this.addClass('jp-affinode-bannerBox');
-    this.node.setAttribute('role', 'status');
-    this.node.setAttribute('aria-atomic', 'false');
     this.hide();
     _options.affinode.changed.connect(this._onChanged, this);
     _options.commands.commandChanged.connect(this._onCommand, this);
@@ -77,10 +73,7 @@ export class Banner extends ReactWidget {
       <>
         <span className="jp-affinode-bannerText">
           <b>{stateText(kernel, trans)}.</b> {waitText(kernel.wait, nameOf, trans)}.{' '}
-          {/* It ticks, and is not to be read aloud each time. */}
-          <span aria-live="off">
-            {boundText(kernel, trans)} <span className="jp-affinode-since">{since}</span>
-          </span>
+          {boundText(kernel, trans)} <span className="jp-affinode-since">{since}</span>
         </span>
         {remedies(kernel, id => affinode.kernel(id)).map((remedy, index) => (
           <ActionButton

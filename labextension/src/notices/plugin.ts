@@ -5,6 +5,7 @@ import { CommandRegistry } from '@lumino/commands';
 import { commandOf } from '../shell/commandOf';
 import { kernelIdOf } from '../shell/openKernel';
 import { IAffinode } from '../tokens';
+import { Announcements } from './announcements';
 import { IScreen, IShownNotice, NoticeBoard } from './board';
 
 /** JupyterLab's notifications. */
@@ -59,5 +60,28 @@ export const noticesPlugin: JupyterFrontEndPlugin<void> = {
     );
     affinode.changed.connect(() => board.look());
     affinode.noticed.connect((_, event) => board.tell(event));
+  }
+};
+
+/** Tells screen readers how the user's kernels fare, whether or not the panel is open. */
+export const announcementsPlugin: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-affinode:announcements',
+  description: 'Announces changes of the GPU state of one’s own notebooks to screen readers.',
+  autoStart: true,
+  requires: [IAffinode],
+  optional: [ITranslator],
+  activate: (_: JupyterFrontEnd, affinode: IAffinode, translator: ITranslator | null): void => {
+    const region = document.createElement('div');
+    region.className = 'jp-affinode-announcements';
+    region.setAttribute('role', 'status');
+    document.body.appendChild(region);
+    const announcements = new Announcements(
+      () => affinode.status?.kernels ?? null,
+      text => {
+        region.textContent = text;
+      },
+      (translator ?? nullTranslator).load('jupyter_affinode')
+    );
+    affinode.changed.connect(() => announcements.look());
   }
 };

@@ -10,7 +10,7 @@ import { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
 import { IKernel, INode } from '../status';
 import { IAffinode } from '../tokens';
-import { namesOf, othersText, stateText, title } from '../words';
+import { namesOf, othersText } from '../words';
 import { Empty, Problem } from './Empty';
 import { moveByArrow, useKeptFocus } from './focus';
 import { KernelRow } from './KernelRow';
@@ -74,7 +74,6 @@ export function Panel(props: IPanelProps): JSX.Element {
       }}
     >
       <Toolbar filter={filter} lookAgain={props.lookAgain} onFilter={setFilter} trans={trans} />
-      <Announcements kernels={status?.kernels ?? []} trans={trans} />
       <div className="jp-affinode-body">
         {!problem && !status && <Empty title={trans.__('Looking…')} role="status" />}
         {problem && <Problem affinode={affinode} problem={problem} trans={trans} />}
@@ -135,29 +134,6 @@ const Toolbar = React.memo(
     );
   }
 );
-
-/** Announces changes of the user's own kernels to screen readers. */
-function Announcements(props: { kernels: IKernel[]; trans: TranslationBundle }): JSX.Element {
-  const { kernels, trans } = props;
-  const last = React.useRef<Map<string, string> | null>(null);
-  const [said, say] = React.useState('');
-  React.useEffect(() => {
-    const own = kernels.filter(kernel => kernel.own);
-    const changed = own.filter(kernel => {
-      const before = last.current?.get(kernel.id);
-      return before !== undefined && before !== kernel.residency;
-    });
-    last.current = new Map(own.map(kernel => [kernel.id, kernel.residency]));
-    if (changed.length > 0) {
-      say(changed.map(kernel => `${title(kernel, trans)}: ${stateText(kernel, trans)}`).join('. '));
-    }
-  }, [kernels, trans]);
-  return (
-    <div className="jp-mod-unseen" role="status" aria-live="polite">
-      {said}
-    </div>
-  );
-}
 
 /** Policy, memory and kernels. */
 function Machine(
