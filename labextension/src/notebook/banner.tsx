@@ -10,10 +10,10 @@ import * as React from 'react';
 import { remedies } from '../actions';
 import { residencyIcons } from '../icons';
 import { PATIENCE_MS } from '../notices/announcements';
+import { ActionButton } from '../shell/ActionButton';
 import { IKernel } from '../status';
 import { IAffinode } from '../tokens';
 import { aged, boundText, lostText, namesOf, span, stateText, waitText } from '../words';
-import { ActionButton } from './KernelActions';
 
 /** The class of the tab of a notebook that waits. */
 const TAB_CLASS = 'jp-affinode-waitingTab';

@@ -6,6 +6,7 @@ import { Widget } from '@lumino/widgets';
 import * as React from 'react';
 import { offered, remedies } from '../actions';
 import { keepIcon, residencyIcons } from '../icons';
+import { ActionButton } from '../shell/ActionButton';
 import { IKernel, INode } from '../status';
 import { CommandIDs, IAffinode } from '../tokens';
 import {
@@ -21,7 +22,6 @@ import {
   stateText,
   waitSentence
 } from '../words';
-import { ActionButton } from './KernelActions';
 
 /** How far it stays from the window's edges. */
 const MARGIN = 8;

@@ -2,6 +2,7 @@ import { Button } from '@jupyterlab/ui-components';
 import * as React from 'react';
 import { endable, offered, remedies } from '../actions';
 import { whichGpu } from '../memory';
+import { ActionButton } from '../shell/ActionButton';
 import { IKernel } from '../status';
 import { whose } from '../whose';
 import {
@@ -25,7 +26,6 @@ import {
   unmovableText,
   waitText
 } from '../words';
-import { ActionButton } from './ActionButton';
 import { Activity } from './Activity';
 import { face, Ticking } from './Ticking';
 import { IView } from './view';
@@ -66,9 +66,10 @@ export function Details(props: IDetailsProps): JSX.Element {
             <ActionButton
               key={`action${index}`}
               action={action}
+              commands={view.commands}
               kernel={kernel}
               slot={`action${index}`}
-              view={view}
+              trans={trans}
             />
           ))}
           {mayCount && (
@@ -109,6 +110,7 @@ function Wait(props: IDetailsProps): JSX.Element {
 /** What the user can do about the kernels in the way. */
 function Remedies(props: IDetailsProps): JSX.Element {
   const { kernel, view } = props;
+  const { trans } = view;
   const found = remedies(kernel, id => view.affinode.kernel(id));
   const resolving = found.filter(({ action }) => action !== 'open'); // its row is here already
   return (
@@ -118,9 +120,10 @@ function Remedies(props: IDetailsProps): JSX.Element {
           key={`${action} ${other.id}`}
           named
           action={action}
+          commands={view.commands}
           kernel={other}
           slot={`${action} ${other.id}`}
-          view={view}
+          trans={trans}
         />
       ))}
     </>
@@ -237,10 +240,11 @@ function Stuck(props: IDetailsProps): JSX.Element | null {
               <ActionButton
                 action="end"
                 args={{ process: process.number }}
+                commands={view.commands}
                 kernel={kernel}
                 label={trans.__('%1 %2', actionLabel('end', trans), process.pid)}
                 slot={`end ${process.number}`}
-                view={view}
+                trans={trans}
               />
             </div>
           )}

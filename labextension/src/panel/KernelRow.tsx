@@ -2,10 +2,10 @@ import { caretRightIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
 import { offered } from '../actions';
 import { keepIcon, residencyIcons } from '../icons';
+import { ActionButton } from '../shell/ActionButton';
 import { commandOf } from '../shell/commandOf';
 import { IKernel } from '../status';
 import { bytes, keptText, onGpu, stateText, title } from '../words';
-import { ActionButton } from './ActionButton';
 import { Details } from './KernelDetails';
 import { Progress } from './Progress';
 import { Sparkline } from './Sparkline';
@@ -98,9 +98,10 @@ function Line(props: IRowProps & { name: string }): JSX.Element {
               <ActionButton
                 key={index}
                 action={action}
+                commands={view.commands}
                 kernel={kernel}
                 slot={`action${index}`}
-                view={view}
+                trans={trans}
               />
             ))}
         </span>

@@ -180,7 +180,10 @@ class KernelCommands {
     this._app.commands.addCommand(CommandIDs.endProcess, {
       label: trans.__('End a Process That Is Stuck'),
       caption: () => this._caption('end'),
-      isEnabled: () => this._mayAct,
+      isEnabled: args =>
+        this._mayAct &&
+        !this._affinode.stale &&
+        !this._affinode.pending(this._kernelOf(args)?.id ?? ''),
       describedBy: {
         args: {
           type: 'object',
