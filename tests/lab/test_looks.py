@@ -44,6 +44,17 @@ def test_a_page_at_400_percent_cuts_nothing_off(sized):
     assert found == {name: [] for name in states}
 
 
+def test_what_is_drawn_is_seen_where_the_system_forces_its_colours(page):
+    panel, looks = RecordedPanel(page), Looks(page)
+    page.page.emulate_media(forced_colors="active")
+    for name in ("resident", "moving", "waiting"):
+        panel.show(recorded.states()[name])
+        pairs = looks.pairs(PANEL)
+        assert {pair["what"] for pair in pairs} > {"jp-affinode-switch", "jp-affinode-stateIcon"}
+        assert contrast.too_weak(pairs) == [], name
+    page.page.emulate_media(forced_colors="none")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("width", [320, 1280])
 def test_the_popover_fits_and_keeps_the_keyboard(sized, width):
