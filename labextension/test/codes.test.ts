@@ -7,6 +7,7 @@ import {
   callClassText,
   controllerText,
   depthRefusalText,
+  doneText,
   errorText,
   estimateText,
   INoticeArgs,
@@ -164,6 +165,7 @@ test('an estimate is an upper bound, or it is said why there is none', () => {
 
 test('a move says how much it is, and afterwards how long it took', () => {
   assert.strictEqual(moveText({ kind: 'park', bytes: 12 * GIB }, trans), 'Freeing: 12 GiB');
+  assert.strictEqual(doneText(0.404, trans), 'about 40 %');
   assert.strictEqual(
     moveText({ kind: 'resume', bytes: 12 * GIB }, trans),
     'Getting it back: 12 GiB'

@@ -47,7 +47,7 @@ class RecordedPanel:
         self.answer, self._status = copy.deepcopy(answer), 200
         page = self.lab.page
         with page.expect_response("**/affinode/api/status*"):
-            self.root.get_by_role("button", name="Look again").first.click()
+            self.root.get_by_role("button", name="Refresh").first.click()
         if answer["node"] and answer["version"] == jupyter_affinode.__version__:
             expect(self.root.get_by_role("alert")).to_have_count(0)
         page.mouse.move(900, 700)

@@ -201,6 +201,17 @@ def test_what_is_old_says_of_when_it_is_and_takes_no_orders(page):
     expect(switch).to_have_attribute("aria-disabled", "false")
 
 
+def test_how_far_a_move_is_is_said_to_be_an_estimate(page):
+    panel = RecordedPanel(page)
+    panel.show(recorded.states()["moving"])
+    for name in ("leaving.ipynb", "returning.ipynb"):
+        row = page.row(name)
+        expect(row.get_by_role("progressbar")).to_have_attribute(
+            "aria-valuetext", re.compile(r"^about \d+ %$")
+        )
+        expect(row.locator(".jp-affinode-clock")).to_have_text(re.compile(r"^≈\d+ %$"))
+
+
 def test_kernels_are_found_by_name_by_server_and_by_section(page):
     panel = RecordedPanel(page)
     panel.show(recorded.states()["resident"])
@@ -220,6 +231,9 @@ def test_kernels_are_found_by_name_by_server_and_by_section(page):
     expect(names).to_have_text([name for name in shown if name.endswith(".ipynb")])
     here.click()
     expect(names).to_have_text(shown)
+
+    caret = page.row("notes.ipynb").get_by_role("button", name="Details of notes.ipynb").bounding_box()
+    assert min(caret["width"], caret["height"]) >= 24
 
     heading = panel.root.get_by_role("button", name=re.compile("^On the GPU"))
     heading.click()

@@ -69,6 +69,9 @@ def test_every_state_is_accessible_in_every_theme(panel, theme):
 def test_thirty_kernels_on_eight_gpus_fit_into_a_thousand_pixels(panel, width):
     panel.show(recorded.busy_machine())
     panel.widen(width)
+    expect(panel.root.get_by_text(re.compile(r"^\d+ %$")).filter(visible=True)).to_have_count(
+        8 if width > 280 else 0
+    )
     height = panel.root.evaluate(
         """panel => [...panel.querySelectorAll('.jp-affinode-toolbar, .jp-affinode-body > *')]
             .reduce((sum, part) => sum + part.offsetHeight, 0)"""

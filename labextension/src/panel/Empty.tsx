@@ -47,7 +47,7 @@ export function Problem(props: {
         data-control="again"
         onClick={() => (isVersion ? window.location.reload() : void affinode.refresh())}
       >
-        {isVersion ? trans.__('Reload') : trans.__('Look again')}
+        {isVersion ? trans.__('Reload') : trans.__('Refresh')}
       </Button>
     </Empty>
   );

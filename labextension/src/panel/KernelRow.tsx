@@ -7,6 +7,7 @@ import { commandOf } from '../shell/commandOf';
 import { IKernel } from '../status';
 import { bytes, keptText, onGpu, stateText, title } from '../words';
 import { Details } from './KernelDetails';
+import { done } from './howFar';
 import { Progress } from './Progress';
 import { Sparkline } from './Sparkline';
 import { face, Ticking } from './Ticking';
@@ -181,7 +182,7 @@ function sizeText(kernel: IKernel): string {
   }
 }
 
-/** "Active", or for how long it has been idle or waiting. */
+/** "Active", how far a move is, or for how long it has been idle or waiting. */
 function ActivityClock(props: { kernel: IKernel; view: IView }): JSX.Element {
   const { kernel, view } = props;
   const { affinode, isStale, trans } = view;
@@ -190,6 +191,20 @@ function ActivityClock(props: { kernel: IKernel; view: IView }): JSX.Element {
     () => face((since ?? 0) + (isStale ? 0 : affinode.age(kernel.id))),
     [affinode, isStale, kernel.id, since]
   );
+  const percent = React.useCallback(
+    () => trans.__('≈%1 %', Math.round(100 * done(kernel, isStale ? 0 : affinode.age(kernel.id)))),
+    [affinode, isStale, kernel, trans]
+  );
+  if (kernel.move) {
+    return (
+      <span
+        className="jp-affinode-clock"
+        title={trans.__('How far it is, estimated by the speed of the last move')}
+      >
+        <Ticking text={percent} />
+      </span>
+    );
+  }
   if (kernel.residency === 'queued' && since !== null) {
     return (
       <span className="jp-affinode-clock" title={trans.__('How long it has been waiting')}>

@@ -88,6 +88,7 @@ function Gpu(props: {
           {isCompact ? gpu.index : name}
         </span>
         {isCompact && <Busy gpu={gpu} said={busySaid} />}
+        {isCompact && <span className="jp-affinode-number jp-affinode-percent">{busyText}</span>}
         <span className="jp-affinode-number" title={trans.__('Used memory')}>
           {used}
         </span>

@@ -124,8 +124,8 @@ const Toolbar = React.memo(
           type="button"
           className="jp-affinode-button jp-affinode-refresh"
           data-control="refresh"
-          title={trans.__('Look again')}
-          aria-label={trans.__('Look again')}
+          title={trans.__('Refresh')}
+          aria-label={trans.__('Refresh')}
           onClick={props.lookAgain}
         >
           <refreshIcon.react tag="span" />

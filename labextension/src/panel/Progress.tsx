@@ -1,11 +1,11 @@
 import * as React from 'react';
 import { IKernel } from '../status';
-import { moveText } from '../words';
+import { doneText, moveText } from '../words';
 import { done } from './howFar';
 import { useTick } from './Ticking';
 import { IView } from './view';
 
-/** How far a kernel's memory is on its way. */
+/** How far a kernel's memory is on its way, estimated by the speed of the last move. */
 export function Progress(props: { kernel: IKernel; view: IView }): JSX.Element | null {
   const { kernel, view } = props;
   const { affinode, isStale, trans } = view;
@@ -18,7 +18,8 @@ export function Progress(props: { kernel: IKernel; view: IView }): JSX.Element |
     const age = affinode.age(kernel.id);
     bar.style.transform = `scaleX(${done(kernel, age + 1)})`; // the transition to there takes a second
     track.current?.setAttribute('aria-valuenow', String(Math.round(100 * done(kernel, age))));
-  }, [affinode, isStale, kernel]);
+    track.current?.setAttribute('aria-valuetext', doneText(done(kernel, age), trans));
+  }, [affinode, isStale, kernel, trans]);
   useTick(show);
   React.useEffect(() => {
     const frame = requestAnimationFrame(show);
@@ -34,6 +35,7 @@ export function Progress(props: { kernel: IKernel; view: IView }): JSX.Element |
       aria-valuemin={0}
       aria-valuemax={100}
       aria-valuenow={Math.round(100 * now)}
+      aria-valuetext={doneText(now, trans)}
     >
       <div style={{ transform: `scaleX(${now})` }} />
     </div>

@@ -23,6 +23,11 @@ export function moveText(move: IMoveWords, trans: IWords): string {
     : trans.__('Getting it back: %1', size);
 }
 
+/** How much of a move is done, 0 to 1, which is an estimate: "about 40 %". */
+export function doneText(done: number, trans: IWords): string {
+  return trans.__('about %1 %', Math.round(100 * done));
+}
+
 /** "Freed 12 GiB in 0.4 s (30 GiB/s), 3 min ago". */
 export function lastMoveText(kind: 'park' | 'resume', move: ILastMoveWords, trans: IWords): string {
   const size = bytes(move.bytes);
