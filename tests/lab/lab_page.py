@@ -114,6 +114,15 @@ class LabPage:
         self.page.locator("li[data-id='jp-affinode-panel']").click()
         expect(self.panel).to_be_hidden()
 
+    def widen_panel(self, width: int) -> None:
+        """Pull the sidebar's edge."""
+        box = self.panel.bounding_box()
+        mouse = self.page.mouse
+        mouse.move(box["x"] + box["width"] + 1, 500)
+        mouse.down()
+        mouse.move(box["x"] + width + 1, 500, steps=4)
+        mouse.up()
+
     def row(self, name: str) -> Locator:
         """A kernel's row, by the name of its notebook."""
         return self.panel.get_by_role("listitem").filter(

@@ -98,12 +98,7 @@ class RecordedPanel:
 
     def widen(self, width: int) -> None:
         """Pull the sidebar's edge."""
-        box = self.root.bounding_box()
-        mouse = self.lab.page.mouse
-        mouse.move(box["x"] + box["width"] + 1, 500)
-        mouse.down()
-        mouse.move(box["x"] + width + 1, 500, steps=4)
-        mouse.up()
+        self.lab.widen_panel(width)
 
     def show_around(self, notebook: Notebook, answer: dict[str, Any]) -> None:
         """Show an answer whose first kernel is an open notebook's: in panel, chip, banner and status bar."""

@@ -129,6 +129,7 @@ def test_a_full_panel_in_both_themes(gpu_machine, lab, open_lab):
         "step = 0\nwhile not Path('done').exists():\n    step += 1\n    weights.fill(step)",
     )
     page.show_panel()
+    page.widen_panel(344)
     analysis.run_cell(0)
     kept.run_cell(0)
     page.button("tokenizer.ipynb", "Keep").click()
