@@ -245,7 +245,7 @@ class Handler(RequestHandler):
                     429, Refusal.TOO_MANY_KERNELS, f"this controller knows {KERNELS_MAX} kernels already"
                 )
         kernel = state.kernel(scoped, self.now())
-        self.identity.mark(kernel)
+        kernel.account.take_identity(self.identity)
         return kernel
 
     def kernel_json(self, kernel: KernelRecord) -> Json:

@@ -47,7 +47,7 @@ class RoomRequests:
         """
         number = next(self._numbers)
         record = KernelRecord(f"{PREFIX}{number}")
-        identity.mark(record)
+        record.account.take_identity(identity)
         if priority is not None and may_raise:
             record.account.priority = priority
         elif priority is not None:

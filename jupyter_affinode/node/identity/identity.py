@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from urllib.parse import quote
-
-if TYPE_CHECKING:
-    from ..state.records.kernel import KernelRecord
 
 
 @dataclass(frozen=True)
@@ -62,14 +58,6 @@ class Identity:
         if self.owner is None or owner != self.owner:
             return kernel_id
         return kernel_id[len(self.owner) + 1 :]
-
-    def mark(self, kernel: KernelRecord) -> None:
-        """Record whose kernel it is, and what the newest grant allows."""
-        account = kernel.account
-        account.owner, account.name, account.payer = self.owner, self.name, self.payer
-        if self.granted_at is not None and self.granted_at >= account.granted_at:
-            account.granted_at, account.priority = self.granted_at, self.priority
-            account.caps, account.groups = self.caps, self.groups
 
 
 def of_unix_user(uid: int) -> str:

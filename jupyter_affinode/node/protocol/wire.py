@@ -10,7 +10,6 @@ import enum
 import functools
 import operator
 import struct
-import uuid
 from dataclasses import dataclass
 
 LINK_MAGIC = 0x4E464641
@@ -261,7 +260,8 @@ def parse(data: bytes) -> Message | None:
 
 def gpu_uuid(raw: bytes) -> str:
     """Return a GPU's UUID as NVML writes it."""
-    return f"GPU-{uuid.UUID(bytes=raw)}"
+    digits = raw.hex()
+    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def pack_welcome(version: int, heartbeat_ms: int, controller_version: str, *, pools: bool = True) -> bytes:

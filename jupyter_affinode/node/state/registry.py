@@ -124,7 +124,7 @@ class NodeState:
         process.started_at = started_at(connection.peer.pid, now if is_new else math.nan)
         self._look_what_it_sees(process)
         kernel = self.kernel(kernel_id, now)
-        identity.mark(kernel)
+        kernel.account.take_identity(identity)
         kernel.processes[key] = process
         if self.remembered is not None:
             self.remembered.recall(kernel, now)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...identity.identity import Identity
 from ...model.backoff import Backoff
 from ...model.reasons import Cause, Refusal
 from ...model.snapshot import Residency
@@ -44,6 +45,13 @@ class Account:
     priority: int = 0  # of that grant; higher goes first
     caps: Mapping[str, float] = field(default_factory=dict)  # … the owner's limits, by name
     groups: tuple[str, ...] = ()  # … and the owner's groups, as rules name them
+
+    def take_identity(self, identity: Identity) -> None:
+        """Record the user of a connection, and what the newest grant allows."""
+        self.owner, self.name, self.payer = identity.owner, identity.name, identity.payer
+        if identity.granted_at is not None and identity.granted_at >= self.granted_at:
+            self.granted_at, self.priority = identity.granted_at, identity.priority
+            self.caps, self.groups = identity.caps, identity.groups
 
 
 @dataclass
