@@ -19,7 +19,6 @@ TESTS = (
 )
 PICTURES = {  # by the name that the tests give them
     "panel-light": ROOT / "labextension" / "screenshots" / "panel-light.png",
-    "panel-dark": ROOT / "labextension" / "screenshots" / "panel-dark.png",
     "notebook-freed-light": ROOT / "docs" / "pictures" / "freed.png",
     "notebook-waiting-light": ROOT / "docs" / "pictures" / "waiting.png",
 }

@@ -64,7 +64,7 @@ def test_a_page_of_another_version_than_the_server_offers_to_reload(page, open_l
 
     page.page.route(ASKS, newer)
     page.show_panel()
-    page.panel.get_by_role("button", name="Look again").first.click()
+    page.panel.get_by_role("button", name="Refresh").first.click()
     expect(page.panel.get_by_role("alert")).to_contain_text("the server of version 99.0.0")
     expect(page.gpu_bar()).to_be_visible()
     page.page.unroute_all()
@@ -107,7 +107,7 @@ def test_a_user_who_may_only_look_is_told_so_and_changes_nothing(gpu_machine, se
     expect(page.panel.get_by_role("switch")).to_have_count(0)
     page.page.keyboard.press("Escape")
     server.allow("read", "write")
-    page.panel.get_by_role("button", name="Look again").click()
+    page.panel.get_by_role("button", name="Refresh").click()
     expect(page.panel.get_by_role("switch")).to_be_visible()
     page.button("seen.ipynb", "Free").click()
     expect(page.state_of("seen.ipynb")).to_have_text("GPU freed, 64 MiB safe in RAM")
@@ -188,14 +188,13 @@ def test_what_is_old_says_of_when_it_is_and_takes_no_orders(page):
     panel = RecordedPanel(page)
     panel.show_around(notebook, recorded.around()["resident"])
     switch = panel.root.get_by_role("switch")
-    panel.fall_silent()
+    panel.fail("stale")
     as_of = re.compile(r", as of \d")
     expect(notebook.chip()).to_have_accessible_name(as_of)
     expect(page.status_item()).to_have_accessible_name(as_of)
     expect(page.status_item()).to_have_attribute("title", as_of)
     expect(switch).to_have_attribute("aria-disabled", "true")
-    panel.answers = True
-    panel.look_again()
+    panel.show(panel.answer)
     expect(notebook.chip()).not_to_have_accessible_name(as_of)
     expect(page.status_item()).not_to_have_accessible_name(as_of)
     expect(switch).to_have_attribute("aria-disabled", "false")
@@ -279,7 +278,7 @@ def test_cuda_calls_are_asked_for_only_while_they_are_seen_and_the_server_answer
     row = page.row("launching.ipynb")
     open_calls = row.get_by_role("button", name="CUDA calls: launching.ipynb")
     rates = row.get_by_role("table", name="Calls per second")
-    look_again = page.panel.get_by_role("button", name="Look again")
+    refresh = page.panel.get_by_role("button", name="Refresh")
     asked: list[str] = []
     page.page.on("request", lambda request: asked.append(request.url))
 
@@ -302,12 +301,12 @@ def test_cuda_calls_are_asked_for_only_while_they_are_seen_and_the_server_answer
     assert are_asked_for(until_the_next_looks)
 
     page.page.route(ASKS, lambda route: route.abort())
-    look_again.first.click()
+    refresh.first.click()
     expect(page.panel.get_by_role("alert")).to_be_visible()
     assert not are_asked_for(until_the_next_looks)
     page.page.unroute(ASKS)
     with page.page.expect_request("**/activity*"):
-        look_again.first.click()
+        refresh.first.click()
     expect(page.panel.get_by_role("alert")).to_have_count(0)
     expect(rates.get_by_role("row", name="Launches")).to_be_visible()
 

@@ -21,7 +21,9 @@ export function Policy(props: { node: INode; view: IView }): JSX.Element | null 
           {policyText(policy, view)}
         </div>
       )}
-      {policy?.may_change && view.affinode.status?.may_act && <Switch policy={policy} view={view} />}
+      {policy?.may_change && view.affinode.status?.may_act && (
+        <Switch policy={policy} view={view} />
+      )}
       {given !== null && (
         <div className="jp-affinode-muted" title={trans.__('GPU memory that idle notebooks freed')}>
           {trans.__('Given back today: %1 GPU h', given)}
