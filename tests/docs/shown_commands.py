@@ -177,6 +177,7 @@ COMMANDS: dict[str, Command] = {
     "pytest tests/node": not_run(CI, "pytest tests/node --collect-only --quiet --quiet"),
     "make test-all": not_run(LONG, "make help | grep 'make test-all '"),
     "make test-oldest": not_run(LONG, "make --dry-run test-oldest"),
+    "make test-oldest-lab": not_run(LONG, "make --dry-run test-oldest-lab"),
     "make -C shim test TEST_STRIDE=1 TEST_ROUNDS=10": not_run(
         LONG, "make --dry-run -C shim test TEST_STRIDE=1 TEST_ROUNDS=10"
     ),

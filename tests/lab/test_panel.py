@@ -67,9 +67,9 @@ def test_a_page_of_another_version_than_the_server_offers_to_reload(page, open_l
     page.panel.get_by_role("button", name="Refresh").first.click()
     expect(page.panel.get_by_role("alert")).to_contain_text("the server of version 99.0.0")
     expect(page.gpu_bar()).to_be_visible()
-    page.page.unroute_all()
     with page.page.expect_navigation():
         page.panel.get_by_role("button", name="Reload").click()
+    page.page.unroute_all(behavior="wait")
     page.wait_for_lab()
     page.show_panel()
     expect(page.gpu_bar()).to_be_visible()

@@ -150,7 +150,7 @@ def test_a_shim_says_whether_there_is_another_gpu_to_go_to(gpus: Gpus, edit: str
         if not may and not edit:
             assert running.peer.park().status == OK
             refused = resume_on(running, "GPU-00000000-0000-0000-0000-000000000000")
-            assert refused.status == REFUSED and "context depth" in refused.text
+            assert refused.status == REFUSED and "CUDA context" in refused.text
             assert running.peer.resume().status == OK
 
 
