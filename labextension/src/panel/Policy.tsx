@@ -50,9 +50,8 @@ function Switch(props: { policy: IPolicy; view: IView }): JSX.Element {
   const { policy, view } = props;
   const { affinode, isStale, trans } = view;
   const [isPending, setPending] = React.useState(false);
-  const [isForbidden, setForbidden] = React.useState(false);
   const isAlways = policy.park_when === 'idle';
-  const isDisabled = isStale || isPending || isForbidden;
+  const isDisabled = isStale || isPending;
   const change = async () => {
     setPending(true);
     try {
@@ -61,7 +60,7 @@ function Switch(props: { policy: IPolicy; view: IView }): JSX.Element {
       if (!(error instanceof AffinodeError)) {
         throw error;
       }
-      setForbidden(error.status === 403);
+      void affinode.refresh(); // says whether the user may only look by now
       Notification.warning(errorText(error, trans), { autoClose: 8000 });
     } finally {
       setPending(false);
@@ -70,14 +69,10 @@ function Switch(props: { policy: IPolicy; view: IView }): JSX.Element {
   return (
     <label
       className="jp-affinode-policySwitch"
-      title={
-        isForbidden
-          ? trans.__('You may look but not change anything here.')
-          : trans.__(
-              'Free idle notebooks after %1 even if no other needs the room. This lasts until your GPU controller ends, soon after your last kernel and server.',
-              span(policy.idle_timeout_s, trans)
-            )
-      }
+      title={trans.__(
+        'Free idle notebooks after %1 even if no other needs the room. This lasts until your GPU controller ends, soon after your last kernel and server.',
+        span(policy.idle_timeout_s, trans)
+      )}
     >
       {trans.__('Always free idle notebooks')}
       <button
