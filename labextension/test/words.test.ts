@@ -3,6 +3,7 @@ import { test } from 'node:test';
 import {
   aged,
   asOf,
+  atMost,
   basename,
   bytes,
   bytesOf,
@@ -58,6 +59,11 @@ test('a part of a whole names the unit once where it is the same', () => {
 test('times are rounded to what a user cares about', () => {
   const said = [0, 59.4, 59.6, 90, 3600, 5400, 3 * 86400].map(seconds => span(seconds, trans));
   assert.deepStrictEqual(said, ['0 s', '59 s', '1 min', '2 min', '1 h', '1 h 30 min', '3 d']);
+});
+
+test('a bound is rounded up', () => {
+  const said = [0, 0.2, 58.2, 59.2, 89, 3600, 3601, 49 * 3600].map(each => atMost(each, trans));
+  assert.deepStrictEqual(said, ['1 s', '1 s', '59 s', '1 min', '2 min', '1 h', '1 h 1 min', '3 d']);
 });
 
 test('what is old says of when it is', () => {

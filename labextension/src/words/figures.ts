@@ -48,6 +48,12 @@ export function span(seconds: number, trans: IWords): string {
   return trans.__('%1 d', Math.round(minutes / 60 / 24));
 }
 
+/** The same, rounded up, for what must not last longer than it says. */
+export function atMost(seconds: number, trans: IWords): string {
+  const unit = seconds <= 59 ? 1 : seconds <= 47 * 3600 ? 60 : 86400;
+  return span(Math.max(1, Math.ceil(seconds / unit)) * unit, trans);
+}
+
 /** A short time to the tenth of a second, a longer one as `span` says it: "0.4 s", "12 s". */
 export function seconds(count: number, trans: IWords): string {
   return count < 10 ? trans.__('%1 s', Number(count.toFixed(1))) : span(count, trans);

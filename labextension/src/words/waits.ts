@@ -2,7 +2,7 @@
 
 import { IKernel } from '../status';
 import { whose } from '../whose';
-import { bytes, IWords, span, title } from './figures';
+import { atMost, bytes, IWords, span, title } from './figures';
 
 /** A kernel, or memory outside, that is in the way of a waiting kernel. */
 export interface IBlockerWords {
@@ -83,7 +83,7 @@ export function blockerText(blocker: IBlockerWords, nameOf: NameOf, trans: IWord
     case 'idle':
       return soon === null || soon <= 0
         ? trans.__('%1 is idle', name)
-        : trans.__('%1 is idle and is freed within %2', name, span(soon, trans));
+        : trans.__('%1 is idle and is freed within %2', name, atMost(soon, trans));
     case 'opted-out':
       return trans.__('%1 is never freed', name);
     case 'moving':
@@ -165,7 +165,7 @@ function computeText(args: IWaitWords['args'], trans: IWords): string {
 /** For how much longer: "at most 3 min", "cannot be said: train.ipynb is computing". */
 export function estimateText(kernel: IWaitingKernel, nameOf: NameOf, trans: IWords): string {
   if (kernel.estimate_s !== null) {
-    return trans.__('at most %1', span(Math.max(1, kernel.estimate_s), trans));
+    return trans.__('at most %1', atMost(kernel.estimate_s, trans));
   }
   const computing = kernel.wait?.blockers?.find(each => each.why === 'computing');
   return computing
@@ -177,7 +177,7 @@ export function estimateText(kernel: IWaitingKernel, nameOf: NameOf, trans: IWor
 export function boundText(kernel: Pick<IWaitingKernel, 'estimate_s'>, trans: IWords): string {
   return kernel.estimate_s === null
     ? trans.__('How long cannot be said.')
-    : trans.__('At most %1.', span(Math.max(1, kernel.estimate_s), trans));
+    : trans.__('At most %1.', atMost(kernel.estimate_s, trans));
 }
 
 /** The whole wait in two sentences, for a notice or a popover. */
