@@ -127,7 +127,9 @@ def _notes(kernel: dict[str, Any]) -> list[str]:
         for entry in kernel.get("fixed") or []
     ]
     if kernel.get("disk_bytes"):
-        notes.append(f"{bytes_in_words(kernel['disk_bytes'])} of it on disk")
+        return_s = kernel.get("resume_estimate_s") if kernel["residency"] == "parked" else None
+        returns = "" if return_s is None else f", about {duration_in_words(return_s)} to return"
+        notes.append(f"{bytes_in_words(kernel['disk_bytes'])} of it on disk{returns}")
     if host_text := host_memory_text(kernel):
         notes.append(host_text)
     if kernel.get("depth_refusal") and kernel["depth"] == "memory":
