@@ -13,8 +13,7 @@ from typing import Any
 from ..node.system.lot_memory import Lot, make_lot
 from .shim_peer import ShimPeer
 
-MAKERS = 4  # lots that are made at a time
-TOUCHING = 2  # threads for each
+MAKERS = 2  # one frees a lot while the other touches one
 
 
 class LentLots:
@@ -87,4 +86,4 @@ class LentLots:
 def _make(size: int, instead_of: Lot | None) -> Lot:
     if instead_of is not None:
         instead_of.revoke()
-    return make_lot(size, lambda _bytes: True, threads=TOUCHING)
+    return make_lot(size, lambda _bytes: True)

@@ -17,6 +17,7 @@ be writing into it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import resource
@@ -39,7 +40,7 @@ MOST_MAPPED, MAPPED_WHEN_SHORT = 8, 2  # processes that keep the same lot mapped
 AGAIN_AFTER_S = 5.0  # when one could not be made
 
 
-PROMISE_LOOKS_S = 0.01  # apart, while a process waits for promised lots
+PROMISE_LOOKS_S = 0.01  # apart at most, while a process waits for promised lots
 PROMISED_AGAIN_S = 0.1  # when one could not be made
 
 
@@ -124,6 +125,7 @@ class LotStock:
         self._making: asyncio.Future[None] | None = None
         self._promises: dict[int, Promise] = {}
         self._keeping: asyncio.Future[None] | None = None
+        self._freed = asyncio.Event()  # set when a lot was freed, while lots are promised
         self._spoken_for = spoken_for
         self._spoken_for_bytes = 0  # … while one is made
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lots")
@@ -227,16 +229,20 @@ class LotStock:
                 self._promises[key] = promise
 
     async def _keep_promises(self) -> None:
-        """Make lots for processes that wait for them, as memory comes free: the host notifies no program of that."""
+        """Make lots for processes that wait for them, as memory comes free: of lots that are given back at once, of
+        other memory soon, since the host notifies no program of that.
+        """
         try:
             while self._promises and not self._is_closed:
+                self._freed.clear()
                 size = 0 if self._making is not None else self._promised_lot()
                 if size:
                     self._making = asyncio.ensure_future(self._make(size, 1, is_promised=True))
                 if self._making is not None:
                     await asyncio.wait([self._making])
                 else:
-                    await asyncio.sleep(PROMISE_LOOKS_S)
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(self._freed.wait(), PROMISE_LOOKS_S)
         finally:
             self._keeping = None
 
@@ -378,7 +384,10 @@ class LotStock:
             self.ready.remove(stocked)
         for key in list(stocked.mapped_by):
             self._have_forgotten(stocked, key)
-        self._thread.submit(stocked.lot.revoke)
+        freed = self._thread.submit(stocked.lot.revoke)
+        if self._keeping is not None and not self._is_closed:
+            loop = self._keeping.get_loop()
+            freed.add_done_callback(lambda _: loop.call_soon_threadsafe(self._freed.set))
 
     def close(self) -> None:
         """Free what was not lent, as this controller ends; the rest stays with its processes."""
