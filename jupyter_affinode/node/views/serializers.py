@@ -135,7 +135,7 @@ def _spill_json(state: NodeState) -> dict[str, Any] | None:
         return None
     return {
         "dir": state.settings.spill_dir,
-        "problem": state.host.disk.trouble,
+        "problem": state.host.disk.problem,
         "limit_bytes": state.host.disk.limit_bytes,
         "used_bytes": disk_used_bytes(state.kernels.values()),
         "daily_bytes": state.settings.spill_daily_bytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Mapping
 
 from ....settings.policy import GIB, Settings
@@ -11,6 +12,7 @@ from ....settings.policy import GIB, Settings
 LOOKS_APART_S = 1.0
 HOUR_S = 3600.0
 DAY_HOURS = 24
+OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 SPARE_PART = 20  # a twentieth of the disk is left to others
 PRIOR_BYTES_PER_S = 5e8  # until this disk has been used
 FORGETS = 0.5  # what is known of a rate counts beside the next measurement
@@ -24,7 +26,7 @@ class Disk:
 
     def __init__(self) -> None:
         self.limit_bytes = 0  # of all kernels together; 0: none may
-        self.trouble: str | None = None  # why the folder cannot be used
+        self.problem: str | None = None  # why the folder cannot be used
         self._free_bytes = 0
         self._daily_bytes = 0
         self._folder = ""
@@ -36,28 +38,34 @@ class Disk:
     def look(self, settings: Settings, used_bytes: int, now: float, log: logging.Logger) -> None:
         """Measure the room; `used_bytes`: what kernels have there already."""
         if not settings.spill_dir:
-            self.limit_bytes, self.trouble = 0, None
+            self.limit_bytes, self.problem = 0, None
             return
         if settings.spill_dir != self._folder or now - self._looked_at >= LOOKS_APART_S:
             self._folder, self._looked_at = settings.spill_dir, now
             self._measure(log)
         limit = settings.spill_limit_bytes
         self.limit_bytes = (self._free_bytes + used_bytes) // 2 if limit is None else limit
-        if self.trouble is not None:
+        if self.problem is not None:
             self.limit_bytes = 0
         self._daily_bytes = settings.spill_daily_bytes
 
     def _measure(self, log: logging.Logger) -> None:
+        problem = None
         try:
+            mode = os.stat(self._folder).st_mode
             room = os.statvfs(self._folder)
         except OSError as error:
-            if self.trouble != str(error):
-                log.warning("parked memory cannot go to disk: %s", error)
-            self.trouble = str(error)
+            problem = str(error)
         else:
-            self.trouble = None
             spare = room.f_blocks * room.f_frsize // SPARE_PART
             self._free_bytes = max(room.f_bavail * room.f_frsize - spare, 0)
+            if mode & OTHERS_MAY_WRITE and not mode & stat.S_ISVTX:  # each shim would refuse it, too
+                problem = (
+                    f"others may change {self._folder}, and it has no sticky bit: chmod 1777 {self._folder}"
+                )
+        if problem not in (None, self.problem):
+            log.warning("parked memory cannot go to disk: %s", problem)
+        self.problem = problem
 
     def writable_bytes(self, now: float, under_way_bytes: int) -> int:
         """Return what may be written beside what is under way, which counts as written."""

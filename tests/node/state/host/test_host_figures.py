@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import pytest
@@ -193,6 +194,20 @@ def test_what_a_spill_may_have_written_counts_until_its_process_says_what_it_wro
         later.recall({str(hour): size for hour, size in disk.remembered.items()}, clock.now)
         disk = later
     assert disk.written_bytes(clock.now) == 4 * GIB
+
+
+@pytest.mark.parametrize(("mode", "may"), [(0o777, False), (0o770, False), (0o1777, True), (0o700, True)])
+def test_a_folder_that_others_may_change_takes_no_parked_memory_and_the_log_says_so_once(
+    tmp_path, mode, may, caplog
+):
+    """Each shim refused it, and nobody was told but by its log."""
+    tmp_path.chmod(mode)
+    disk, settings = Disk(), replace(Settings(), spill_dir=str(tmp_path))
+    for now in (0.0, 10.0):
+        disk.look(settings, 0, now, logging.getLogger("test"))
+    told = [record.getMessage() for record in caplog.records]
+    assert (disk.limit_bytes > 0, disk.problem is None, len(told)) == (may, may, 0 if may else 1)
+    assert all(f"chmod 1777 {tmp_path}" in text for text in told)
 
 
 @pytest.mark.parametrize("residency", [State.PARKED, State.QUEUED])
