@@ -71,9 +71,12 @@ class DiskRoom:
 
     def rest(self, kernel: Kernel) -> int:
         """Return how many more bytes of a kernel could be spilled when the spill under way is done."""
-        part_left = self.part_bytes - self._used.get(kernel.payer, 0)
         rest = kernel.host.spillable_bytes - kernel.host.spilling_bytes
-        return max(min(rest, self._left_bytes, part_left), 0)
+        return max(min(rest, self.left_for(kernel)), 0)
+
+    def left_for(self, kernel: Kernel) -> int:
+        """Return how much more of the kernel's user may be written to disk now."""
+        return max(min(self._left_bytes, self.part_bytes - self._used.get(kernel.payer, 0)), 0)
 
     def has_room_for(self, kernels: Iterable[Kernel], takes: Callable[[Kernel], int]) -> bool:
         """Return whether what parking the kernels takes of host memory could all go to disk."""

@@ -269,6 +269,7 @@ class HostRoom:
         anew = needs.probable_bytes if sure else needs.least_bytes
         place = min(self.places(kernel), key=lambda each: self._left[each])
         left = max(self._left[place], 0)
+        anew += needs.lot_bytes if self.has_lots(place) else 0  # which are counted as left, too
         words = f"freeing it needs {bytes_in_words(anew)} of host memory and "
         if place == MACHINE:
             reserve = bytes_in_words(with_margin(self.reserve_bytes))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from functools import cached_property
 
 from ....settings.policy import Settings
+from ....units import bytes_in_words
 from ...model.actions import Action, RefusePark
 from ...model.snapshot import Kernel, Node
 from ..resources.disk import DiskRoom
@@ -117,8 +119,13 @@ class HostPlan:
 
     def refuse(self, kernel: Kernel) -> None:
         """Note that a kernel cannot be parked for lack of host memory, and why."""
-        if kernel.id not in self._refused:
-            self._refused[kernel.id] = self.room.refusal(kernel, self.room.needs(kernel))
+        if kernel.id in self._refused:
+            return
+        refusal = self.room.refusal(kernel, self.room.needs(kernel))
+        if self._node.host.disk_limit_bytes:
+            left = bytes_in_words(self.disk.left_for(kernel))
+            refusal = replace(refusal, reason=f"{refusal.reason}; {left} more may go to disk")
+        self._refused[kernel.id] = refusal
 
     def must_wait(self, kernel: Kernel, *, to_disk: bool = True) -> bool:
         """Return whether others retain what a park lacks, or can put it on disk, and have not released it yet."""

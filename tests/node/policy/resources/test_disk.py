@@ -16,7 +16,7 @@ from snapshots import IDLE, NOW, A
 from jupyter_affinode.node.model.actions import GrantRoom, Park, RefusePark, Spill, Trim
 from jupyter_affinode.node.model.snapshot import Host, HostUse, Kernel, Residency, RoomRequest
 from jupyter_affinode.node.policy.decide import decide
-from jupyter_affinode.node.policy.resources.host_memory import CUSHION, SLAB_BYTES
+from jupyter_affinode.node.policy.resources.host_memory import CUSHION, SLAB_BYTES, with_margin
 from jupyter_affinode.settings.policy import GIB
 
 RESERVE = IDLE.host_reserve_bytes
@@ -106,6 +106,21 @@ def test_without_a_disk_with_it_full_and_with_the_days_bytes_written_the_park_is
     for disk in ({"limit": 0}, {"limit": 0, "writable": 0}, {"writable": 0}, {"limit": 1 * GIB}):
         (action,) = decide(NOW, node(*kernels, available=3 * GIB, **disk), IDLE)
         assert isinstance(action, RefusePark), disk
+
+
+def test_a_refusal_says_what_is_needed_and_free_with_lots_and_what_may_go_to_disk():
+    """With a lot of 1 GiB a park was told to need only 3 GiB, and beside what counts the lot as free."""
+    kernels = resident("k", 4 * GIB), parked("old", 8 * GIB, idle=900)
+    machine = node(*kernels, available=0, limit=1 * GIB)
+    available = with_margin(IDLE.host_reserve(machine.host.total_bytes)) + GIB
+    machine = replace(machine, host=replace(machine.host, available_bytes=available, lot_bytes=GIB))
+    (action,) = decide(NOW, machine, IDLE)
+    assert isinstance(action, RefusePark)
+    assert action.figures == {"bytes": 4 * GIB, "free_bytes": 2 * GIB}
+    assert action.reason.startswith(
+        "freeing it needs 4 GiB of host memory and 2 GiB are free beyond the reserve of "
+    )
+    assert action.reason.endswith("; 1 GiB more may go to disk")
 
 
 def test_with_memory_enough_nothing_is_written():
