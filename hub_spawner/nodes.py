@@ -18,7 +18,6 @@ from tornado.iostream import IOStream
 
 from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 from jupyter_affinode.client.errors import why
-from jupyter_affinode.client.http_requests import CONNECT_TIMEOUT_S
 
 from . import grants
 from .room import controller_socket
@@ -126,6 +125,7 @@ class NetworkClient(ControllerClient):
         signs them."""
         super().__init__(Path(f"{ip}:{port}"), headers)
         self._ip, self._port, self._key, self._user = ip, port, key, user
+        self._family = socket.AF_INET6 if ":" in ip else socket.AF_INET
 
     def _authorization(self) -> dict[str, str]:
         """Sign a grant for this request. Raises ControllerUnavailable."""
@@ -143,16 +143,5 @@ class NetworkClient(ControllerClient):
             raise ControllerUnavailable(f"requests to {self.socket} cannot be signed: {error}") from None
         return {"Authorization": f"Bearer {grant}"}
 
-    async def _connect(self) -> IOStream:
-        family = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
-        stream = IOStream(socket.socket(family, socket.SOCK_STREAM))
-        self._streams.add(stream)
-        try:
-            await asyncio.wait_for(stream.connect((self._ip, self._port)), CONNECT_TIMEOUT_S)
-            return stream
-        except BaseException as error:
-            self._drop(stream)
-            if isinstance(error, OSError | asyncio.TimeoutError):
-                cause = getattr(error, "real_error", None) or error  # of tornado's "Stream is closed"
-                raise ControllerUnavailable(f"no controller answers at {self.socket}: {why(cause)}") from None
-            raise
+    async def _reach(self, stream: IOStream) -> None:
+        await stream.connect((self._ip, self._port))

@@ -37,6 +37,8 @@ class ControllerRequests:
     `socket` is the API socket, by default the one that `environment.socket_path` finds.
     """
 
+    _family = sockets.AF_UNIX
+
     def __init__(self, socket: Path | None = None, headers: Mapping[str, str] | None = None):
         """`headers` go with every request: a program that acts for a user names it there (`node/api/audit.py`)."""
         self.socket = socket_or_default(socket)
@@ -115,19 +117,29 @@ class ControllerRequests:
         return authorization()
 
     async def _connect(self) -> IOStream:
-        refuse_other_sockets(self.socket)
-        connected = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_NONBLOCK)
-        stream = IOStream(connected)
+        stream = IOStream(sockets.socket(self._family, sockets.SOCK_STREAM))
         self._streams.add(stream)
         try:
-            await asyncio.wait_for(_connected(connected, self.socket), CONNECT_TIMEOUT_S)
-            refuse_peer(stream.socket, self.socket)
+            await asyncio.wait_for(self._reach(stream), CONNECT_TIMEOUT_S)
             return stream
         except BaseException as error:
             self._drop(stream)
             if isinstance(error, OSError | asyncio.TimeoutError):
-                raise ControllerUnavailable(f"no controller answers at {self.socket}: {why(error)}") from None
+                cause = getattr(error, "real_error", None) or error  # of tornado's "Stream is closed"
+                raise ControllerUnavailable(f"no controller answers at {self.socket}: {why(cause)}") from None
             raise
+
+    async def _reach(self, stream: IOStream) -> None:
+        """Connect as soon as there is a place in the line at the socket. Raises ControllerUnavailable and OSError."""
+        refuse_other_sockets(self.socket)
+        pause_s = CONNECT_AGAIN_S
+        while True:
+            try:
+                connect_in_line(stream.socket, self.socket, CONNECT_WAIT_S)
+                return refuse_peer(stream.socket, self.socket)
+            except BlockingIOError:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, CONNECT_AGAIN_MAX_S)
 
     async def _send(
         self, stream: IOStream, answer: _Answer, method: str, path: str, body: dict[str, Any] | None
@@ -178,17 +190,6 @@ class _Answer(HTTPMessageDelegate):
 
     async def data_received(self, chunk: bytes) -> None:  # tornado awaits it
         await self.chunks.put(chunk)
-
-
-async def _connected(connecting: sockets.socket, path: Path) -> None:
-    """Connect as soon as there is a place in the line at the socket."""
-    pause_s = CONNECT_AGAIN_S
-    while True:
-        try:
-            return connect_in_line(connecting, path, CONNECT_WAIT_S)
-        except BlockingIOError:
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, CONNECT_AGAIN_MAX_S)
 
 
 async def _whole(answer: _Answer) -> bytes:
