@@ -1,8 +1,11 @@
-"""Signs grants, by which a machine's controller knows which user of the Hub a server belongs to."""
+"""Signs grants, by which a machine's controller knows which user of the Hub a server belongs to.
+
+A server gets a new grant for its own token: the Hub says which user the token is of, and the token, which server.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +48,30 @@ def sign(
         groups=groups,
         is_administrator=is_administrator,
     )
+
+
+class GrantNotGiven(Exception):
+    """The token is not one of a server; the message says so."""
+
+
+def grant_for(model: Mapping[str, Any], key: str, audience: Sequence[str], lifetime_s: float) -> str:
+    """Return a grant for the server whose token the Hub described by `model`.
+
+    Raises GrantNotGiven, and OSError where the key cannot be read.
+    """
+    server = server_of(model)
+    groups = list(model.get("groups", ()))
+    return sign(
+        Path(key), list(audience), user=model["name"], server=server, groups=groups, lifetime_s=lifetime_s
+    )
+
+
+def server_of(model: Mapping[str, Any]) -> str:
+    """Return the name of the server whose own token it is; "" is the user's default server. Raises GrantNotGiven."""
+    if model.get("kind") != "user":
+        raise GrantNotGiven("grants are for users' servers")
+    own = f"access:servers!server={model['name']}/"  # one that is shared with the user is another user's
+    for scope in model.get("scopes", ()):
+        if scope.startswith(own):
+            return str(scope.removeprefix(own))
+    raise GrantNotGiven("grants are for servers, by their own tokens")

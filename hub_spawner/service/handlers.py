@@ -15,9 +15,9 @@ from tornado.web import HTTPError, RequestHandler, authenticated
 from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 
 from ..free_room import free_room
+from ..grants import GrantNotGiven, grant_for
 from ..nodes import ANSWER_WITHIN_S, NodePicture
 from . import figures
-from .grants import GrantNotGiven, grant_for
 
 if TYPE_CHECKING:
     from .app import AffinodeService
