@@ -1,4 +1,8 @@
-"""Exchanges of two processes on a full GPU: one move after the other, and both at once."""
+"""Exchanges of two processes on a full GPU: one move after the other, and both at once.
+
+Also where host memory is enough for one of them and a little more: the waiter hands it over to the victim as lots,
+while both are moving.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,16 @@ from typing import Any
 from ..node.protocol.wire import CommandKind, HelloFlag, MoveFlag, Status
 from ..units import bytes_in_words
 from .child_process import BenchProcess, with_shim
-from .hand_over import hand_over, lots_for, park_into_lots
+from .lent_lots import LentLots
 from .measure import Say, WrongContent
-from .shim_peer import Listener, MoveFailed, ShimPeer
+from .shim_peer import NOTHING_PRIVATE, Listener, MoveFailed, ShimPeer
 from .sizes import GIB, MIB
 
 SPARE_BYTES = 256 * MIB  # on the GPU, beside the two and what fills it
 SIMULATED_SPARE_BYTES = 16 * MIB
+HOST_SPARE_BYTES, LOT_BYTES = 1 * GIB, 256 * MIB  # where host memory is handed over
+SIMULATED_HOST_SPARE_BYTES, SIMULATED_LOT_BYTES = 288 * MIB, 32 * MIB
+PRIVATE_BYTES = 256 * MIB  # of a process beside its lots: the ring that copies go by, and its like
 DUPLEX_REPEATS = 3
 WARM_UP = 2  # the first touch host memory
 HANDED_OVER = {"one copy of host memory, one user": False, "one copy of host memory, two users": True}
@@ -42,15 +49,19 @@ def exchange(listener: Listener, size: int, repeats: int, say: Say, *, simulated
     with _pair(listener, size, ShimPeer.park, simulated=simulated) as pair:
         if not all(_peer(child).hello.flags & HelloFlag.EXCHANGES for child in pair):
             return {**found, "skipped": "this shim does not know exchanges"}
-        for name, way in (("one after the other", _one_after_the_other), ("exchange", _at_once)):
-            found["cases"][name] = _rounds(name, pair, way, repeats, say)
+        found["cases"]["one after the other"] = _rounds(
+            "one after the other", pair, _one_after_the_other, repeats, say
+        )
+        with LentLots(0, LOT_BYTES, renewed=False) as none:
+            way = partial(_at_once, lots=none, size=0)
+            found["cases"]["exchange"] = _rounds("exchange", pair, way, repeats, say)
     for name, two_users in HANDED_OVER.items():
         listener.pools = not two_users
         with ExitStack() as stack:
-            lots = stack.enter_context(lots_for(size, two_users=two_users, simulated=simulated))
-            park = partial(park_into_lots, lots=lots, size=size)
+            lots = stack.enter_context(_lots_for(size, two_users=two_users, simulated=simulated))
+            park = partial(_park_into_lots, lots=lots, size=size)
             pair = stack.enter_context(_pair(listener, size, park, simulated=simulated))
-            way = partial(hand_over, lots=lots, size=size)
+            way = partial(_at_once, lots=lots, size=size)
             found["cases"][name] = _rounds(name, pair, way, repeats, say)
     return found
 
@@ -103,15 +114,43 @@ def _one_after_the_other(leaves: ShimPeer, comes: ShimPeer) -> dict[str, float]:
     return {"parked_s": parked - begin, "back_s": time.perf_counter() - begin}
 
 
-def _at_once(leaves: ShimPeer, comes: ShimPeer) -> dict[str, float]:
+def _lots_for(size: int, *, two_users: bool, simulated: bool) -> LentLots:
+    """Return host memory for one process of `size` bytes and a little more."""
+    lot, spare = LOT_BYTES, HOST_SPARE_BYTES
+    if simulated:
+        lot, spare = SIMULATED_LOT_BYTES, SIMULATED_HOST_SPARE_BYTES
+    return LentLots(-(-size // lot) + spare // lot, lot, renewed=two_users)
+
+
+def _park_into_lots(peer: ShimPeer, lots: LentLots, size: int) -> None:
+    """Park a process into lots alone. Raises MoveFailed."""
+    for _ in range(TRIES):
+        while lots.being_made():
+            lots.wait((peer,))
+        lots.lend(peer, until=-(-size // lots.size) + 1)
+        park = peer.begin(CommandKind.PARK, MoveFlag.STREAM | NOTHING_PRIVATE)
+        while park not in peer.replies:
+            lots.wait((peer,))
+        if peer.replies[park].status is Status.OK:
+            return
+    raise MoveFailed(f"park: {peer.replies[park].text}")
+
+
+def _at_once(leaves: ShimPeer, comes: ShimPeer, lots: LentLots, size: int) -> dict[str, float]:
     """Return the seconds until the one that leaves is prepared, until it is parked, and until the other one is
-    resumed.
+    resumed. `size`: the host memory that is handed over as lots; 0: each process has its own. Raises MoveFailed.
     """
+    needs = -(-size // lots.size) + 1
+    flags = MoveFlag.STREAM | MoveFlag.HAND_OVER if size else MoveFlag.STREAM
+    while lots.being_made():
+        lots.wait((leaves, comes))
     for _ in range(TRIES):
         begin = time.perf_counter()
-        park = leaves.begin(CommandKind.PARK, MoveFlag.PREPARE | MoveFlag.STREAM)
+        lots.lend(leaves, until=needs)
+        park = leaves.begin(CommandKind.PARK, MoveFlag.PREPARE | flags | (NOTHING_PRIVATE if size else 0))
         while park not in leaves.prepared and park not in leaves.replies:
-            leaves.take(0.5)
+            lots.wait((leaves, comes))
+            lots.lend(leaves, until=needs)
         if park in leaves.prepared:
             break
         if leaves.replies[park].status not in (Status.BUSY, Status.REVOKED):
@@ -120,16 +159,21 @@ def _at_once(leaves: ShimPeer, comes: ShimPeer) -> dict[str, float]:
         raise MoveFailed("park: it was not prepared")
     prepared = time.perf_counter()
     leaves.decide(park, CommandKind.COMMIT)
-    resume = comes.begin(CommandKind.RESUME, MoveFlag.STREAM)
+    resume = comes.begin(CommandKind.RESUME, flags)
     ends: dict[str, float] = {}
     while len(ends) < 2:
+        lots.wait((leaves, comes))
+        if park not in leaves.replies:
+            lots.lend(leaves, until=needs)
         for name, peer, epoch in (("parked_s", leaves, park), ("back_s", comes, resume)):
-            peer.take(0.0005)
             if epoch in peer.replies and name not in ends:
                 ends[name] = time.perf_counter() - begin
-                if peer.replies[epoch].status is not Status.OK:
-                    reply = peer.replies[epoch]
+                reply = peer.replies[epoch]
+                if reply.status is not Status.OK:
                     raise MoveFailed(f"{name}: {reply.status.name}: {reply.text}")
+    for peer in (leaves, comes):
+        if size and peer.private_bytes() > PRIVATE_BYTES:
+            raise MoveFailed(f"a process has {peer.private_bytes()} bytes of host memory beside its lots")
     return {"prepared_s": prepared - begin, **ends}
 
 
