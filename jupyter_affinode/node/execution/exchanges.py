@@ -76,7 +76,7 @@ class Exchanges:
             self._begin(exchange)
 
     def look(self) -> None:
-        """Call off exchanges that are not wanted any more, or last too long (failed_parks.py)."""
+        """Call off exchanges that are not wanted any more, or last too long (failed_moves.py)."""
         for waiter in list(self._state.kernels.values()):
             exchange = waiter.exchange
             if exchange is None:

@@ -26,7 +26,7 @@ from ..state.registry import NodeState
 from ..state.snapshot_builder import exchanges as can_exchange
 from . import group_commit as together
 from .exchanges import Exchanges
-from .failed_parks import FailedParks
+from .failed_moves import FailedParks, UnusedRoom
 from .outcomes import (
     PARK_BEGINS_WITHIN_S,
     RESUME_BEGINS_WITHIN_S,
@@ -37,7 +37,6 @@ from .outcomes import (
     is_lost,
     summary,
 )
-from .unused_room import UnusedRoom
 
 ASK_AGAIN_S = 0.1
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from ...settings.policy import Settings
 from ..link.connection import Connection
+from ..model.backoff import UserBackOff
 from ..model.gpu import NvmlGpu
 from ..model.snapshot import Kernel, Node, Reservation, Residency
-from ..model.user_back_off import UserBackOff
 from ..policy.placement import PLACED_LASTS_S, Newcomer, newcomers_by_gpu, place
 from ..policy.queue import Turns
 from ..protocol.page import State

@@ -16,7 +16,7 @@ from model_shim import Link, Shim, Work
 from jupyter_affinode.node.execution import (
     cache_drops,
     exchanges,
-    failed_parks,
+    failed_moves,
     group_commit,
     moves,
     notices,
@@ -54,7 +54,7 @@ class Clock:
         for module in (
             cache_drops,
             exchanges,
-            failed_parks,
+            failed_moves,
             group_commit,
             moves,
             notices,

@@ -94,7 +94,7 @@ def park_idle(plan: Plan) -> None:
 
 
 def _behind_last(plan: Plan, kernels: Iterable[Kernel]) -> Iterator[Kernel]:
-    """Yield the kernels, last those that are deprioritized after failed parks (failed_parks.py)."""
+    """Yield the kernels, last those that are deprioritized after failed parks (failed_moves.py)."""
     behind = []
     for kernel in kernels:
         if kernel.behind_until > plan.now:

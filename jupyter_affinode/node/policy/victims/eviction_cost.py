@@ -36,7 +36,7 @@ def in_order(
     now: float, kernels: Iterable[Kernel], node: Node, gpus: Collection[str] | None = None
 ) -> list[Kernel]:
     """Return the kernels in victim order, the best first; kernels of users whose parks came to nothing are last
-    (failed_parks.py). `gpus`: where memory is wanted (None: anywhere).
+    (failed_moves.py). `gpus`: where memory is wanted (None: anywhere).
     """
     return sorted(
         kernels,

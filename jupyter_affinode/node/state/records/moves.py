@@ -41,8 +41,8 @@ class Move:
     failure: tuple[Status, str] | None = None  # why it was aborted
     decided_at: float | None = None
     for_kernel: str | None = None  # PARK: the kernel that waits for its memory
-    claims: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # PARK: see failed_parks.py
-    is_late: bool = False  # PARK: it lasts so long that this counted as a failure (failed_parks.py)
+    claims: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # PARK: see failed_moves.py
+    is_late: bool = False  # PARK: it lasts so long that this counted as a failure (failed_moves.py)
     is_given_up: bool = (
         False  # RESUME: NVML showed no progress for so long that its reservation expired (reservations.py)
     )

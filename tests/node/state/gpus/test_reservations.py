@@ -7,7 +7,7 @@ import logging
 import pytest
 from said_pages import NOW, TOTAL, A, Heart
 
-from jupyter_affinode.node.model.user_back_off import UserBackOff
+from jupyter_affinode.node.model.backoff import UserBackOff
 from jupyter_affinode.node.protocol.page import State
 from jupyter_affinode.node.protocol.wire import CommandKind, Status
 from jupyter_affinode.node.state.gpus.reservations import NOTHING_COMES_S, UNSEEN_LASTS_S

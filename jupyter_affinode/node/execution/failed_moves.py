@@ -1,13 +1,18 @@
-"""Failed parks: finds parks for a waiter that came to nothing, and logs them.
+"""Moves that kept other users waiting in vain: parks for a waiter that came to nothing, and reserved room that was not
+taken. Both count against the kernel's user (`UserBackOff`) and are logged.
 
 A victim is chosen by what pages show, and any user can write a page. So each failure deprioritizes all kernels of its
-user behind other users', for ten seconds at first (user_back_off.py). A park has failed if it was refused for whatever
+user behind other users', for ten seconds at first. A park has failed if it was refused for whatever
 reason, was not answered, lasts far longer than it should (`eviction_cost.is_late`) however it ends, or if NVML shows as
 much memory in use afterwards as before. A kernel that computes again is an honest reason, and the pause is short enough
 for it.
 
 The only gain of being deprioritized is that other users' kernels are parked first, and a kernel that refuses parks has
 that gain anyway. A user that makes other users' parks fail only has its own kernels parked first.
+
+While room is reserved, others wait for it. So the kernels of a user that did not take it get no room for a second, and
+twice as long each time. A user with many processes that never take what they ask for keeps others waiting for seconds
+now and then; an honest kernel that was stopped at a bad moment hardly notices.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from ...units import duration_in_words
 from ..model.snapshot import Node
 from ..policy.victims.eviction_cost import is_late
 from ..protocol.wire import Status
+from ..state.gpus.reservations import Reserved
 from ..state.records.kernel import KernelRecord
 from ..state.records.moves import Move
 from ..state.registry import NodeState
@@ -29,6 +35,7 @@ PREEMPTS_WITHIN_S = (
 )
 SHOWN_AFTER_S = 0.5  # NVML's figures show what a park freed after that
 LEAST_BYTES = 1 * GIB  # smaller parks are not checked: other programs' memory changes by as much
+PROMPT_S = 1.0  # a resume that fails sooner keeps hardly anything from others
 HOLLOW_PART = 0.75  # of what was to become free: if so much is still in use, the kernel did not have it
 
 
@@ -115,4 +122,39 @@ class FailedParks:
                 kernel.id,
                 why,
                 lasts,
+            )
+
+
+class UnusedRoom:
+    """Fills the state's back-off of users that do not take their room, for `Moves`."""
+
+    def __init__(self, state: NodeState, log: logging.Logger):
+        self._state = state
+        self._log = log
+
+    def look(self, now: float) -> None:
+        """Count the expired reservations; others may have the room by now."""
+        expired, self._state.reservations.expired = self._state.reservations.expired, []
+        for entry in expired:
+            kernel = self._state.kernels.get(entry.kernel_id)
+            if kernel is None:
+                continue
+            if entry.room is None and kernel.move is not None:
+                kernel.move.is_given_up = True
+                kernel.move.has_begun |= entry.is_borne_out
+            if not entry.is_borne_out:
+                self._count(kernel, entry, now)
+
+    def resume_failed(self, kernel: KernelRecord, reserved: list[Reserved], now: float) -> None:
+        """Count a failed resume, unless it failed at once or had taken its room."""
+        is_unused = reserved and not any(entry.is_borne_out for entry in reserved)
+        if is_unused and now - reserved[0].began > PROMPT_S:
+            self._count(kernel, reserved[0], now)
+
+    def _count(self, kernel: KernelRecord, entry: Reserved, now: float) -> None:
+        if self._state.unused_room.failed(kernel.account.payer, entry.began, now):
+            self._log.warning(
+                "%s did not take the GPU memory that was reserved for it: its user's kernels are given none for %s",
+                kernel.id,
+                duration_in_words(self._state.unused_room.until(kernel.account.payer) - now),
             )
