@@ -18,11 +18,10 @@ from ..settings.policy import NOT_FOR_MANY_USERS, Settings, SettingTimes
 from .execution.allocations import Rooms
 from .execution.cache_drops import CacheDrops
 from .execution.cleanup import CleanUp
-from .execution.effects import Effects
+from .execution.effects import Effects, Parts
 from .execution.evictions import look_for_unended
 from .execution.moves import Moves
 from .execution.notices import Notices
-from .execution.parts import Parts
 from .execution.room_requests import RoomRequests
 from .execution.spills import Spills
 from .execution.user_requests import Wishes

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .execution.parts import Parts
+from .execution.effects import Parts
 from .identity.access import Access
 from .link.connection import Connection, Ending
 from .model.snapshot import Kernel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from ...units import bytes_in_words
 from ..model.actions import (
@@ -23,14 +24,33 @@ from ..model.actions import (
 from ..model.reasons import NoticeKind, Refusal
 from ..protocol.wire import Status
 from ..state.host.host_usage import give_lots, make_room_beside_lots, trim
+from ..state.host.lots import LotStock
 from ..state.observer import Observers
 from ..state.records.kernel import KernelRecord
 from ..state.records.ownership import standing
 from ..state.registry import NodeState
 from ..state.room_requests import RequestedRoom
+from .allocations import Rooms
+from .cache_drops import CacheDrops
 from .evictions import ask_for_end
+from .moves import Moves
 from .notices import Notice
-from .parts import Parts
+from .room_requests import RoomRequests
+from .spills import Spills
+from .user_requests import Wishes
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts that `Effects` starts and that `Shims` passes messages to."""
+
+    moves: Moves
+    cache_drops: CacheDrops
+    spills: Spills
+    wishes: Wishes
+    rooms: Rooms
+    lots: LotStock
+    room_requests: RoomRequests
 
 
 class Effects:

@@ -12,10 +12,9 @@ from types import SimpleNamespace
 
 from jupyter_affinode.node.execution.allocations import Rooms
 from jupyter_affinode.node.execution.cache_drops import CacheDrops
-from jupyter_affinode.node.execution.effects import Effects
+from jupyter_affinode.node.execution.effects import Effects, Parts
 from jupyter_affinode.node.execution.moves import Moves
 from jupyter_affinode.node.execution.notices import Notices
-from jupyter_affinode.node.execution.parts import Parts
 from jupyter_affinode.node.execution.room_requests import RoomRequests
 from jupyter_affinode.node.execution.spills import Spills
 from jupyter_affinode.node.execution.user_requests import Wishes
