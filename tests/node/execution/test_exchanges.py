@@ -103,24 +103,15 @@ def test_a_victim_that_stays_keeps_the_others_on_the_gpu(full, wait_until, what)
     assert waiter.heard.of(RESUME) == [] == steady.heard.of(COMMIT)
 
 
-def test_a_waiter_that_is_cancelled_lets_its_victim_stay(full, wait_until):
+@pytest.mark.parametrize("ends", ["give_up", "close"])
+def test_a_waiter_that_is_cancelled_or_ends_lets_its_victim_stay(full, ends, wait_until):
     _, victim, waiter = full(900, 500)
     victim.is_slow = True
     waiter.touch()
     wait_until(lambda: victim.waiting is not None)
-    waiter.give_up()
+    getattr(waiter, ends)()
     wait_until(lambda: victim.heard.of(ABORT) and victim.state == RESIDENT)
     assert victim.heard.of(COMMIT) == [] == waiter.heard.of(RESUME)
-
-
-def test_a_waiter_that_ends_lets_its_victim_stay(full, wait_until):
-    _, victim, waiter = full(900, 500)
-    victim.is_slow = True
-    waiter.touch()
-    wait_until(lambda: victim.waiting is not None)
-    waiter.close()
-    wait_until(lambda: victim.heard.of(ABORT) and victim.state == RESIDENT)
-    assert victim.heard.of(COMMIT) == []
 
 
 def test_a_victim_that_fails_after_the_start_does_not_stop_the_waiter(full, wait_until):

@@ -186,6 +186,13 @@ def waiting_for(*kernels, size=60, outside=0, **changes):
     return outlooks(NOW, machine.node(), machine.settings)["w"]
 
 
+def is_served_by_its_estimate(machine, name):
+    promised = NOW + outlooks(NOW, machine.node(), machine.settings)[name].estimate_s
+    while machine.now < promised + STEP_S:
+        machine.step()
+    return machine.served.get(name, math.inf) <= promised
+
+
 @pytest.mark.parametrize("backfill", [False, True])
 def test_no_moment_is_promised_to_a_waiter_that_others_may_pass(backfill):
     kernels = [resident("idle", 6, last_activity=NOW - 20)]  # and 2 GiB are free
@@ -209,11 +216,7 @@ def test_backfill_leaves_the_first_its_room_though_there_is_none_for_the_margin(
         for name, size, since in [("w0", 4, NOW - 2), ("w1", 1, NOW - 1)]
     ]
     machine = StillMachine({each.id: each for each in kernels}, Settings(backfill=True), 64 * GIB)
-    told = outlooks(NOW, machine.node(), machine.settings)
-    promised = NOW + told["w0"].estimate_s
-    while machine.now < promised + STEP_S:
-        machine.step()
-    assert machine.served["w0"] <= promised
+    assert is_served_by_its_estimate(machine, "w0")
 
 
 def test_an_estimate_allows_for_the_park_of_a_large_kernel_that_used_the_gpu_just_now():
@@ -225,10 +228,7 @@ def test_an_estimate_allows_for_the_park_of_a_large_kernel_that_used_the_gpu_jus
         resident("w", 0, last_activity=NOW, rooms=(RoomRequest((0, 1), GPU, 35 * GIB, NOW),)),
     ]
     machine = StillMachine({each.id: each for each in kernels}, Settings())
-    promised = NOW + outlooks(NOW, machine.node(), machine.settings)["w"].estimate_s
-    while machine.now < promised + STEP_S:
-        machine.step()
-    assert machine.served.get("w", math.inf) <= promised
+    assert is_served_by_its_estimate(machine, "w")
 
 
 def test_an_estimate_allows_for_a_park_that_is_begun_for_the_waiter_before():
@@ -241,10 +241,7 @@ def test_an_estimate_allows_for_a_park_that_is_begun_for_the_waiter_before():
     ]
     settings = Settings(when_full="time_slice", time_slice_s=30.0)
     machine = StillMachine({each.id: each for each in kernels}, settings, 35 * GIB)
-    promised = NOW + outlooks(NOW, machine.node(), machine.settings)["w"].estimate_s
-    while machine.now < promised + STEP_S:
-        machine.step()
-    assert machine.served.get("w", math.inf) <= promised
+    assert is_served_by_its_estimate(machine, "w")
 
 
 def test_an_estimate_allows_for_a_park_for_the_margin_that_preempting_leaves_out():
@@ -256,10 +253,7 @@ def test_an_estimate_allows_for_a_park_for_the_margin_that_preempting_leaves_out
         resident("w", 0, last_activity=NOW - 120, rooms=(RoomRequest((3, 1), GPU, 12 * GIB, NOW - 120),)),
     ]
     machine = StillMachine({each.id: each for each in kernels}, SLICES)
-    promised = NOW + outlooks(NOW, machine.node(), machine.settings)["w"].estimate_s
-    while machine.now < promised + STEP_S:
-        machine.step()
-    assert machine.served.get("w", math.inf) <= promised
+    assert is_served_by_its_estimate(machine, "w")
 
 
 def test_no_moment_is_promised_to_an_allocation_whose_kernel_may_be_parked_and_need_a_slot():
