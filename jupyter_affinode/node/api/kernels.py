@@ -8,8 +8,6 @@ from typing import Any
 from ..execution.cleanup import CannotEnd
 from ..execution.user_requests import HoldRefused, ProcessGroup
 from ..model.reasons import Refusal
-from ..state.records.kernel import KernelRecord
-from ..state.records.moves import Outcome
 from ..system.peers import pid_namespace_of
 from ..views.call_activity import look_at_calls
 from .errors import ApiError
@@ -54,44 +52,20 @@ class KernelHandler(Handler):
 class MoveHandler(Handler):
     """Park and resume, waited for."""
 
-    async def finish_with(self, kernel: KernelRecord, done: asyncio.Future[Outcome], wait: bool) -> None:
-        """Answer when the move is done, refused, or has lasted a minute."""
-        if not wait and not done.done():
-            self.set_status(202)
-            return await self.finish_kernel(kernel)
-        ends: set[asyncio.Future[Any]] = {done, self.gone}
-        await asyncio.wait(ends, timeout=MOVE_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+    async def post(self, kernel_id: str) -> None:
+        """Serve POST /kernels/{id}/park and …/resume: answer when it is done, refused, or has lasted a minute."""
+        wait = self.body()["wait"]
+        kernel = self.kernel(kernel_id)
+        wishes = self.controller.wishes
+        done = wishes.park(kernel) if self.request.path.endswith("/park") else wishes.resume(kernel)
+        if wait:
+            ends: set[asyncio.Future[Any]] = {done, self.gone}
+            await asyncio.wait(ends, timeout=MOVE_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
         if not done.done():
             self.set_status(202)
-            return await self.finish_kernel(kernel)
-        outcome = done.result()
-        if outcome.slug:
+        elif (outcome := done.result()).slug:
             raise ApiError(409, outcome.slug, outcome.text)
-        await self.finish_kernel(kernel)
-
-    async def finish_kernel(self, kernel: KernelRecord) -> None:
-        """Answer with the kernel."""
         await self.finish(self.kernel_json(kernel))
-
-
-class ParkHandler(MoveHandler):
-    """Free a kernel's GPU."""
-
-    async def post(self, kernel_id: str) -> None:
-        """Serve POST /kernels/{id}/park."""
-        wait = self.body()["wait"]
-        kernel = self.kernel(kernel_id)
-        await self.finish_with(kernel, self.controller.wishes.park(kernel), wait)
-
-
-class ResumeHandler(MoveHandler):
-    """Resume a kernel."""
-
-    async def post(self, kernel_id: str) -> None:
-        """Serve POST /kernels/{id}/resume."""
-        wait = self.body()["wait"]
-        kernel = self.kernel(kernel_id)
-        await self.finish_with(kernel, self.controller.wishes.resume(kernel), wait)
 
 
 class PlaceHandler(Handler):
@@ -181,31 +155,17 @@ class CellHandler(Handler):
 
 
 class SignalHandler(Handler):
-    """Requests about the processes that a signal to the kernel reaches."""
+    """An interrupt, or the shutdown that is about to begin."""
 
-    def process_group(self) -> ProcessGroup | None:
-        """Return the process group that was signalled, if the server names it."""
+    def post(self, kernel_id: str) -> None:
+        """Serve POST /kernels/{id}/cancel and …/dying, for the process group that is signalled, if it is named."""
         number = self.body().get("process_group")
-        return None if number is None else ProcessGroup(number, pid_namespace_of(self.speaker()))
-
-
-class CancelHandler(SignalHandler):
-    """An interrupt."""
-
-    def post(self, kernel_id: str) -> None:
-        """Serve POST /kernels/{id}/cancel."""
-        group = self.process_group()
-        self.controller.wishes.cancel(self.kernel(kernel_id), group)
-        self.set_status(204)
-
-
-class DyingHandler(SignalHandler):
-    """A shutdown is about to begin."""
-
-    def post(self, kernel_id: str) -> None:
-        """Serve POST /kernels/{id}/dying."""
-        group = self.process_group()
-        self.controller.wishes.dying(self.kernel(kernel_id), group)
+        group = None if number is None else ProcessGroup(number, pid_namespace_of(self.speaker()))
+        wishes, kernel = self.controller.wishes, self.kernel(kernel_id)
+        if self.request.path.endswith("/cancel"):
+            wishes.cancel(kernel, group)
+        else:
+            wishes.dying(kernel, group)
         self.set_status(204)
 
 
@@ -222,15 +182,15 @@ class FocusHandler(Handler):
 
 KERNEL_ROUTES: dict[str, type[Handler]] = {
     "": KernelHandler,
-    "/park": ParkHandler,
-    "/resume": ResumeHandler,
+    "/park": MoveHandler,
+    "/resume": MoveHandler,
     "/hold": HoldHandler,
     "/release": ReleaseHandler,
     "/end": EndHandler,
     "/place": PlaceHandler,
     "/activity": ActivityHandler,
     "/cell": CellHandler,
-    "/cancel": CancelHandler,
-    "/dying": DyingHandler,
+    "/cancel": SignalHandler,
+    "/dying": SignalHandler,
     "/focus": FocusHandler,
 }

@@ -22,7 +22,7 @@ from ..model.reasons import Refusal
 from ..system.peers import DropLog
 from ..system.tcp_server import serve_tcp
 from .clients import TooMuch
-from .kernels import HoldHandler, ParkHandler, ReleaseHandler, ResumeHandler
+from .kernels import HoldHandler, MoveHandler, ReleaseHandler
 from .report import AuditHandler, ReportHandler
 from .request_check import request_checks
 from .server import BODY_BYTES_MAX, ROUTES, KernelsHandler, NodeHandler, PolicyHandler, UnknownHandler
@@ -30,8 +30,7 @@ from .server import BODY_BYTES_MAX, ROUTES, KernelsHandler, NodeHandler, PolicyH
 SERVED = (
     NodeHandler,
     KernelsHandler,
-    ParkHandler,
-    ResumeHandler,
+    MoveHandler,
     HoldHandler,
     ReleaseHandler,
     PolicyHandler,
