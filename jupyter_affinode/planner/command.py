@@ -46,52 +46,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_answer(parser)
 
 
+def _add_rows(group: argparse._ArgumentGroup, *rows: tuple[str, str, Callable[[str], Any], Any, str]) -> None:
+    """Add options: name, unit, type, default and help of each."""
+    for option, metavar, kind, default, help_text in rows:
+        group.add_argument(option, metavar=metavar, type=kind, default=default, help=help_text)
+
+
 def _add_machine(parser: argparse.ArgumentParser) -> None:
-    machine = parser.add_argument_group("the machine")
-    machine.add_argument("--gpus", metavar="N", type=whole(1, GPUS_MAX), default=1, help="how many GPUs (1)")
-    machine.add_argument(
-        "--gpu-memory", metavar="GIB", type=number(0, GIB_MAX), default=140, help="of each (140, an H200)"
-    )
-    machine.add_argument(
-        "--host-memory", metavar="GIB", type=number(0, GIB_MAX), help="of the machine (256 a GPU)"
-    )
-    machine.add_argument(
-        "--disk",
-        metavar="GIB",
-        type=number(0, GIB_MAX),
-        default=0,
-        help="how much parked memory may be on a local disk (0: no spill_dir)",
-    )
-    machine.add_argument(
-        "--disk-rate",
-        metavar="GIB",
-        type=number(0, GIB_MAX, above=True),
-        default=2,
-        help="of it a second, written or read (2, an assumption)",
-    )
-    machine.add_argument(
-        "--context",
-        metavar="MIB",
-        type=number(0, GIB_MAX),
-        default=620,
-        help="a CUDA context's size on the GPU (620)",
-    )
-    machine.add_argument(
-        "--compute-share",
-        metavar="PART",
-        type=number(0, 1, above=True),
-        default=1.0,
-        help="of a GPU's compute that one running cell could use; 1, the worst case, is an assumption",
-    )
-    machine.add_argument(
-        "--bench", metavar="FILE", type=Path, help="speeds from `jupyter affinode bench --json`"
-    )
-    machine.add_argument(
-        "--changed",
-        metavar="PART",
-        type=number(0, 1),
-        default=1.0,
-        help="of memory that changes between parks (1)",
+    size, rate, part = number(0, GIB_MAX), number(0, GIB_MAX, above=True), number(0, 1, above=True)
+    share_help = "of a GPU's compute that one running cell could use; 1, the worst case, is an assumption"
+    _add_rows(
+        parser.add_argument_group("the machine"),
+        ("--gpus", "N", whole(1, GPUS_MAX), 1, "how many GPUs (1)"),
+        ("--gpu-memory", "GIB", size, 140, "of each (140, an H200)"),
+        ("--host-memory", "GIB", size, None, "of the machine (256 a GPU)"),
+        ("--disk", "GIB", size, 0, "how much parked memory may be on a local disk (0: no spill_dir)"),
+        ("--disk-rate", "GIB", rate, 2, "of it a second, written or read (2, an assumption)"),
+        ("--context", "MIB", size, 620, "a CUDA context's size on the GPU (620)"),
+        ("--compute-share", "PART", part, 1.0, share_help),
+        ("--bench", "FILE", Path, None, "speeds from `jupyter affinode bench --json`"),
+        ("--changed", "PART", number(0, 1), 1.0, "of memory that changes between parks (1)"),
     )
 
 
@@ -104,21 +78,12 @@ def _add_people(parser: argparse.ArgumentParser) -> None:
         default="cells",
         help="a line for each cell (cells), or the JSON workload templates of NotebookOS",
     )
-    what.add_argument(
-        "--people",
-        metavar="N",
-        type=whole(1, PEOPLE_MAX),
-        help="how many; of a trace: its first, or again and again",
-    )
-    what.add_argument(
-        "--days", metavar="N", type=whole(1, DAYS_MAX), default=_WORKLOAD.days, help="working days (5)"
-    )
-    what.add_argument(
-        "--seed",
-        metavar="N",
-        type=whole(-SEED_MAX, SEED_MAX),
-        default=_WORKLOAD.seed,
-        help="of everything random (1)",
+    many, seed, usual = whole(1, PEOPLE_MAX), whole(-SEED_MAX, SEED_MAX), _WORKLOAD
+    _add_rows(
+        what,
+        ("--people", "N", many, None, "how many; of a trace: its first, or again and again"),
+        ("--days", "N", whole(1, DAYS_MAX), usual.days, "working days (5)"),
+        ("--seed", "N", seed, usual.seed, "of everything random (1)"),
     )
     _add_spreads(what)
     what.add_argument(
@@ -126,25 +91,15 @@ def _add_people(parser: argparse.ArgumentParser) -> None:
         dest="starts_h",
         metavar="H,H",
         type=_hours,
-        default=_WORKLOAD.starts_h,
+        default=usual.starts_h,
         help="people come evenly between these hours of the day (8,11)",
     )
-    what.add_argument(
-        "--busy-people", metavar="PART", type=number(0, 1), default=_WORKLOAD.busy_people, help="(0.25)"
-    )
-    what.add_argument(
-        "--busy-share",
-        metavar="PART",
-        type=number(SHARE_MIN, 1),
-        default=_WORKLOAD.busy_share,
-        help="of their time on the GPU (0.61)",
-    )
-    what.add_argument(
-        "--quiet-share",
-        metavar="PART",
-        type=number(SHARE_MIN, 1),
-        default=_WORKLOAD.quiet_share,
-        help="the others' (0.05)",
+    share = number(SHARE_MIN, 1)
+    _add_rows(
+        what,
+        ("--busy-people", "PART", number(0, 1), usual.busy_people, "(0.25)"),
+        ("--busy-share", "PART", share, usual.busy_share, "of their time on the GPU (0.61)"),
+        ("--quiet-share", "PART", share, usual.quiet_share, "the others' (0.05)"),
     )
 
 
@@ -177,18 +132,12 @@ def _add_ways(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a setting of the controller (c.NodeController.NAME), for example idle_timeout_s=60",
     )
-    ways.add_argument(
-        "--ways", metavar="NAME,…", type=_ways, default=WAYS, help=f"only these of {', '.join(WAYS)}"
-    )
-    ways.add_argument(
-        "--cull-after", metavar="S", type=number(0, TIME_MAX_S), default=Culling().timeout_s, help="(3600)"
-    )
-    ways.add_argument(
-        "--rebuild",
-        metavar="S",
-        type=number(0, TIME_MAX_S),
-        default=Culling().rebuild_s,
-        help="to build lost state again (120, assumed)",
+    seconds, usual = number(0, TIME_MAX_S), Culling()
+    _add_rows(
+        ways,
+        ("--ways", "NAME,…", _ways, WAYS, f"only these of {', '.join(WAYS)}"),
+        ("--cull-after", "S", seconds, usual.timeout_s, "(3600)"),
+        ("--rebuild", "S", seconds, usual.rebuild_s, "to build lost state again (120, assumed)"),
     )
 
 
