@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_core.utils import ensure_async
@@ -67,6 +68,16 @@ class AffinodeHandler(ExtensionHandlerMixin, APIHandler):
         """Answer with an error that a user can act on."""
         self.set_status(status)
         self.finish(json.dumps({"error": slug, "message": message}))
+
+    @contextlib.contextmanager
+    def controllers_refusals(self) -> Iterator[None]:
+        """Answer with the controller's refusal, or with 503 where no controller answers."""
+        try:
+            yield
+        except ControllerUnavailable as error:
+            self.refuse(503, "no-controller", str(error))
+        except ControllerRefused as error:
+            self.refuse(error.status, error.slug, error.message)
 
     async def may_act(self) -> bool:
         """Return whether the server's authorizer lets the user do more than look."""
@@ -126,12 +137,8 @@ class KernelHandler(AffinodeHandler):
     @authorized
     async def get(self, kernel_id: str) -> None:
         """Answer 404 if the controller does not know the kernel, 503 without a controller."""
-        try:
+        with self.controllers_refusals():
             self.answer(self.describe(await self.extension.watch.client.kernel(kernel_id)))
-        except ControllerUnavailable as error:
-            self.refuse(503, "no-controller", str(error))
-        except ControllerRefused as error:
-            self.refuse(error.status, error.slug, error.message)
 
 
 class ActivityHandler(AffinodeHandler):
@@ -147,12 +154,8 @@ class ActivityHandler(AffinodeHandler):
         if not self.extension.kernels.owns(kernel_id):
             self.refuse(404, "not-here", "This server has no such kernel.")
             return
-        try:
+        with self.controllers_refusals():
             self.answer(await self.extension.watch.client.activity(kernel_id))
-        except ControllerUnavailable as error:
-            self.refuse(503, "no-controller", str(error))
-        except ControllerRefused as error:
-            self.refuse(error.status, error.slug, error.message)
 
 
 class KernelActionHandler(AffinodeHandler):
@@ -174,16 +177,12 @@ class KernelActionHandler(AffinodeHandler):
                 404, "not-here", "This server has no such kernel; act on it from the server it belongs to."
             )
             return
-        try:
+        with self.controllers_refusals():
             client = self.extension.watch.client
             kernel = await getattr(client, action)(kernel_id, **arguments)
             if action == "focus":
                 kernel = await client.kernel(kernel_id)
             self.answer(self.describe(kernel))
-        except ControllerUnavailable as error:
-            self.refuse(503, "no-controller", str(error))
-        except ControllerRefused as error:
-            self.refuse(error.status, error.slug, error.message)
 
     def _is_orphan(self, kernel_id: str, action: str) -> bool:
         """Return whether the request is about a kernel whose server has ended: its user must be able to end its
@@ -235,17 +234,13 @@ class PolicyHandler(AffinodeHandler):
         if unknown:
             self.refuse(400, "bad-setting", f"There is no setting {', '.join(unknown)}.")
             return
-        try:
+        with self.controllers_refusals():
             client, node = self.extension.watch.client, self.extension.watch.node or {}
             if not node.get("policy", {}).get("may_change", node.get("others") is None):
                 words = "This machine's controller serves all its users: its administrators set the policy."
                 self.refuse(403, "forbidden", words)
                 return
             self.answer(await client.set_policy(**changes))
-        except ControllerUnavailable as error:
-            self.refuse(503, "no-controller", str(error))
-        except ControllerRefused as error:
-            self.refuse(error.status, error.slug, error.message)
 
 
 class DoctorHandler(AffinodeHandler):
