@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from datetime import datetime, timezone
-from pathlib import Path
 
 import pytest
 from gpu_cells import SETUP
-from live_hub import REPOSITORY, TOKEN, Hub, user_python
-from live_machine import new_machine
-from people import open_to_everyone
-from test_two_users import SERVER, UserServer
+from live_hub import REPOSITORY, TOKEN
+from test_two_users import UserServer, gpu_hub
 
 pytestmark = pytest.mark.long
 
@@ -40,28 +36,8 @@ def culler(request):
 
 @pytest.fixture(params=["6", "5"], ids=["hub-6", "hub-5.5"])
 def hub(native, culler, request):
-    with new_machine() as machine:
-        open_to_everyone(machine)
-        machine.simulate(memory="1GiB")
-        made = Hub(
-            machine,
-            request.param,
-            prefix=[sys.executable, "-m", "jupyter_affinode.cli", "simulate", "--all-users", "--"],
-            cmd=[user_python(), *SERVER],
-            environment={
-                "JUPYTERHUB_SINGLEUSER_APP": "jupyter_server.serverapp.ServerApp",
-                "JUPYTERHUB_ACTIVITY_INTERVAL": str(culler[2]),
-            },
-        ).start()
-        (socket,) = {line.split()[1] for line in made.hooks() if line.startswith("socket ")}
-        machine.socket = Path(socket)
-        made.add(*USERS)
+    with gpu_hub(request.param, USERS, {"JUPYTERHUB_ACTIVITY_INTERVAL": str(culler[2])}) as made:
         yield made
-        for user in USERS:
-            made.ask("DELETE", f"/users/{user}/server")
-        made.stop()
-    for uid in USERS.values():
-        shutil.rmtree(f"/tmp/affinode-{uid}", ignore_errors=True)
 
 
 def test_a_parked_forgotten_server_is_culled_and_those_that_need_the_gpu_are_not(hub, culler, wait_until):

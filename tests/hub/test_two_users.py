@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -37,30 +38,41 @@ class UserServer(JupyterServer):
         return self.hub.log()
 
 
-@pytest.fixture(
-    scope="module", params=["6", pytest.param("5", marks=pytest.mark.long)], ids=["hub-6", "hub-5.5"]
-)
-def hub(native, request):
+@contextlib.contextmanager
+def gpu_hub(version, users, environment=(), **options):
+    """A Hub of these users (with their ids), whose servers share the machine's controller on a simulated GPU."""
     with new_machine() as machine:
         open_to_everyone(machine)
         machine.simulate(memory="1GiB")
         made = Hub(
             machine,
-            request.param,
+            version,
             prefix=[sys.executable, "-m", "jupyter_affinode.cli", "simulate", "--all-users", "--"],
             cmd=[user_python(), *SERVER],
-            environment={"JUPYTERHUB_SINGLEUSER_APP": "jupyter_server.serverapp.ServerApp"},
-            spawner={"gpu_memory": "600MiB", "gpu_wait_s": 60},
+            environment={
+                "JUPYTERHUB_SINGLEUSER_APP": "jupyter_server.serverapp.ServerApp",
+                **dict(environment),
+            },
+            **options,
         ).start()
         (socket,) = {line.split()[1] for line in made.hooks() if line.startswith("socket ")}
         machine.socket = Path(socket)
-        made.add("ana", "bob")
+        made.add(*users)
         yield made
-        for user in ("ana", "bob"):
+        for user in users:
             made.ask("DELETE", f"/users/{user}/server")
         made.stop()
-    for uid in (ANA, BOB):
+    for uid in users.values():
         shutil.rmtree(f"/tmp/affinode-{uid}", ignore_errors=True)
+
+
+@pytest.fixture(
+    scope="module", params=["6", pytest.param("5", marks=pytest.mark.long)], ids=["hub-6", "hub-5.5"]
+)
+def hub(native, request):
+    users = {"ana": ANA, "bob": BOB}
+    with gpu_hub(request.param, users, spawner={"gpu_memory": "600MiB", "gpu_wait_s": 60}) as made:
+        yield made
 
 
 def test_an_idle_kernel_is_parked_for_another_users_server_and_comes_back(hub, wait_until):
