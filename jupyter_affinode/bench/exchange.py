@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+from .. import environment
 from ..node.protocol.wire import CommandKind, HelloFlag, MoveFlag, Status
 from ..units import bytes_in_words
 from .child_process import BenchProcess, with_shim
@@ -31,6 +33,7 @@ DUPLEX_REPEATS = 3
 WARM_UP = 2  # the first touch host memory
 HANDED_OVER = {"one copy of host memory, one user": False, "one copy of host memory, two users": True}
 TRIES = 20
+STEPS_OF = ("park: ", "resume: ")
 _seeds = itertools.count(1 << 20)
 
 
@@ -44,17 +47,17 @@ def exchange(listener: Listener, size: int, repeats: int, say: Say, *, simulated
         "bytes": size,
         "one_way_bytes_per_s": duplex["bytes"] / together,
         "cases": {},
+        "steps": {},
         "skipped": None,
     }
+    log = _log(listener)
     with _pair(listener, size, ShimPeer.park, simulated=simulated) as pair:
         if not all(_peer(child).hello.flags & HelloFlag.EXCHANGES for child in pair):
             return {**found, "skipped": "this shim does not know exchanges"}
-        found["cases"]["one after the other"] = _rounds(
-            "one after the other", pair, _one_after_the_other, repeats, say
-        )
         with LentLots(0, LOT_BYTES, renewed=False) as none:
-            way = partial(_at_once, lots=none, size=0)
-            found["cases"]["exchange"] = _rounds("exchange", pair, way, repeats, say)
+            at_once = partial(_at_once, lots=none, size=0)
+            for name, way in (("one after the other", _one_after_the_other), ("exchange", at_once)):
+                found["cases"][name], found["steps"][name] = _rounds(name, pair, way, repeats, say, log)
     for name, two_users in HANDED_OVER.items():
         listener.pools = not two_users
         with ExitStack() as stack:
@@ -62,8 +65,13 @@ def exchange(listener: Listener, size: int, repeats: int, say: Say, *, simulated
             park = partial(_park_into_lots, lots=lots, size=size)
             pair = stack.enter_context(_pair(listener, size, park, simulated=simulated))
             way = partial(_at_once, lots=lots, size=size)
-            found["cases"][name] = _rounds(name, pair, way, repeats, say)
+            found["cases"][name], found["steps"][name] = _rounds(name, pair, way, repeats, say, log)
     return found
+
+
+def _log(listener: Listener) -> Path:
+    """Return the file in which both shims say what the steps of their moves take."""
+    return listener.socket_path.with_name("shims.log")
 
 
 @contextmanager
@@ -73,7 +81,8 @@ def _pair(
     """Yield two processes for which the GPU has not enough memory: the resident one, and the parked one."""
     spare = SIMULATED_SPARE_BYTES if simulated else SPARE_BYTES
     with ExitStack() as stack:
-        resident, parked = (stack.enter_context(with_shim(listener)) for _ in range(2))
+        log = {environment.LOG: str(_log(listener))}
+        resident, parked = (stack.enter_context(with_shim(listener, **log)) for _ in range(2))
         for child in (parked, resident):
             child.ask("hold", size=size, block=min(size, GIB))
             child.ask("change", seed=next(_seeds))
@@ -92,18 +101,24 @@ def _rounds(
     change_places: Callable[[ShimPeer, ShimPeer], dict[str, float]],
     repeats: int,
     say: Say,
-) -> list[dict[str, float]]:
-    """Exchange them again and again, and compare what they hold; return what it took."""
-    took = []
+    log: Path,
+) -> tuple[list[dict[str, float]], list[str]]:
+    """Exchange them again and again, and compare what they hold; return what it took, and the steps of the last time as
+    the shims log them.
+    """
+    took, steps = [], []
     for _ in range(repeats + WARM_UP):
         say(f"exchange: {name}")
         resident, parked = pair
         resident.ask("change", seed=next(_seeds))
+        before = log.stat().st_size
         took.append(change_places(_peer(resident), _peer(parked)))
         if parked.ask("verify")["differing_words"]:
             raise WrongContent("words are not what was written before the exchange")
         pair.reverse()
-    return took[WARM_UP:]
+        lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
+        steps = [line.split(" ", 2)[2] for line in lines]  # without the time and the process
+    return took[WARM_UP:], [step for step in steps if step.startswith(STEPS_OF)]
 
 
 def _one_after_the_other(leaves: ShimPeer, comes: ShimPeer) -> dict[str, float]:
@@ -202,4 +217,5 @@ def lines(found: dict[str, Any]) -> list[str]:
         said.append(
             f"{name}: {', '.join(parts)}; {span}; {median(whole) * rate / size:.2f} of the link's time"
         )
+        said += [f"    {step}" for step in found["steps"][name]]
     return said

@@ -75,10 +75,14 @@ def test_exchanges_with_host_memory_for_two_and_for_one(bench_machine):
         *("bench", "--exchange", "--sizes=0.3125", "--repeats=1", "--json", str(json_file)), timeout=170
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    cases = json.loads(json_file.read_text())["exchange"]["cases"]
+    exchange = json.loads(json_file.read_text())["exchange"]
+    cases, steps = exchange["cases"], exchange["steps"]
     for name in ("one after the other", "exchange", *HANDED_OVER):
         assert len(cases[name]) == 1 and cases[name][0]["back_s"] > 0
         assert f"{name}: " in done.stdout
+        at_once = name != "one after the other"
+        assert any("part by part in" in step for step in steps[name]) is at_once, steps[name]
+        assert all(f"    {step}\n" in done.stdout for step in steps[name])
 
 
 @pytest.mark.long

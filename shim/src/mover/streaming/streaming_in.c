@@ -1,5 +1,6 @@
 #include "mover/streaming/streaming_in.h"
 
+#include "base/log.h"
 #include "base/monotonic_futex.h"
 #include "driver/real_driver.h"
 #include "gate/gate.h"
@@ -13,7 +14,18 @@ struct arrival {
 	struct walk walk;
 	uint64_t got_room_ns; /* when the last part came */
 	size_t arrived;
+	struct {
+		uint64_t room, copies, creates, verifies, gives_back;
+	} spent_ns; /* waiting for them, and with them */
 };
+
+static uint64_t add_since(uint64_t *sum, uint64_t begin)
+{
+	uint64_t now = clock_ns();
+
+	*sum += now - begin;
+	return now;
+}
 
 static bool may_wait_for_room(const struct arrival *arrival)
 {
@@ -39,12 +51,15 @@ static CUresult grow_up_to(struct arrival *arrival, const struct part *part, boo
 	if (result == CUDA_SUCCESS && block->hollow)
 		result = block_map(block); /* some addresses may have lost it */
 	while (result == CUDA_SUCCESS && block_usable_bytes(block) < block_part_begins(block, part->number + 1)) {
+		uint64_t begin = clock_ns();
+
 		result = is_room_for_part(block) ? block_grow(block) : CUDA_ERROR_OUT_OF_MEMORY;
 		if (result == CUDA_SUCCESS) {
-			arrival->got_room_ns = clock_ns();
+			arrival->got_room_ns = add_since(&arrival->spent_ns.creates, begin);
 			block_set_resident(block, block->parts_created == block_parts(block));
 		} else if (result == CUDA_ERROR_OUT_OF_MEMORY && waits && may_wait_for_room(arrival)) {
 			clock_sleep_ns(MS_NS);
+			add_since(&arrival->spent_ns.room, begin);
 			result = CUDA_SUCCESS;
 		}
 	}
@@ -113,18 +128,24 @@ static void hand_over(struct arrival *arrival, const struct window *window)
 /* The next window is being filled meanwhile.  */
 static CUresult finish(struct arrival *arrival, const struct window *window, struct wrong *wrong)
 {
+	uint64_t begin = clock_ns();
 	CUresult result = transfers_wait_for(window->context, window->mark);
 
+	begin = add_since(&arrival->spent_ns.copies, begin);
 	if (result == CUDA_SUCCESS)
 		result = put_right(arrival->survey, window->begin, window->end, wrong);
-	if (result == CUDA_SUCCESS && wrong->chunks == 0 && arrival->moved->move.hands_over)
+	begin = add_since(&arrival->spent_ns.verifies, begin);
+	if (result == CUDA_SUCCESS && wrong->chunks == 0 && arrival->moved->move.hands_over) {
 		hand_over(arrival, window);
+		add_since(&arrival->spent_ns.gives_back, begin);
+	}
 	return result;
 }
 
 CUresult stream_in(struct moved *moved, struct survey *survey, struct wrong *wrong, size_t *arrived)
 {
-	struct arrival arrival = {.moved = moved, .survey = survey, .got_room_ns = clock_ns()};
+	uint64_t begin = clock_ns();
+	struct arrival arrival = {.moved = moved, .survey = survey, .got_room_ns = begin};
 	struct window windows[2] = {{.mark = 0}, {.mark = 1}}, *next = &windows[0], *under_way = &windows[1], *done;
 	CUresult result = CUDA_SUCCESS, finished;
 	struct part part;
@@ -139,6 +160,10 @@ CUresult stream_in(struct moved *moved, struct survey *survey, struct wrong *wro
 		next = done;
 	}
 	finished = survey_finish_transfers(survey);
+	log_line("resume: came part by part in %.1f ms: waited %.1f for room and %.1f for copies, created in %.1f, verified in %.1f, "
+		 "gave host memory back in %.1f", (double)(clock_ns() - begin) / 1e6, (double)arrival.spent_ns.room / 1e6,
+		 (double)arrival.spent_ns.copies / 1e6, (double)arrival.spent_ns.creates / 1e6,
+		 (double)arrival.spent_ns.verifies / 1e6, (double)arrival.spent_ns.gives_back / 1e6);
 	*arrived = arrival.arrived;
 	return result == CUDA_SUCCESS ? finished : result;
 }

@@ -21,6 +21,9 @@ struct departure {
 	struct walk copies, releases;
 	unsigned mark; /* of the copies that were begun last */
 	uint64_t got_host_ns; /* when it last had host memory to go on with */
+	struct {
+		uint64_t copies, releases, host_memory;
+	} spent_ns; /* waiting for them, and with them */
 };
 
 static bool has_slots(size_t slots)
@@ -105,26 +108,34 @@ static bool release_window(struct moved *moved, struct survey *survey, const str
 }
 
 /* NULL, or what was in the way.  */
-static const char *finish(struct moved *moved, struct survey *survey, struct window *window)
+static const char *finish(struct departure *departure, struct window *window)
 {
-	bool is_known;
-	CUresult result = complete(survey, window, &moved->copied, &is_known);
+	uint64_t begin = clock_ns(), copied;
+	bool is_known, is_released;
+	CUresult result = complete(departure->survey, window, &departure->moved->copied, &is_known);
 
+	copied = clock_ns();
+	departure->spent_ns.copies += copied - begin;
 	if (result != CUDA_SUCCESS)
 		return "the driver could not copy all of the GPU's memory out";
 	if (!is_known)
 		return "GPU memory was written to without a CUDA call";
-	return release_window(moved, survey, window) ? NULL : "the driver could not release the GPU's memory";
+	is_released = release_window(departure->moved, departure->survey, window);
+	departure->spent_ns.releases += clock_ns() - copied;
+	return is_released ? NULL : "the driver could not release the GPU's memory";
 }
 
 /* Nothing is under way, and there is no host memory for the next part. False: none comes.  */
 static bool wait_for_host_memory(struct departure *departure)
 {
-	if (mover_is_aborted() || clock_ns() - departure->got_host_ns >= AFFINODE_STREAM_MS * MS_NS)
+	uint64_t begin = clock_ns();
+
+	if (mover_is_aborted() || begin - departure->got_host_ns >= AFFINODE_STREAM_MS * MS_NS)
 		return false;
 	pthread_mutex_lock(&mover_queue.lock);
 	mover_wait_for_change(MS_NS);
 	pthread_mutex_unlock(&mover_queue.lock);
+	departure->spent_ns.host_memory += clock_ns() - begin;
 	return true;
 }
 
@@ -177,7 +188,7 @@ static const char *go_on(struct departure *departure, bool *is_parked)
 	leaving_window(departure, copied, &leaving);
 	if (window_is_empty(&leaving))
 		return departure->copies.at < copied || wait_for_host_memory(departure) ? NULL : NO_HOST_MEMORY_COMES;
-	why = finish(departure->moved, departure->survey, &leaving);
+	why = finish(departure, &leaving);
 	*is_parked = *is_parked || !why;
 	return why;
 }
@@ -216,7 +227,9 @@ bool stream_out(struct moved *moved, struct survey *survey, size_t uncopied)
 	while (!why && departure.releases.at > 0)
 		why = go_on(&departure, &is_parked);
 	survey_finish_transfers(survey);
-	log_line("park: copied and released in %.1f ms", (double)(clock_ns() - begin) / 1e6);
+	log_line("park: left part by part in %.1f ms: waited %.1f for copies and %.1f for host memory, released in %.1f",
+		 (double)(clock_ns() - begin) / 1e6, (double)departure.spent_ns.copies / 1e6,
+		 (double)departure.spent_ns.host_memory / 1e6, (double)departure.spent_ns.releases / 1e6);
 	if (why)
 		outcome_is(moved, why == NO_HOST_MEMORY_COMES ? AFFINODE_NO_HOST_ROOM : AFFINODE_FAILED, why);
 	if (moved->status == AFFINODE_OK)
