@@ -281,6 +281,9 @@ class Node:
     turns: Mapping[Line, float] = field(
         default_factory=dict
     )  # when each user was last served (policy/queue.py)
+    pauses_s: tuple[
+        float, ...
+    ] = ()  # how long kernels were unused between two uses, the shortest first (pauses.py)
 
 
 Line = tuple[str, int, str]  # a user (`Kernel.payer`), a priority class and a GPU

@@ -11,6 +11,7 @@ from ...settings.policy import Settings
 from ..link.connection import Connection
 from ..model.backoff import UserBackOff
 from ..model.gpu import NvmlGpu
+from ..model.pauses import Pauses
 from ..model.snapshot import Kernel, Node, Reservation, Residency
 from ..policy.placement import PLACED_LASTS_S, Newcomer, newcomers_by_gpu, place
 from ..policy.queue import Turns
@@ -63,6 +64,7 @@ class NodeState:
         self.failed_parks = UserBackOff(10.0, 3600.0)  # of users whose kernels are parked last
         self.unused_room = UserBackOff(1.0, 60.0)  # of users whose kernels get no room for a while
         self.turns = Turns()
+        self.pauses = Pauses()
         self._parents_seen_at = 0.0
         self.remembered: Remembered | None = None  # users' requests to an earlier controller
         # Where there are other users, a page is not believed how long its process has waited, but for those that
@@ -313,6 +315,7 @@ class NodeState:
         )
         if not is_complete:
             kernels = tuple(self._undescribed(seen, now) for seen in kernels)
+        self.pauses.look(kernels, now)
         reservations = [
             Reservation(entry.kernel_id, entry.gpu, entry.bytes, entry.is_taken(now))
             for entry in self.reservations.entries
@@ -336,6 +339,7 @@ class NodeState:
             is_complete,
             speeds,
             self.turns.seen(),
+            self.pauses.lengths_s,
         )
 
     def _needs_of_earlier_resume(self, kernel: KernelRecord) -> dict[str, int]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...node.model import actions
 from ...node.model.gpu import NvmlGpu
+from ...node.model.pauses import Pauses
 from ...node.model.snapshot import Gpu, Host, Node, Residency, RoomRequest, Speed
 from ...node.policy.decide import decide
 from ...node.policy.placement import PLACED_LASTS_S, place
@@ -73,6 +74,7 @@ class Replay(People):
             int, tuple[int, float]
         ] = {}  # kernels that have not used their GPU yet, and since when
         self._books = Books(machine)
+        self._pauses = Pauses()
         self._kernels: dict[int, SimulatedKernel] = {}
         self._by_id: dict[str, SimulatedKernel] = {}
         self._out = {uuid: Shared(self.timeline) for uuid in self._uuids}  # each direction of a GPU's link
@@ -112,6 +114,8 @@ class Replay(People):
         kernel = self._kernels.get(live.number) or self._start(live)
         self._books.touch(kernel)
         self._disk.stop(kernel)
+        if kernel.computes_since is None and kernel.wants_since is None and kernel.room is None:
+            self._pauses.add(kernel.user, self.now - kernel.last_activity)
         if kernel.residency is Residency.PARKING and kernel.exchange is not None:
             kernel.wants_since = self.now  # its call waits
         elif kernel.residency is Residency.PARKING:
@@ -181,7 +185,14 @@ class Replay(People):
                 self._is_reclaiming[uuid] = False
             gpus[uuid] = Gpu(uuid, books.free[uuid], total, self.now, 0, self._is_reclaiming[uuid])
         reserved = tuple(chain.from_iterable(books.reserved.values()))
-        return Node(gpus, tuple(books.seen.values()), self._host(), reserved, speeds=self._known_speeds)
+        return Node(
+            gpus,
+            tuple(books.seen.values()),
+            self._host(),
+            reserved,
+            speeds=self._known_speeds,
+            pauses_s=self._pauses.lengths_s,
+        )
 
     def _host(self) -> Host:
         host = Host(self.machine.host_bytes - self._books.host_bytes, {}, self.machine.host_bytes)

@@ -10,9 +10,12 @@ same reasoning with money for seconds gave the five-minute rule of Gray and Putz
 
 **Which: bytes freed for each second of delay.** Of several eligible kernels, the best victim frees the most bytes for
 the longest time at the least expected delay, as web caches weigh cost against size (GreedyDual-Size: Cao and Irani,
-"Cost-aware WWW proxy caching algorithms", USITS 1997). How long a kernel will stay idle is unknown too. Users' pauses
-are so uneven that the best simple guess is "as long as it has been already": for a Pareto law of index 1 that is the
-median of the remaining time, and the chance of an earlier use is 1/2.
+"Cost-aware WWW proxy caching algorithms", USITS 1997). How long a kernel will stay idle is unknown too. It is guessed
+from the pauses that kernels of this machine have made: the median of what was left of those that lasted so long. Where
+too few lasted so long, the guess is "as long as it has been already": for a Pareto law of index 1 that is the median of
+the remaining time. In both cases the chance of an earlier use is 1/2. So where pauses are very uneven, as they mostly
+are, the kernel that has been idle longest leaves; where all return soon, the one that has just begun to pause.
+(docs/development/policy.md has the planner's figures.)
 
 A kernel whose memory is zeros, or has not changed since its last park, is cheap: the host has its copy already.
 """
@@ -20,13 +23,15 @@ A kernel whose memory is zeros, or has not changed since its last park, is cheap
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ...model.snapshot import Kernel, Node, Residency, Speed
 
 Speeds = Mapping[str, Speed]  # by GPU
 
 NEEDED_SOON = 0.5  # the chance that a kernel is used before its idle time has doubled
+LEAST_PAUSES = 6  # fewer that lasted as long do not tell
 LEAST_COST_S = 0.001  # no move is free, whatever the estimate says
 LATE_TIMES, LATE_S = 3.0, 5.0  # times the expected duration, plus time for its processes to begin and agree
 LEAST_IDLE_S = 0.001  # a clock's step; keeps the order by size among those that have just become idle
@@ -55,12 +60,18 @@ def worth(now: float, kernel: Kernel, node: Node, gpus: Collection[str] | None =
 
 def trouble(now: float, kernel: Kernel, node: Node) -> float:
     """Return the expected delay caused per second of memory freed."""
-    idle_s = max(now - kernel.last_activity, LEAST_IDLE_S)
-    lasts_s = idle_s * (
-        1.0 - NEEDED_SOON / 2.0
-    )  # a user who returns within that time does so half-way, on average
+    left_s = remaining_s(max(now - kernel.last_activity, LEAST_IDLE_S), node.pauses_s)
+    # A user who returns within that time does so half-way, on average.
+    lasts_s = max(left_s, LEAST_IDLE_S) * (1.0 - NEEDED_SOON / 2.0)
     costs_s = park_s(kernel, node.speeds) + NEEDED_SOON * resume_s(kernel, node.speeds)
     return max(costs_s, LEAST_COST_S) / lasts_s
+
+
+def remaining_s(idle_s: float, pauses_s: Sequence[float]) -> float:
+    """Return the median of how much longer a pause that has lasted `idle_s` goes on. `pauses_s`: the shortest first."""
+    shorter = bisect_right(pauses_s, idle_s)
+    longer = len(pauses_s) - shorter
+    return pauses_s[shorter + longer // 2] - idle_s if longer >= LEAST_PAUSES else idle_s
 
 
 def break_even_s(kernel: Kernel, speeds: Speeds) -> float:

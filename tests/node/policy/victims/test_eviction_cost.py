@@ -35,6 +35,30 @@ def test_of_two_alike_the_one_that_has_been_idle_for_longer_goes():
     assert order(resident("new", idle=400), resident("old", idle=401)) == ["old", "new"]
 
 
+def test_how_long_pauses_were_tells_which_of_two_returns_later():
+    """Where all return within ten seconds, the longest idle returns next; where few return soon, it returns last."""
+    recent, earlier, long_ago = (
+        resident("recent", idle=2),
+        resident("earlier", idle=7),
+        resident("ago", idle=900),
+    )
+    even = tuple(2.0 + 8.0 * each / 99 for each in range(100))
+    uneven = tuple(1.0 / (1.0 - each / 100) ** 2 for each in range(100))
+    found = {}
+    for name, pauses in {"even": even, "uneven": uneven, "few": even[:5], "none": ()}.items():
+        seen = replace(node(), pauses_s=pauses)
+        found[name] = [each.id for each in eviction_cost.in_order(NOW, (earlier, recent, long_ago), seen)]
+    assert found == {
+        "even": ["ago", "recent", "earlier"],
+        **{name: ["ago", "earlier", "recent"] for name in ("uneven", "few", "none")},
+    }
+
+
+@given(idle=st.floats(0.001, 1e6), pauses=st.lists(st.floats(1.0, 1e6)))
+def test_what_is_left_of_a_pause_is_never_less_than_nothing(idle, pauses):
+    assert eviction_cost.remaining_s(idle, sorted(pauses)) >= 0
+
+
 def test_of_two_that_are_as_idle_the_one_whose_memory_need_not_be_copied_goes():
     written = resident("written", park_copies_bytes=4 * GIB, resume_copies_bytes=4 * GIB)
     unchanged = resident("unchanged", park_copies_bytes=0, resume_copies_bytes=4 * GIB)
