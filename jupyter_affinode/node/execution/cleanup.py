@@ -19,7 +19,7 @@ from ..protocol.wire import CommandKind
 from ..state.records.kernel import KernelRecord
 from ..state.records.process import Process
 from ..state.stuck import Stuck
-from ..system.process_start import started_at
+from ..system.peers import started_at
 
 KILL_AFTER_S = 5.0
 

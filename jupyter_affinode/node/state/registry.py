@@ -20,8 +20,7 @@ from ..protocol.wire import Hello, HelloFlag
 from ..system.host_memory import HostMemory
 from ..system.mapped_page import Page
 from ..system.nvml import NvmlSample
-from ..system.peers import parent_of
-from ..system.process_start import started_at
+from ..system.peers import parent_of, started_at
 from .gpus.context_depth import (
     Objection,
     context_objection,

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+STARTED = 22 - 3  # proc_pid_stat(5): the 22nd field; the first two end with the last parenthesis
 CREDENTIALS = struct.Struct("=iII")
 SO_PEERGROUPS = 59  # Linux 4.13; not in Python's socket module
 SO_PEERPIDFD = 77  # Linux 6.5
@@ -214,3 +216,16 @@ class DropLog:
         self._lines += 1
         if self._lines <= self._limit:
             self._log.warning("dropped %s: %s", what, why)
+
+
+def started_at(pid: int, default: float) -> float:
+    """Return the start time in seconds since boot, which a restarted controller still agrees with; `default` for a
+    process that cannot be seen (another pid namespace).
+    """
+    if pid <= 0:
+        return default
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return int(text.rpartition(")")[2].split()[STARTED]) / TICKS_PER_S
+    except (OSError, ValueError, IndexError):
+        return default
