@@ -82,8 +82,8 @@ def make_plan(
     if not chosen:
         room.check(usual[0])
     if zeros is None:
-        wish = SIMULATED_ZEROS if simulated else DEFAULT_ZEROS // (8 if quick else 1)
-        zeros = min(wish, room.gpu // GIB * GIB if not simulated else wish)
+        preferred = SIMULATED_ZEROS if simulated else DEFAULT_ZEROS // (8 if quick else 1)
+        zeros = min(preferred, room.gpu // GIB * GIB if not simulated else preferred)
     elif zeros > room.gpu:
         raise DoesNotFit(
             f"{zeros / GIB:.4g} GiB of zeros do not fit: {room.gpu / GIB:.4g} GiB of GPU memory are free"

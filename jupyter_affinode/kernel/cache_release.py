@@ -81,17 +81,17 @@ class CacheDropper:
             return  # IPython in a terminal: nothing runs between cells
         descriptor = self._fd()
         if descriptor >= 0:
-            loop.add_handler(descriptor, self._wished, loop.READ)
+            loop.add_handler(descriptor, self._requested, loop.READ)
 
     def serve_in_magic(self) -> None:
         """Serve a request, if there is one, while `%gpu_park` waits: nothing else runs in its cell."""
-        self._serve_wish(may_drop=True)
+        self._serve_request(may_drop=True)
 
-    def _wished(self, *_: object) -> None:
+    def _requested(self, *_: object) -> None:
         """Serve a request when no cell runs; a cell that awaits something still runs."""
-        self._serve_wish(may_drop=self._cells == 0)
+        self._serve_request(may_drop=self._cells == 0)
 
-    def _serve_wish(self, *, may_drop: bool) -> None:
+    def _serve_request(self, *, may_drop: bool) -> None:
         if not self._begin():
             return
         status = _FAILED

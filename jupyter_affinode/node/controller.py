@@ -24,7 +24,7 @@ from .execution.moves import Moves
 from .execution.notices import Notices
 from .execution.room_requests import RoomRequests
 from .execution.spills import Spills
-from .execution.user_requests import Wishes
+from .execution.user_requests import UserRequests
 from .identity.access import Access, OwnUserAccess
 from .identity.identity import OWN_USER, Identity, of_unix_user
 from .identity.rate_limits import Accounts
@@ -154,13 +154,13 @@ class Controller:
         )
         promise = partial(promise_lots, stock=self.lots)
         self.moves = Moves(state, log, self._moved, self.observers, promise)
-        self.wishes = Wishes(state, self.moves, log, self.poke)
+        self.user_requests = UserRequests(state, self.moves, log, self.poke)
         self.room_requests = RoomRequests(state, log, self._moved)
         self._parts = Parts(
             self.moves,
             CacheDrops(state, log, self.poke),
             Spills(state, log, self.poke, self.observers),
-            self.wishes,
+            self.user_requests,
             Rooms(state, log, self.observers),
             self.lots,
             self.room_requests,
@@ -445,7 +445,7 @@ class Controller:
         for process in self.state.stale_processes(now):
             self._shims.forget(process, lives=process.watch is not None)  # its end would have been seen
         for kernel in list(self.state.kernels.values()):
-            self.wishes.look_for_fulfilled(kernel)
+            self.user_requests.look_for_fulfilled(kernel)
             is_over = kernel.server.description is None or kernel.past.has_had_processes
             lasts = EMPTY_KERNEL_LASTS_S if is_over else UNSERVED_KERNEL_LASTS_S
             is_old = kernel.past.empty_since is not None and now - kernel.past.empty_since > lasts

@@ -96,7 +96,7 @@ class Shims:
             self._parts.moves.take_reply(process, message)
         elif isinstance(message, Request):
             self._looks.at(self._state.kernels[process.kernel_id], time.monotonic())
-            self._parts.wishes.take_request(
+            self._parts.user_requests.take_request(
                 process, message, lambda kernel: status_in_words(self._looks.shown(kernel))
             )
         elif isinstance(message, Notify):

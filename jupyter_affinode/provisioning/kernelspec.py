@@ -12,7 +12,7 @@ from jupyter_client.kernelspec import KernelSpec
 SECTION = "affinode"
 
 
-def wishes_of(spec: KernelSpec) -> dict[str, Any]:
+def scheduling_fields(spec: KernelSpec) -> dict[str, Any]:
     """Return `may_park` and `priority` for the controller; None where the kernelspec says nothing valid."""
     section = (spec.metadata or {}).get(SECTION)
     section = section if isinstance(section, dict) else {}

@@ -17,7 +17,7 @@ from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..client.kernel_messages import KernelMessages
 from ..client.starting import ensure_controller
 from ..threads import on_own_thread
-from .kernelspec import wishes_of
+from .kernelspec import scheduling_fields
 from .preload import Unmanaged, manage
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -178,7 +178,7 @@ class AffinodeProvisioner(LocalProvisioner):
                 name=spec.display_name,
                 language=spec.language,
                 server=self.server_label,
-                **wishes_of(spec),
+                **scheduling_fields(spec),
             )
             if (
                 self._is_forgotten

@@ -13,7 +13,7 @@ from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
 from jupyter_server.services.sessions.sessionmanager import SessionManager
 
 from ..client.api import ControllerRefused, ControllerUnavailable
-from ..provisioning.kernelspec import wishes_of
+from ..provisioning.kernelspec import scheduling_fields
 from .controller_watch import Kernel, NodeListener, NodeWatch, cancelled
 from .execution_tracker import ExecutionTracker
 
@@ -229,7 +229,7 @@ class ServerKernels(NodeListener):
                 language=spec.language,
                 path=path,
                 server=self._server_label,
-                **wishes_of(spec),
+                **scheduling_fields(spec),
             )
 
     def _signalled(self, kernel_id: str) -> bool:

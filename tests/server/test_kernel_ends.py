@@ -11,7 +11,7 @@ from waiting import until
 
 from jupyter_affinode.node.state.persistence import FILE_NAME
 from jupyter_affinode.provisioning import provisioner
-from jupyter_affinode.provisioning.kernelspec import wishes_of
+from jupyter_affinode.provisioning.kernelspec import scheduling_fields
 from jupyter_affinode.server.evictions import KernelEnds
 
 
@@ -51,12 +51,12 @@ class Spec:
 
 def test_what_a_kernelspec_says_is_taken_only_where_it_makes_sense():
     nothing = {"may_park": None, "priority": None}
-    assert wishes_of(Spec({"affinode": {"park": False, "priority": -1}})) == {
+    assert scheduling_fields(Spec({"affinode": {"park": False, "priority": -1}})) == {
         "may_park": False,
         "priority": -1,
     }
     for metadata in (None, {}, {"affinode": "no"}, {"affinode": {"park": "no", "priority": True}}):
-        assert wishes_of(Spec(metadata)) == nothing
+        assert scheduling_fields(Spec(metadata)) == nothing
 
 
 def test_what_a_kernelspec_says_is_told_where_there_is_no_server_too(here, wait_until):

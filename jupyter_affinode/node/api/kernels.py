@@ -42,7 +42,7 @@ class KernelHandler(Handler):
             None  # else it lasts as long as its server
         )
         kernel.cell.is_tracked = kernel.cell.is_open = False
-        self.controller.wishes.ended(kernel)
+        self.controller.user_requests.ended(kernel)
         if not kernel.processes:
             del self.controller.state.kernels[kernel.id]
         self.controller.poke()
@@ -56,8 +56,12 @@ class MoveHandler(Handler):
         """Serve POST /kernels/{id}/park and …/resume: answer when it is done, refused, or has lasted a minute."""
         wait = self.body()["wait"]
         kernel = self.kernel(kernel_id)
-        wishes = self.controller.wishes
-        done = wishes.park(kernel) if self.request.path.endswith("/park") else wishes.resume(kernel)
+        user_requests = self.controller.user_requests
+        done = (
+            user_requests.park(kernel)
+            if self.request.path.endswith("/park")
+            else user_requests.resume(kernel)
+        )
         if wait:
             ends: set[asyncio.Future[Any]] = {done, self.gone}
             await asyncio.wait(ends, timeout=MOVE_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -109,7 +113,7 @@ class HoldHandler(Handler):
         duration = self.body().get("duration_s")
         kernel = self.kernel(kernel_id)
         try:
-            self.controller.wishes.hold(kernel, duration and min(duration, LONGEST_S))
+            self.controller.user_requests.hold(kernel, duration and min(duration, LONGEST_S))
         except HoldRefused as refused:
             raise ApiError(409, Refusal.HOLD_QUOTA, str(refused)) from None
         self.finish(self.kernel_json(kernel))
@@ -122,7 +126,7 @@ class ReleaseHandler(Handler):
         """Serve POST /kernels/{id}/release."""
         self.body()
         kernel = self.kernel(kernel_id)
-        self.controller.wishes.release(kernel)
+        self.controller.user_requests.release(kernel)
         self.finish(self.kernel_json(kernel))
 
 
@@ -145,7 +149,7 @@ class CellHandler(Handler):
         kernel = self.made_known(kernel_id)
         cell_id = body.get("cell_id")
         if not body["open"] or cell_id != kernel.cell.id:
-            self.controller.wishes.end_cancel(kernel)
+            self.controller.user_requests.end_cancel(kernel)
         began_at = body.get("began_at")
         since = None if began_at is None else min(began_at, self.now())
         kernel.cell.heard(is_open=body["open"], cell_id=cell_id, since=since)
@@ -161,11 +165,11 @@ class SignalHandler(Handler):
         """Serve POST /kernels/{id}/cancel and …/dying, for the process group that is signalled, if it is named."""
         number = self.body().get("process_group")
         group = None if number is None else ProcessGroup(number, pid_namespace_of(self.speaker()))
-        wishes, kernel = self.controller.wishes, self.kernel(kernel_id)
+        user_requests, kernel = self.controller.user_requests, self.kernel(kernel_id)
         if self.request.path.endswith("/cancel"):
-            wishes.cancel(kernel, group)
+            user_requests.cancel(kernel, group)
         else:
-            wishes.dying(kernel, group)
+            user_requests.dying(kernel, group)
         self.set_status(204)
 
 

@@ -37,7 +37,7 @@ from .moves import Moves
 from .notices import Notice
 from .room_requests import RoomRequests
 from .spills import Spills
-from .user_requests import Wishes
+from .user_requests import UserRequests
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Parts:
     moves: Moves
     cache_drops: CacheDrops
     spills: Spills
-    wishes: Wishes
+    user_requests: UserRequests
     rooms: Rooms
     lots: LotStock
     room_requests: RoomRequests

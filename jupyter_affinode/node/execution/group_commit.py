@@ -137,7 +137,7 @@ def _obstacle(kernel: KernelRecord, move: Move) -> tuple[Status, str] | None:
         return None  # a process that is gone needs no room now, and the others need not wait for it
     if move.gone:
         return SILENT if move.gone & kernel.processes.keys() else ENDED
-    if kernel.asked.resume and not move.in_part:
+    if kernel.requests.resume and not move.in_part:
         return ASKED_BACK
     for key, process in kernel.processes.items():
         if key not in move.epochs and key not in move.pending:

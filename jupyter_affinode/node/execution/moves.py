@@ -84,7 +84,7 @@ class Moves:
         """
         now = time.monotonic()
         kernel.host.budget_bytes = budget_bytes
-        asked = kernel.asked.park is not None
+        asked = kernel.requests.park is not None
         kernel.move = Move(True, reason, now, asked=asked, to_context=to_context, cause=cause)
         kernel.move.for_kernel = for_kernel
         kernel.move.preempts = preempts
@@ -112,7 +112,7 @@ class Moves:
         `gpu`: migrate to that GPU, where the room is; for a single process only.
         """
         targets = [process for process in kernel.connected() if process.is_parked]
-        is_asked = cause is Cause.CELL and kernel.asked.resume
+        is_asked = cause is Cause.CELL and kernel.requests.resume
         self._resume(kernel, targets, needs, reason, Cause.ASKED if is_asked else cause, gpu)
 
     def take_reply(self, process: Process, reply: Reply) -> None:
@@ -195,8 +195,8 @@ class Moves:
         """
         now = time.monotonic()
         may_pass = status is Status.BUSY or (status is Status.NO_HOST_ROOM and was_tried)
-        if may_pass and kernel.asked.park is not None and now < kernel.asked.park_until:
-            kernel.asked.park_again_at = now + ASK_AGAIN_S
+        if may_pass and kernel.requests.park is not None and now < kernel.requests.park_until:
+            kernel.requests.park_again_at = now + ASK_AGAIN_S
             self._on_change()
             return
         kernel.failures.refusal, kernel.failures.refusal_code = reason, slug
@@ -212,7 +212,7 @@ class Moves:
             kernel.failures.park.wait(now, pause)
         self._log.info("%s stays on the GPU: %s; not tried again before %s", kernel.id, reason, when)
         self._observer.park_refused(kernel, slug, was_tried)
-        self.end_park_wish(kernel, Outcome(status, slug, reason))
+        self.end_park_request(kernel, Outcome(status, slug, reason))
 
     def for_whom(self, kernel: KernelRecord, other_id: str | None) -> dict[str, str]:
         """Return which user this kernel was parked for, as its own user is told; {} if that is not known."""
@@ -220,17 +220,17 @@ class Moves:
         other = self._state.kernels.get(other_id or "") if request is None else request.record
         return {} if other is None else {"for": whose(kernel, other)}
 
-    def end_park_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:
+    def end_park_request(self, kernel: KernelRecord, outcome: Outcome) -> None:
         """Answer the client that asked for a park; a kernel without processes has ended, whatever came of the park."""
-        kernel.asked.park = None
-        done, kernel.asked.park_done = kernel.asked.park_done, None
+        kernel.requests.park = None
+        done, kernel.requests.park_done = kernel.requests.park_done, None
         if done is not None:
             done.set_result(outcome if kernel.processes else KERNEL_ENDED)
 
-    def end_resume_wish(self, kernel: KernelRecord, outcome: Outcome) -> None:
+    def end_resume_request(self, kernel: KernelRecord, outcome: Outcome) -> None:
         """Answer the client that asked for a resume, in the same way."""
-        kernel.asked.resume = False
-        done, kernel.asked.resume_done = kernel.asked.resume_done, None
+        kernel.requests.resume = False
+        done, kernel.requests.resume_done = kernel.requests.resume_done, None
         if done is not None:
             done.set_result(outcome if kernel.processes else KERNEL_ENDED)
 
@@ -251,7 +251,7 @@ class Moves:
         exchange: Exchange | None = None,
     ) -> None:
         now = time.monotonic()
-        kernel.move = Move(False, reason, now, asked=kernel.asked.resume, cause=cause, exchange=exchange)
+        kernel.move = Move(False, reason, now, asked=kernel.requests.resume, cause=cause, exchange=exchange)
         kernel.exchange_failed = False
         if gpu is not None:
             kernel.move.gpu, kernel.move.from_gpu = gpu, kernel.main_gpu()
@@ -264,7 +264,7 @@ class Moves:
     def _bring_in(self, kernel: KernelRecord, needs: Mapping[str, int], exchange: Exchange) -> None:
         """Resume a waiter while others leave the GPU for it."""
         targets = [process for process in kernel.connected() if process.is_parked]
-        cause = Cause.ASKED if kernel.asked.resume else Cause.CELL
+        cause = Cause.ASKED if kernel.requests.resume else Cause.CELL
         reason = "others leave the GPU for it"
         self._resume(kernel, targets, needs, reason, cause, exchange=exchange)
 
@@ -334,7 +334,7 @@ class Moves:
             moved = sum(reply.bytes for reply in done)
             took = max((reply.duration_s for reply in done), default=0.0)
             self._log.info("parked %s: %s in %s", kernel.id, bytes_in_words(moved), duration_in_words(took))
-            self.end_park_wish(kernel, Outcome(Status.OK, None, f"{bytes_in_words(moved)} freed"))
+            self.end_park_request(kernel, Outcome(Status.OK, None, f"{bytes_in_words(moved)} freed"))
             return
         status, text = failed
         # After an exchange there may be no room before the waiter has come, or given up.
@@ -375,7 +375,7 @@ class Moves:
             moved = sum(reply.bytes for reply in move.replies.values())
             took = now - move.began
             self._log.info("resumed %s: %s in %s", kernel.id, bytes_in_words(moved), duration_in_words(took))
-            self.end_resume_wish(kernel, Outcome(Status.OK, None, "the GPU is back"))
+            self.end_resume_request(kernel, Outcome(Status.OK, None, "the GPU is back"))
             return
         status, text = failed
         if move.gpu is not None:
@@ -389,8 +389,8 @@ class Moves:
             for uuid, gpu in kernel.by_gpu().items():
                 if gpu.parked_bytes:
                     self._state.gpus.take_failure(uuid, gpu.parked_bytes)
-        elif kernel.asked.resume_done is not None:
-            self.end_resume_wish(kernel, Outcome(status, SLUGS[status], text))
+        elif kernel.requests.resume_done is not None:
+            self.end_resume_request(kernel, Outcome(status, SLUGS[status], text))
 
     def _stays_off(self, kernel: KernelRecord, gpu: str, text: str, now: float) -> None:
         """Note that a migration failed. The kernel is parked as before, and may be resumed at home at once."""

@@ -78,7 +78,7 @@ class Notices(Observer):
         """Tell why a kernel stays although others wait; a kernel that computes is no news."""
         if slug in EVERYDAY_REFUSALS:
             return
-        if kernel.asked.park is not None:
+        if kernel.requests.park is not None:
             return  # the client that asked is answered
         text = f"stays on the GPU: {kernel.failures.refusal}."
         args = {**kernel.failures.refusal_args, "reason": slug}

@@ -35,7 +35,7 @@ LOST = Outcome(Status.REFUSED, Refusal.LOST, "the kernel's GPU state is lost")
 Done = asyncio.Future[Outcome]
 
 
-class Wishes:
+class UserRequests:
     """Takes users' requests; the next decision sees them."""
 
     def __init__(self, state: NodeState, moves: Moves, log: logging.Logger, on_change: Callable[[], None]):
@@ -51,8 +51,8 @@ class Wishes:
         A kernel that is parked and waits in the queue for a call of its own stays there, and the outcome tells that:
         only an interrupt ends the call.
         """
-        was_wanted = kernel.asked.resume
-        self._moves.end_resume_wish(
+        was_wanted = kernel.requests.resume
+        self._moves.end_resume_request(
             kernel, Outcome(Status.REFUSED, Refusal.PARK_ASKED, "it was asked to free the GPU since")
         )
         if kernel.residency in (Residency.PARKED, Residency.QUEUED) and kernel.move is None:
@@ -65,10 +65,10 @@ class Wishes:
             done = _at_once(LOST)
         else:
             now = time.monotonic()
-            kernel.asked.park = "the user asked for it"
-            kernel.asked.park_until, kernel.asked.park_again_at = now + BUSY_PATIENCE_S, now
-            done = kernel.asked.park_done = (
-                kernel.asked.park_done or asyncio.get_running_loop().create_future()
+            kernel.requests.park = "the user asked for it"
+            kernel.requests.park_until, kernel.requests.park_again_at = now + BUSY_PATIENCE_S, now
+            done = kernel.requests.park_done = (
+                kernel.requests.park_done or asyncio.get_running_loop().create_future()
             )
         self._on_change()
         return done
@@ -84,11 +84,11 @@ class Wishes:
         if kernel.residency is Residency.LOST:
             return _at_once(LOST)
         now = time.monotonic()
-        failed, soonest = kernel.failures.resume, now + ASKED_AGAIN_S if kernel.asked.resume else now
+        failed, soonest = kernel.failures.resume, now + ASKED_AGAIN_S if kernel.requests.resume else now
         failed.retry_at = min(failed.retry_at, soonest)
-        kernel.asked.resume = True
-        done = kernel.asked.resume_done = (
-            kernel.asked.resume_done or asyncio.get_running_loop().create_future()
+        kernel.requests.resume = True
+        done = kernel.requests.resume_done = (
+            kernel.requests.resume_done or asyncio.get_running_loop().create_future()
         )
         self._on_change()
         return done
@@ -123,7 +123,7 @@ class Wishes:
         for process in reached(kernel.connected(), group):
             if process.connection is not None:
                 process.connection.command(CommandKind.CANCEL, argument=int(lasts * 1e9))
-        self._moves.end_resume_wish(kernel, Outcome(Status.REFUSED, Refusal.CANCELLED, "interrupted"))
+        self._moves.end_resume_request(kernel, Outcome(Status.REFUSED, Refusal.CANCELLED, "interrupted"))
         self._on_change()
 
     def end_cancel(self, kernel: KernelRecord) -> None:
@@ -164,7 +164,7 @@ class Wishes:
 
     def ended(self, kernel: KernelRecord) -> None:
         """Answer the clients that wait for a move of a kernel that was shut down."""
-        for end in (self._moves.end_park_wish, self._moves.end_resume_wish):
+        for end in (self._moves.end_park_request, self._moves.end_resume_request):
             end(kernel, KERNEL_ENDED)
 
     def look_for_fulfilled(self, kernel: KernelRecord) -> None:
@@ -172,16 +172,19 @@ class Wishes:
 
         A shim resumed by itself, say, or a process with memory ended.
         """
-        if kernel.asked.resume_done is not None and kernel.residency in (Residency.RESIDENT, Residency.NONE):
+        if kernel.requests.resume_done is not None and kernel.residency in (
+            Residency.RESIDENT,
+            Residency.NONE,
+        ):
             parked = any(process.data.state is State.PARKED for process in kernel.processes.values())
             if not parked and kernel.move is None:
-                self._moves.end_resume_wish(kernel, Outcome(Status.OK, None, "the GPU is back"))
+                self._moves.end_resume_request(kernel, Outcome(Status.OK, None, "the GPU is back"))
         is_over = kernel.move is None and kernel.residency is not Residency.RESIDENT
-        if kernel.asked.park_done is not None and is_over:
+        if kernel.requests.park_done is not None and is_over:
             outcome = Outcome(Status.NOTHING, Refusal.NOTHING_TO_MOVE, "the kernel uses no GPU now")
             if kernel.residency in (Residency.PARKED, Residency.QUEUED):
                 outcome = _parked_already(kernel, was_wanted=False)
-            self._moves.end_park_wish(kernel, outcome)
+            self._moves.end_park_request(kernel, outcome)
 
     def _answer_when_done(self, process: Process, request: Request, done: Done) -> None:
         process.open_requests += 1

@@ -146,7 +146,7 @@ class Kernel:
     moves_since: float | None = None  # when the park or resume that is under way began
     wants_since: float | None = None  # a call waits at its closed gate, or the user asked for its resume
     rooms: tuple[RoomRequest, ...] = ()  # its allocations that wait for room
-    park_asked: str | None = None  # the user's own request, in words for the log
+    park_requested: str | None = None  # the user's own request, in words for the log
     retry_at: float = 0.0  # not parked before, after refusals (a park that was asked for is tried at once)
     retry_pause_s: float = 0.0  # … which is so long after the last refusal
     behind_until: float = (

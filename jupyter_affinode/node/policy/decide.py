@@ -29,7 +29,7 @@ def decide(now: float, node: Node, settings: Settings) -> list[Action]:
     if not node.is_settled:
         return []
     plan = Plan(now, node, settings)
-    park_asked(plan)
+    park_requested(plan)
     mend_parts(plan)
     serve_queue(plan)
     reclaim_watermark(plan)
@@ -44,14 +44,16 @@ def decide(now: float, node: Node, settings: Settings) -> list[Action]:
     return plan.actions
 
 
-def park_asked(plan: Plan) -> None:
+def park_requested(plan: Plan) -> None:
     """Park what users asked for, open cell or not."""
-    asked = [(kernel, wish) for kernel in plan.node.kernels if (wish := kernel.park_asked) is not None]
-    for kernel, wish in asked:
+    asked = [
+        (kernel, reason) for kernel in plan.node.kernels if (reason := kernel.park_requested) is not None
+    ]
+    for kernel, reason in asked:
         if kernel.residency is not Residency.RESIDENT or not plan.is_free(kernel):
             continue
         if kernel.is_parkable:
-            plan.park(kernel, wish, Cause.ASKED)
+            plan.park(kernel, reason, Cause.ASKED)
         else:
             plan.act(RefusePark(kernel.id, Refusal.NOT_PARKABLE, "nothing of this kernel can be moved"))
 

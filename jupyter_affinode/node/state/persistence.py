@@ -58,7 +58,7 @@ class Said:
         told = kernel.server.description
         if told is not None and told.server is None:
             said = replace(said, may_park=told.may_park, priority=_class(told.priority))
-        if kernel.asked.resume:
+        if kernel.requests.resume:
             said = replace(said, resume_since=kernel.wants_since)
         if kernel.ending.reason is not None:
             said = replace(said, end_asked=kernel.ending.reason, end_for=kernel.ending.for_kernel)
@@ -146,8 +146,8 @@ class Remembered:
         if (said.may_park, said.priority) != (None, None) and kernel.server.description is None:
             kernel.describe(may_park=said.may_park, priority=said.priority)
         if said.resume_since is not None:
-            kernel.asked.resume, kernel.wants_since = True, said.resume_since
-            kernel.asked.resume_done = (
+            kernel.requests.resume, kernel.wants_since = True, said.resume_since
+            kernel.requests.resume_done = (
                 asyncio.get_running_loop().create_future()
             )  # the client that asked is not there any more
         # One that was restarted meanwhile has nothing that its end would free.
@@ -214,7 +214,7 @@ def _page_name(inode: Inode) -> str:
 
 def _says_anything(kernel: KernelRecord) -> bool:
     """Return whether there is anything to store; nearly always there is not."""
-    if kernel.held_until is not None or kernel.asked.resume or kernel.ending.reason is not None:
+    if kernel.held_until is not None or kernel.requests.resume or kernel.ending.reason is not None:
         return True
     return kernel.server.description is not None and kernel.server.description.server is None
 

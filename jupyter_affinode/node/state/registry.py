@@ -111,7 +111,7 @@ class NodeState:
         for old in self.earlier(connection, page):
             if not hello.kernel_id:
                 kernel_id = old.kernel_id
-            was_asked = was_asked or self.kernels[old.kernel_id].asked.resume
+            was_asked = was_asked or self.kernels[old.kernel_id].requests.resume
             self.remove_process(old, now, lives=True)
         process = Process(
             key, kernel_id, hello, page, page.last, connection, connection.peer.pid, connected_at=now
@@ -134,7 +134,9 @@ class NodeState:
         self._by_connection[connection] = process
         kernel.past.empty_since = None
         kernel.past.has_had_processes = True
-        kernel.asked.resume = kernel.asked.resume or (was_asked and kernel.asked.resume_done is not None)
+        kernel.requests.resume = kernel.requests.resume or (
+            was_asked and kernel.requests.resume_done is not None
+        )
         return process
 
     def earlier(self, connection: Connection, page: Page) -> list[Process]:
@@ -189,7 +191,7 @@ class NodeState:
         if not kernel.processes:
             kernel.past.empty_since = now
             kernel.wants_since = None
-            kernel.asked.resume = False
+            kernel.requests.resume = False
             self.reservations.forget_kernel(kernel.id)
 
     def read_pages(self, now: float) -> tuple[bool, BadPages]:
@@ -375,13 +377,13 @@ class NodeState:
                 waiting.append(process)
             elif now > self.pages_say_since_until:
                 process.queued_after = now
-        if waiting or kernel.asked.resume:
+        if waiting or kernel.requests.resume:
             if kernel.wants_since is None:
                 moments = (max(process.data.state_since, process.queued_after) for process in waiting)
                 kernel.wants_since = min(moments, default=now)
         elif residency is not Residency.RESUMING and kernel.move is None:
             kernel.wants_since = None  # while it is on its way it keeps its place, in case that fails
-        if residency is Residency.QUEUED and not waiting and not kernel.asked.resume:
+        if residency is Residency.QUEUED and not waiting and not kernel.requests.resume:
             residency = Residency.PARKED  # its only waiter is stopped, or has hung up
         if residency is not kernel.residency:
             if kernel.residency is Residency.RESUMING and kernel.move is None:

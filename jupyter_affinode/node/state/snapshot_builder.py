@@ -60,7 +60,7 @@ def kernel_picture(
         **_memory(kernel, gpus),
         **_use(kernel, last_activity),
         **_state(kernel, now),
-        **_wishes(kernel, now),
+        **_request_fields(kernel, now),
         **_standing(kernel, settings),
     )
 
@@ -126,12 +126,12 @@ def _state(kernel: KernelRecord, now: float) -> Fields:
     }
 
 
-def _wishes(kernel: KernelRecord, now: float) -> Fields:
+def _request_fields(kernel: KernelRecord, now: float) -> Fields:
     """Return what the kernel and its user ask for, and what was refused a moment ago."""
     return {
         "wants_since": kernel.wants_since,
         "rooms": _rooms(kernel),
-        "park_asked": kernel.asked.park if kernel.asked.park_again_at <= now else None,
+        "park_requested": kernel.requests.park if kernel.requests.park_again_at <= now else None,
         "held_until": kernel.held_until,
         "retry_at": kernel.failures.park.retry_at,
         "retry_pause_s": kernel.failures.park.pause_s,

@@ -87,7 +87,7 @@ def test_half_a_park_is_undone_at_once_with_room_for_the_sum(virtual_time):
     machine = Machine(virtual_time, {"GPU-0": 80})
     group = [machine.start("k0", {"GPU-0": 20}) for _ in range(3)]
     machine.pass_time()
-    machine.state.kernels["k0"].asked.park = "asked"
+    machine.state.kernels["k0"].requests.park = "asked"
     machine.pass_time()
     for shim in group:
         shim.hear()

@@ -66,7 +66,7 @@ def test_while_it_goes_on_no_other_park_takes_what_was_promised(virtual_time):
     stays = next(shim for shim in machine.shims if shim not in (goes, comes))
     machine.totals[GPU] = TOTAL + SIZE
     for _ in range(40):
-        machine.state.kernels[stays.kernel_id].asked.park = "its user asked for it"
+        machine.state.kernels[stays.kernel_id].requests.park = "its user asked for it"
         machine.pass_time()
         for shim in (goes, comes, stays):
             if shim.inbox or shim.outbox or shim.can_go_on:

@@ -133,7 +133,7 @@ def test_what_the_person_asked_for_or_set_is_no_news(told):
         observer.move_ended(kernels["k"], parked_for(cause=cause))
     observer.move_ended(kernels["k"], parked_for("theirs", outcome="busy"))
     observer.park_refused(kernels["k"], "busy", True)
-    kernels["k"].asked.park = "the user asked for it"
+    kernels["k"].requests.park = "the user asked for it"
     observer.park_refused(kernels["k"], "no-host-memory", False)
     observer.room_answered(kernels["k"], RoomAnswered(True, "GPU-a", 1 << 30, 0.1))
     assert got == []

@@ -294,12 +294,12 @@ def test_calls_and_allocations_wait_in_one_queue():
 
 
 def test_what_the_person_asks_for_is_parked_open_cell_held_or_small():
-    kernel = resident("k", 1 * MIB, idle=0, cell_open=True, held_until=NOW + 99, park_asked="asked")
+    kernel = resident("k", 1 * MIB, idle=0, cell_open=True, held_until=NOW + 99, park_requested="asked")
     assert decide(NOW, node(kernel), NEEDED) == [Park("k", "asked", 63 * GIB)]
 
 
 def test_a_kernel_that_cannot_move_is_refused_with_a_reason():
-    (action,) = decide(NOW, node(resident("k", is_parkable=False, park_asked="asked")), NEEDED)
+    (action,) = decide(NOW, node(resident("k", is_parkable=False, park_requested="asked")), NEEDED)
     assert isinstance(action, RefusePark)
 
 

@@ -90,7 +90,7 @@ def kernels(draw, number):
         rooms=tuple(
             RoomRequest((number, index), GPU, wanted, since) for index, (wanted, since) in enumerate(rooms)
         ),
-        park_asked=draw(st.sampled_from([None, None, "asked"])),
+        park_requested=draw(st.sampled_from([None, None, "asked"])),
         retry_at=draw(st.sampled_from([0.0, NOW + 5])),
         retry_pause_s=draw(st.sampled_from([0.0, 8.0])),
         behind_until=draw(st.sampled_from([0.0, 0.0, NOW + 5])),
@@ -174,7 +174,7 @@ def test_what_is_given_is_there(node, policy):
 def test_no_kernel_is_parked_without_need(node):
     """With the default, a park has been asked for, or a kernel waits, or memory is low."""
     parked = {action.kernel_id for action in decide(NOW, node, QUICK) if isinstance(action, Park)}
-    asked = {kernel.id for kernel in node.kernels if kernel.park_asked}
+    asked = {kernel.id for kernel in node.kernels if kernel.park_requested}
     if parked - asked:
         assert waiters(node, QUICK) or node.gpus[GPU].is_reclaiming
 
@@ -188,10 +188,10 @@ def test_only_eligible_or_blocked_kernels_are_parked_unasked(node, policy):
             moment = eligible_at(kernel, policy, waits_since=waits_since(waiters(node, policy)))
             is_eligible = moment is not None and moment <= NOW
             is_blocked = bool(kernel.rooms) and not kernel.calls_in_flight and not kernel.captures
-            assert kernel.park_asked or is_eligible or is_blocked
+            assert kernel.park_requested or is_eligible or is_blocked
             assert kernel.is_parkable
             held = kernel.held_until is not None and kernel.held_until > NOW
-            assert kernel.park_asked or not held
+            assert kernel.park_requested or not held
 
 
 @given(nodes(), POLICIES)
@@ -223,7 +223,7 @@ def test_the_queue_is_served_first_come_first(node, policy):
             assert (
                 kernel.id in served
                 or kernel.is_moving
-                or kernel.park_asked
+                or kernel.park_requested
                 or never
                 or (earlier.room is not None and kernel.hopeless)
                 or (earlier.room is None and kernel.resume_retry_at > NOW)

@@ -55,7 +55,7 @@ def test_its_peers_have_not_lost_it(kernels):
 def test_that_its_person_wants_it_back_is_not_forgotten(kernels):
     process = comes(kernels, Says(State.PARKED, GIB), 1.0, PID)
     kernel = kernels.kernels[process.kernel_id]
-    kernel.asked.resume, kernel.asked.resume_done = True, object()
+    kernel.requests.resume, kernel.requests.resume_done = True, object()
     gone(kernels, process)
     comes(kernels, Says(State.PARKED, GIB), 2.0, PID)
-    assert kernel.asked.resume
+    assert kernel.requests.resume

@@ -17,7 +17,7 @@ from jupyter_affinode.node.execution.moves import Moves
 from jupyter_affinode.node.execution.notices import Notices
 from jupyter_affinode.node.execution.room_requests import RoomRequests
 from jupyter_affinode.node.execution.spills import Spills
-from jupyter_affinode.node.execution.user_requests import Wishes
+from jupyter_affinode.node.execution.user_requests import UserRequests
 from jupyter_affinode.node.identity.identity import OWN_USER, Identity
 from jupyter_affinode.node.model.actions import Resume
 from jupyter_affinode.node.model.gpu import NvmlGpu
@@ -98,13 +98,13 @@ class Play:
         self.moves = Moves(self.state, QUIET, lambda: None, observers)
         self.drops = CacheDrops(self.state, QUIET, lambda: None)
         self.rooms = Rooms(self.state, QUIET, observers)
-        wishes = Wishes(self.state, self.moves, QUIET, lambda: None)
+        user_requests = UserRequests(self.state, self.moves, QUIET, lambda: None)
         lots = SimpleNamespace(
             give=lambda kernel, size: [], held_bytes=lambda key: 0, make_room=lambda size, host: None
         )
         requests = RoomRequests(self.state, QUIET, lambda: None)
         self.spills = Spills(self.state, QUIET, lambda: None, observers)
-        parts = Parts(self.moves, self.drops, self.spills, wishes, self.rooms, lots, requests)
+        parts = Parts(self.moves, self.drops, self.spills, user_requests, self.rooms, lots, requests)
         self.effects = Effects(self.state, QUIET, observers, lambda notice: None, parts)
 
     def size(self):
@@ -211,8 +211,8 @@ class Play:
         elif what == "ends":
             self.end(process)
         elif what == "wish":
-            kernel.asked.park, kernel.asked.park_until = dice.choice([None, "asked"]), now + 10
-            kernel.asked.resume = dice.random() < 0.5
+            kernel.requests.park, kernel.requests.park_until = dice.choice([None, "asked"]), now + 10
+            kernel.requests.resume = dice.random() < 0.5
         elif what == "cell":
             kernel.cell.is_open = dice.random() < 0.5
         elif is_there:

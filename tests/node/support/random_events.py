@@ -76,7 +76,7 @@ class Story:
 
     def ask_for_park(self, kernel_id: str) -> None:
         """Its user asks for it."""
-        self.machine.state.kernels[kernel_id].asked.park = "asked"
+        self.machine.state.kernels[kernel_id].requests.park = "asked"
 
     def _arrive(self, many: int) -> int:
         return self.data.draw(st.integers(0, many), label="arrive")

@@ -48,7 +48,7 @@ class HostPlan:
 
     def memory_for(self, kernels: Sequence[Kernel], beside_bytes: int = 0) -> HostMemory:
         """Return whether the kernels could be parked together, and `beside_bytes` more taken on the machine."""
-        if self.is_awaited and not all(kernel.park_asked for kernel in kernels):
+        if self.is_awaited and not all(kernel.park_requested for kernel in kernels):
             return HostMemory.LATER
         for to_disk in (False, True):  # moves under way take less time than the disk
             short = self.shortfall(kernels, beside_bytes, to_disk=to_disk)
@@ -145,7 +145,7 @@ class HostPlan:
     def _may_try(self, kernel: Kernel) -> bool:
         """Return whether a park of unknown need is worth a try although it may find too little host memory."""
         is_known, is_late = kernel.host.park_takes_bytes is not None, kernel.host.retry_at <= self._now
-        if kernel.park_asked is None and (is_known or not is_late):
+        if kernel.park_requested is None and (is_known or not is_late):
             return False
         return kernel.host.is_frugal and self.room.may_be_tried(kernel, self.room.needs(kernel))
 

@@ -295,7 +295,9 @@ class Plan:
 
     def _drops_caches(self, kernel: Kernel, reason: str) -> bool:
         """Have its frameworks drop their caches if that comes before a park; return whether they were told to."""
-        is_between_cells = not kernel.cell_open or kernel.park_asked is not None  # %gpu_park is a cell itself
+        is_between_cells = (
+            not kernel.cell_open or kernel.park_requested is not None
+        )  # %gpu_park is a cell itself
         if self.settings.drop_caches_before_park and kernel.can_drop_caches and is_between_cells:
             self.act(DropCaches(kernel.id, reason))
             return True
@@ -306,7 +308,7 @@ class Plan:
         refused = self.host.refusals()
         for kernel in self.node.kernels if refused else ():
             refusal = refused.get(kernel.id)
-            is_time = kernel.park_asked is not None or kernel.host.retry_at <= self.now
+            is_time = kernel.park_requested is not None or kernel.host.retry_at <= self.now
             if refusal is not None and is_time and self.is_free(kernel):
                 self.act(refusal)
 

@@ -92,7 +92,7 @@ class Cell:
 
 
 @dataclass
-class Asked:
+class OpenRequests:
     """The user's open requests."""
 
     park: str | None = None  # why, in words
@@ -185,7 +185,7 @@ class KernelRecord:
     processes: dict[int, Process] = field(default_factory=dict)
     server: ServerSide = field(default_factory=ServerSide)
     cell: Cell = field(default_factory=Cell)
-    asked: Asked = field(default_factory=Asked)
+    requests: OpenRequests = field(default_factory=OpenRequests)
     ending: Ending = field(default_factory=Ending)
     held_until: float | None = None
     focus_at: float | None = None  # when its user last opened the notebook or typed in it
@@ -265,8 +265,8 @@ class KernelRecord:
             process.data.state is State.RESIDENT and process.resident_bytes
             for process in self.processes.values()
         )
-        if State.PARKED in states and (self.asked.resume or not holds_memory):
-            return Residency.QUEUED if self.asked.resume else Residency.PARKED
+        if State.PARKED in states and (self.requests.resume or not holds_memory):
+            return Residency.QUEUED if self.requests.resume else Residency.PARKED
         return Residency.RESIDENT if State.RESIDENT in states else Residency.NONE
 
 

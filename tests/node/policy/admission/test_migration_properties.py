@@ -27,7 +27,7 @@ def begun(clock, data):
         machine.start(f"k{number}", {gpu: size * GIB}, deep=True)
         if data.draw(st.booleans()):
             machine.pass_time()
-            machine.state.kernels[f"k{number}"].asked.park = "asked"
+            machine.state.kernels[f"k{number}"].requests.park = "asked"
             run(machine)
     return machine
 
@@ -63,7 +63,7 @@ def test_a_kernel_whose_gpu_is_full_of_busy_ones_goes_to_the_other_and_its_home_
     machine = Machine(virtual_time, TOTALS, DEEP)
     first = machine.start("k0", {"GPU-0": 6 * GIB}, deep=True)
     machine.pass_time()
-    machine.state.kernels["k0"].asked.park = "asked"
+    machine.state.kernels["k0"].requests.park = "asked"
     run(machine)
     assert (first.state, first.depth) == (State.PARKED, Depth.CONTEXT)
     second = machine.start("k1", {"GPU-0": 10 * GIB}, deep=True)

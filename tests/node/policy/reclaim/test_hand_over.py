@@ -157,7 +157,7 @@ def test_what_is_promised_to_a_victim_under_way_is_no_others():
     use = HostUse(is_frugal=True, budget_bytes=0, awaits_bytes=3 * GIB)
     goes = replace(victim(host=use), residency=Residency.PARKING, is_moving=True, moves_since=NOW)
     comes = replace(waiter(), residency=Residency.RESUMING, is_moving=True, moves_since=NOW)
-    idle = victim("idle", 2 * GIB, park_asked="please")
+    idle = victim("idle", 2 * GIB, park_requested="please")
     reserved = (Reservation("waiter", A, 8 * GIB),)
     for free, is_parked in ((5 * GIB, True), (5 * GIB - MIB, False)):
         seen = node(goes, comes, idle, host=free_host(free), reservations=reserved)

@@ -66,4 +66,4 @@ def test_an_opted_out_kernel_is_parked_only_on_request():
     waiter = parked("waiter", 8 * GIB, waits=100)
     for policy in (NEEDED.changed(park_when="idle"), SLICES, NEWEST):
         assert decide(NOW, node(out, waiter, free=2 * GIB), policy) == []
-    assert parks(decide(NOW, node(replace(out, park_asked="asked")), NEEDED)) == ["out"]
+    assert parks(decide(NOW, node(replace(out, park_requested="asked")), NEEDED)) == ["out"]

@@ -59,7 +59,7 @@ def test_while_it_is_written_the_park_waits_and_is_not_refused():
 @pytest.mark.parametrize("asked", [None, "asked"])
 def test_after_a_write_that_was_called_off_the_park_waits_for_the_next_one(asked):
     """A user's request waits, too: it is refused only for what no move under way will bring."""
-    k = replace(resident("k", 4 * GIB), park_asked=asked)
+    k = replace(resident("k", 4 * GIB), park_requested=asked)
     old = replace(parked("old", 8 * GIB, idle=900), is_moving=True)  # it has not answered yet
     assert decide(NOW, node(k, old, available=3 * GIB), IDLE) == []
 
@@ -151,7 +151,7 @@ def test_a_user_whose_pages_claim_the_whole_disk_keeps_no_other_from_their_part(
 def test_a_waiter_goes_to_disk_only_when_no_other_kernel_can():
     waiter = replace(parked("waiter", 8 * GIB, idle=900), residency=Residency.QUEUED, wants_since=NOW - 9)
     waiter = replace(waiter, parked_bytes={A: 90 * GIB})  # has no room, whatever is parked
-    k = replace(resident("k", 4 * GIB), park_asked="asked")
+    k = replace(resident("k", 4 * GIB), park_requested="asked")
     actions = decide(NOW, node(k, waiter, parked("old", 8 * GIB, idle=10), available=3 * GIB), IDLE)
     assert [action.kernel_id for action in actions] == ["old"]
     assert [action.kernel_id for action in decide(NOW, node(k, waiter, available=3 * GIB), IDLE)] == [

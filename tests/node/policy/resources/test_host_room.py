@@ -247,7 +247,7 @@ def test_while_a_cell_is_open_caches_stay_unless_the_person_asked_for_the_park()
     kernel = resident("k", cell_open=True, can_drop_caches=True)
     (action,) = decide(NOW, node(kernel, available=32 * GIB), DROPPING)
     assert isinstance(action, Park)
-    (action,) = decide(NOW, node(replace(kernel, park_asked="asked"), available=32 * GIB), DROPPING)
+    (action,) = decide(NOW, node(replace(kernel, park_requested="asked"), available=32 * GIB), DROPPING)
     assert isinstance(action, DropCaches)
 
 

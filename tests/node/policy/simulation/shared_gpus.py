@@ -84,7 +84,7 @@ class SharedGpus(Scene):
             if isinstance(action, Resume | GrantRoom):
                 self.turns.take(kernel.payer, kernel.priority, self.actors[kernel.id].on, self.now)
             elif isinstance(action, Park):
-                self.change(kernel.id, park_asked=None)
+                self.change(kernel.id, park_requested=None)
         super().act(node, decided)
 
     # ---- what users and faults do
@@ -97,7 +97,7 @@ class SharedGpus(Scene):
         if what == 0:
             self.change(actor.id, held_until=self.now + draw.choice((1.0, 5.0, 20.0)))
         elif what == 1 and kernel.residency is Residency.RESIDENT:
-            self.change(actor.id, park_asked="asked", held_until=None)
+            self.change(actor.id, park_requested="asked", held_until=None)
         elif what == 2 and draw.random() < 0.2:
             self.kill(actor)
         elif what == 3 and kernel.residency is Residency.PARKING:
@@ -128,7 +128,7 @@ class SharedGpus(Scene):
         self._check_quotas(node, actions)
 
     def _check_park(self, action: Park, kernel: Kernel, queue: Sequence[Waiter]) -> None:
-        asked = kernel.park_asked is not None
+        asked = kernel.park_requested is not None
         assert asked or kernel.held_until is None or kernel.held_until <= self.now, "a hold was not honoured"
         is_slice = self.settings.when_full == "time_slice" and action.preempts
         assert asked or not kernel.calls_in_flight or is_slice, "parked while busy"
