@@ -66,7 +66,7 @@ def folded(text: str, *, first: str = "", rest: str | None = None) -> str:
     )
 
 
-def outlook_text(kernel: dict[str, Any]) -> str:
+def wait_text(kernel: dict[str, Any]) -> str:
     """Return why a kernel waits, and for how much longer at most."""
     return f"{kernel['wait_reason']}; {bound_in_words(kernel.get('estimate_s'))}"
 
@@ -141,7 +141,7 @@ def _notes(kernel: dict[str, Any]) -> list[str]:
         if process.get("stuck")
     ]
     if kernel.get("wait_reason"):
-        notes.append(f"waits: {outlook_text(kernel)}")
+        notes.append(f"waits: {wait_text(kernel)}")
     if kernel.get("end_asked"):
         notes.append(f"is being shut down: {kernel['end_asked']}")
     if kernel.get("refusal"):

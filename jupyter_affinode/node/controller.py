@@ -40,7 +40,7 @@ from .model.snapshot import Kernel, Node, Waiter
 from .pacing import Pacing
 from .policy.decide import decide
 from .policy.queue import waiters, waits_since
-from .policy.wait_estimates import Outlook, outlooks
+from .policy.wait_estimates import WaitEstimate, estimate_waits
 from .shims import Looks, Shims
 from .state.host.host_figures import disk_used_bytes
 from .state.host.host_usage import promise_lots, promised_bytes, soon_wanted_bytes, spoken_for_bytes
@@ -75,7 +75,7 @@ class Waiting(NamedTuple):
     """The queue at the last look, and the wait status of each kernel in it."""
 
     queue: list[Waiter]
-    outlooks: dict[str, Outlook]
+    estimates: dict[str, WaitEstimate]
     since: float | None = None  # when the longest of these waits began
 
 
@@ -238,21 +238,21 @@ class Controller:
         seen = self.look_at(kernel, now)
         waits = seen is not None and (seen.wants_since is not None or bool(seen.rooms))
         if (
-            waits != (kernel.id in self._waiting.outlooks)
+            waits != (kernel.id in self._waiting.estimates)
             and now - self._looked_at_all > self._pacing.lasts_s
         ):
             self.look(now)
         return self._json(kernel, seen, now)
 
     def _json(self, kernel: KernelRecord, seen: Kernel | None, now: float) -> dict[str, Any]:
-        outlook = self._waiting.outlooks.get(kernel.id)
-        return describe.kernel_json(self.state, kernel, seen, outlook, now, waits_since=self._waiting.since)
+        estimate = self._waiting.estimates.get(kernel.id)
+        return describe.kernel_json(self.state, kernel, seen, estimate, now, waits_since=self._waiting.since)
 
     def node_json(self, identity: Identity = OWN_USER) -> dict[str, Any]:
         """Return the machine for the API, as a user may see it."""
         whole = describe.node_json(
             self.state,
-            self._waiting.outlooks,
+            self._waiting.estimates,
             self.lots,
             name=self.machine_name,
             version=self.version,
@@ -297,7 +297,7 @@ class Controller:
         now = time.monotonic()
         try:
             self._look_around(now, NVML_EVERY_S if busy else NVML_ALONE_EVERY_S)
-            is_quiet = self._pacing.is_quiet(now, self.state.read_pages, waits=bool(self._waiting.outlooks))
+            is_quiet = self._pacing.is_quiet(now, self.state.read_pages, waits=bool(self._waiting.estimates))
         except Exception:  # whatever is wrong with the surroundings, kernels are served
             self.log.exception("looking around failed")
             is_quiet = False
@@ -329,7 +329,7 @@ class Controller:
             self._tidy(now)
             self._shown = self.kernels_json()
             self._tell_places(self._shown)
-            self.room_requests.tell(self._waiting.outlooks, now)
+            self.room_requests.tell(self._waiting.estimates, now)
             self.observers.looked(
                 now, [each for each in self._waiting.queue if each.kernel.id in self.state.kernels]
             )
@@ -405,7 +405,7 @@ class Controller:
 
     def _look_at_queue(self, node: Node, now: float) -> None:
         queue = waiters(node, self.state.settings)
-        told = outlooks(now, node, self.state.settings) if queue else {}
+        told = estimate_waits(now, node, self.state.settings) if queue else {}
         self._waiting = Waiting(queue, told, waits_since(told.values()))
         if not queue:
             self.state.turns.forget()
@@ -454,7 +454,7 @@ class Controller:
 
     def _tell_places(self, shown: list[dict[str, Any]]) -> None:
         """Tell each shim its kernel's place in the queue, when that changed."""
-        waiting = len(self._waiting.outlooks)
+        waiting = len(self._waiting.estimates)
         for kernel_json in shown:
             kernel = self.state.kernels[kernel_json["id"]]
             place, text, ends = kernel_json["place"] or 0, notice_in_words(kernel_json), kernel.held_until

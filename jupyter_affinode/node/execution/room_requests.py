@@ -13,7 +13,7 @@ from ..identity.identity import Identity
 from ..model.actions import Action, DenyRoom, GrantRoom
 from ..model.reasons import Cause
 from ..model.snapshot import Node, Residency
-from ..policy.wait_estimates import ITS_TURN, Outlook
+from ..policy.wait_estimates import ITS_TURN, WaitEstimate
 from ..state.records.kernel import KernelRecord
 from ..state.registry import NodeState
 from ..state.room_requests import PREFIX, RequestedRoom
@@ -99,10 +99,10 @@ class RoomRequests:
         if request is not None:
             request.parked[kernel.id] = sum(gpu.resident_bytes for gpu in kernel.by_gpu().values())
 
-    def tell(self, outlooks: Mapping[str, Outlook], now: float) -> None:
+    def tell(self, estimates: Mapping[str, WaitEstimate], now: float) -> None:
         """Tell each waiting request its status, if that has changed."""
         for request in self._state.room_requests.values():
-            line = self._line(request, outlooks, now)
+            line = self._line(request, estimates, now)
             if _lasting(line) != _lasting(request.line):
                 request.news.set()
             request.line = line
@@ -115,16 +115,18 @@ class RoomRequests:
             line = {**line, "place": None, "estimate_s": None}
         return {**line, "state": request.state, "text": text, "code": request.code}
 
-    def _line(self, request: RequestedRoom, outlooks: Mapping[str, Outlook], now: float) -> dict[str, Any]:
-        outlook = outlooks.get(request.id)
+    def _line(
+        self, request: RequestedRoom, estimates: Mapping[str, WaitEstimate], now: float
+    ) -> dict[str, Any]:
+        estimate = estimates.get(request.id)
         return {
-            "place": None if outlook is None else outlook.place,
-            "waiting": len(outlooks),
+            "place": None if estimate is None else estimate.place,
+            "waiting": len(estimates),
             "estimate_s": None
-            if outlook is None or outlook.estimate_s is None
-            else round(outlook.estimate_s, 1),
+            if estimate is None or estimate.estimate_s is None
+            else round(estimate.estimate_s, 1),
             "text": self._parks(request)
-            or ("" if outlook is None or outlook.reason == ITS_TURN else outlook.reason),
+            or ("" if estimate is None or estimate.reason == ITS_TURN else estimate.reason),
         }
 
     def _parks(self, request: RequestedRoom) -> str:

@@ -47,7 +47,7 @@ FULL_IN_TURNS = "the GPU is full until others have had their turn, or have been 
 
 
 @dataclass(frozen=True)
-class Outlook:
+class WaitEstimate:
     """What the user of a waiting kernel is told."""
 
     place: int  # from 1, by kernels
@@ -68,16 +68,16 @@ class Look(NamedTuple):
     blockers: Sequence[Blocker] = ()
 
 
-def outlooks(now: float, node: Node, settings: Settings) -> dict[str, Outlook]:
+def estimate_waits(now: float, node: Node, settings: Settings) -> dict[str, WaitEstimate]:
     """Return every waiting kernel's status, by kernel, in queue order."""
     view = _View(now, node, settings)
-    found: dict[str, Outlook] = {}
+    found: dict[str, WaitEstimate] = {}
     ahead: dict[str, int] = {}  # by GPU: what those before need
     had = view.plan.turns  # all count as served in order
     for _, waiter in in_turn(view.plan.queue, had, now, settings):
         if waiter.kernel.id not in found:
             look = view.look(waiter, ahead)
-            found[waiter.kernel.id] = Outlook(
+            found[waiter.kernel.id] = WaitEstimate(
                 len(found) + 1,
                 waiter.since,
                 look.reason,

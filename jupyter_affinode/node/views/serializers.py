@@ -14,7 +14,7 @@ from ..model.reasons import Cause, DepthRefusal
 from ..model.snapshot import Kernel, Residency
 from ..policy.victims.eligibility import eligible_at
 from ..policy.victims.eviction_cost import resume_s
-from ..policy.wait_estimates import Outlook
+from ..policy.wait_estimates import WaitEstimate
 from ..protocol.page import Depth, Fixed, PageGpu
 from ..state.gpus.context_depth import kernel_depth
 from ..state.gpus.gpu_processes import Neighbour, by_gpu, contexts_bytes, neighbours
@@ -56,15 +56,15 @@ def kernel_json(
     state: NodeState,
     kernel: KernelRecord,
     seen: Kernel | None,
-    outlook: Outlook | None,
+    estimate: WaitEstimate | None,
     now: float,
     *,
     waits_since: float | None,
 ) -> dict[str, Any]:
-    """Return one kernel. `seen` is it in the last snapshot, None without processes; `outlook` is there while it
+    """Return one kernel. `seen` is it in the last snapshot, None without processes; `estimate` is there while it
     waits.
     """
-    place = None if outlook is None else outlook.place
+    place = None if estimate is None else estimate.place
     is_moving = kernel.residency in (Residency.PARKING, Residency.RESUMING)
     residency = Residency.QUEUED if place is not None and not is_moving else kernel.residency
     held = None if kernel.held_until is None else max(kernel.held_until - now, 0.0)
@@ -104,7 +104,7 @@ def kernel_json(
         # By the cell as it is told here: by an older one it would be wrong by minutes until the next pass.
         **_idle_json(state, seen and replace(seen, cell_open=kernel.cell.is_open), now, waits_since),
         "held_for_s": None if held is None else round(held, 3),
-        **wait_json(kernel, outlook, state.kernels, now),
+        **wait_json(kernel, estimate, state.kernels, now),
         "end_asked": end_asked,
         "gpus": [_use_json(state, gpu) for gpu in kernel.by_gpu().values()],
         "processes": [_process_json(state, process, now) for process in kernel.processes.values()],

@@ -12,7 +12,7 @@ from typing import Any
 from ...printable import printable
 from ..model.reasons import BlockerReason, WaitReason
 from ..policy.wait_blockers import Blocker
-from ..policy.wait_estimates import Outlook
+from ..policy.wait_estimates import WaitEstimate
 from ..state.records.kernel import KernelRecord
 from ..state.records.ownership import whose
 
@@ -24,24 +24,24 @@ DAY_S = 86400.0
 
 
 def wait_json(
-    kernel: KernelRecord, outlook: Outlook | None, kernels: Mapping[str, KernelRecord], now: float
+    kernel: KernelRecord, estimate: WaitEstimate | None, kernels: Mapping[str, KernelRecord], now: float
 ) -> Json:
-    """Return a kernel's place in the queue and what its user is told of the wait; without an `outlook`, nothing."""
-    if outlook is None:
+    """Return a kernel's place in the queue and what its user is told of the wait; without an `estimate`, nothing."""
+    if estimate is None:
         return {"place": None, "waiting_s": None, "wait_reason": None, "estimate_s": None, "wait": None}
-    told = [(blocker, _blocker_json(kernel, blocker, kernels, now)) for blocker in outlook.blockers]
+    told = [(blocker, _blocker_json(kernel, blocker, kernels, now)) for blocker in estimate.blockers]
     there = [(blocker, found) for blocker, found in told if found is not None]
-    reason = outlook.reason
-    if there and outlook.code in NAMES_BLOCKER:
+    reason = estimate.reason
+    if there and estimate.code in NAMES_BLOCKER:
         reason = _blocker_in_words(there[0][0], kernels, now, is_own=there[0][1]["own"])
     return {
-        "place": outlook.place,
-        "waiting_s": round(max(now - outlook.since, 0.0), 3),
+        "place": estimate.place,
+        "waiting_s": round(max(now - estimate.since, 0.0), 3),
         "wait_reason": reason,
-        "estimate_s": None if outlook.estimate_s is None else round(outlook.estimate_s, 1),
+        "estimate_s": None if estimate.estimate_s is None else round(estimate.estimate_s, 1),
         "wait": {
-            "code": outlook.code,
-            "args": dict(outlook.arguments),
+            "code": estimate.code,
+            "args": dict(estimate.arguments),
             "blockers": [found for _, found in there],
         },
     }

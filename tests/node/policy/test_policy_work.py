@@ -8,7 +8,7 @@ import pytest
 from crowd import NOW, SETTINGS, crowded_node
 
 from jupyter_affinode.node.policy.decide import decide
-from jupyter_affinode.node.policy.wait_estimates import outlooks
+from jupyter_affinode.node.policy.wait_estimates import estimate_waits
 from jupyter_affinode.settings.policy import GIB
 
 
@@ -72,7 +72,7 @@ def test_twice_the_waiters_are_at_most_about_twice_the_work(name):
 
 def test_what_waiters_are_told_grows_with_their_number_alone():
     few, many = (crowded_node(250 * n, 16 * n, 150 * n) for n in (1, 2))
-    assert work_of(outlooks, NOW, many, SETTINGS) < 2.5 * work_of(outlooks, NOW, few, SETTINGS)
+    assert work_of(estimate_waits, NOW, many, SETTINGS) < 2.5 * work_of(estimate_waits, NOW, few, SETTINGS)
 
 
 def test_the_crowd_is_one_that_the_policy_has_work_with():

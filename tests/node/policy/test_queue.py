@@ -11,7 +11,7 @@ from snapshots import NEEDED, NOW, A, node, parked
 from jupyter_affinode.node.model.snapshot import RoomRequest
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.queue import overtaking_s, waiters
-from jupyter_affinode.node.policy.wait_estimates import outlooks
+from jupyter_affinode.node.policy.wait_estimates import estimate_waits
 from jupyter_affinode.settings.policy import GIB, MIB
 
 
@@ -74,7 +74,7 @@ def test_users_also_take_turns_within_one_pass():
     bob = [parked(f"bob{number}", 4 * GIB, waits=9 - number, payer="bob") for number in range(2)]
     actions = decide(NOW, node(*ann, *bob, free=13 * GIB), NEEDED)
     assert [action.kernel_id for action in actions] == ["ann0", "bob0", "ann1"]
-    told = outlooks(NOW, node(*ann, *bob), NEEDED)
+    told = estimate_waits(NOW, node(*ann, *bob), NEEDED)
     assert list(told) == ["ann0", "bob0", "ann1", "bob1", "ann2", "ann3", "ann4", "ann5"]
 
 

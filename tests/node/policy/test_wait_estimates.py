@@ -15,7 +15,7 @@ from jupyter_affinode.node.model.snapshot import Gpu, Host, Kernel, Node, Reserv
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.victims.eviction_cost import park_s, resume_s
 from jupyter_affinode.node.policy.wait_blockers import Blocker
-from jupyter_affinode.node.policy.wait_estimates import outlooks
+from jupyter_affinode.node.policy.wait_estimates import estimate_waits
 from jupyter_affinode.settings.policy import GIB, Settings
 
 GPU, NOW, STEP_S = "GPU-0", 10_000.0, 0.25
@@ -145,7 +145,7 @@ def machines(draw):
 @settings(deadline=None, max_examples=60)
 @given(machines())
 def test_a_waiter_is_served_within_its_estimate_if_nothing_changes(machine):
-    told = outlooks(machine.now, machine.node(), machine.settings)
+    told = estimate_waits(machine.now, machine.node(), machine.settings)
     by = {name: NOW + each.estimate_s for name, each in told.items() if each.estimate_s is not None}
     hopeless = [each for each in told.values() if each.code in (WaitReason.TOO_LARGE, WaitReason.OUTSIDE)]
     if not by or hopeless:
@@ -162,9 +162,9 @@ def test_a_waiter_is_served_within_its_estimate_if_nothing_changes(machine):
 def test_each_blocker_has_memory_and_is_what_it_is_said_to_be(machine):
     node = machine.node()
     by_id = {kernel.id: kernel for kernel in node.kernels}
-    for name, outlook in outlooks(NOW, node, machine.settings).items():
-        assert len(outlook.blockers) <= 5 and len(set(outlook.blockers)) == len(outlook.blockers)
-        for blocker in outlook.blockers:
+    for name, estimate in estimate_waits(NOW, node, machine.settings).items():
+        assert len(estimate.blockers) <= 5 and len(set(estimate.blockers)) == len(estimate.blockers)
+        for blocker in estimate.blockers:
             if blocker.kernel_id is None:
                 assert blocker.why is BlockerReason.OUTSIDE and machine.outside
                 continue
@@ -183,11 +183,11 @@ def waiting_for(*kernels, size=60, outside=0, **changes):
     """What a waiter for that many GiB is told beside kernels."""
     waiter = Kernel("w", Residency.QUEUED, {GPU: 0}, {GPU: size * GIB}, wants_since=NOW - 1)
     machine = StillMachine({each.id: each for each in (*kernels, waiter)}, Settings(**changes), outside * GIB)
-    return outlooks(NOW, machine.node(), machine.settings)["w"]
+    return estimate_waits(NOW, machine.node(), machine.settings)["w"]
 
 
 def is_served_by_its_estimate(machine, name):
-    promised = NOW + outlooks(NOW, machine.node(), machine.settings)[name].estimate_s
+    promised = NOW + estimate_waits(NOW, machine.node(), machine.settings)[name].estimate_s
     while machine.now < promised + STEP_S:
         machine.step()
     return machine.served.get(name, math.inf) <= promised
@@ -201,7 +201,7 @@ def test_no_moment_is_promised_to_a_waiter_that_others_may_pass(backfill):
         for place, size in enumerate([5, 3, 1])
     ]
     machine = StillMachine({each.id: each for each in kernels}, Settings(backfill=backfill), 72 * GIB)
-    told = outlooks(NOW, machine.node(), machine.settings)
+    told = estimate_waits(NOW, machine.node(), machine.settings)
     assert told["w0"].estimate_s is not None
     assert (told["w1"].estimate_s is None) == backfill
     while machine.now < NOW + 60:
@@ -266,7 +266,7 @@ def test_no_moment_is_promised_to_an_allocation_whose_kernel_may_be_parked_and_n
         resident("w", 2, last_activity=NOW, rooms=(RoomRequest((1, 1), GPU, 13 * GIB, NOW),)),
     ]
     machine = StillMachine({each.id: each for each in kernels}, SLICES.changed(max_computing_per_gpu=2))
-    told = outlooks(NOW, machine.node(), machine.settings)
+    told = estimate_waits(NOW, machine.node(), machine.settings)
     promised = NOW + told["first"].estimate_s
     assert told["w"].estimate_s is None
     while "first" not in machine.served:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from snapshots import NEEDED, NOW, busy, node, of, parked, resident
 
 from jupyter_affinode.node.model.snapshot import Host, HostUse
-from jupyter_affinode.node.policy.wait_estimates import outlooks
+from jupyter_affinode.node.policy.wait_estimates import estimate_waits
 from jupyter_affinode.settings.policy import GIB
 
 SLICES = NEEDED.changed(when_full="time_slice", time_slice_s=60.0)
@@ -17,13 +17,13 @@ LIMITED = NEEDED.changed(quotas="ann=10GiB")
 
 
 def told(*kernels, settings=NEEDED, **fields):
-    return outlooks(NOW, node(*kernels, **fields), settings)
+    return estimate_waits(NOW, node(*kernels, **fields), settings)
 
 
 def test_no_estimate_is_given_for_a_kernel_that_computes():
-    outlook = told(parked("k", waits=3), busy("busy", 15 * GIB), free=1 * GIB)["k"]
-    assert (outlook.place, outlook.since, outlook.estimate_s) == (1, NOW - 3, None)
-    assert "computing" in outlook.reason
+    estimate = told(parked("k", waits=3), busy("busy", 15 * GIB), free=1 * GIB)["k"]
+    assert (estimate.place, estimate.since, estimate.estimate_s) == (1, NOW - 3, None)
+    assert "computing" in estimate.reason
 
 
 def test_an_estimate_follows_from_when_kernels_become_eligible():
@@ -43,8 +43,8 @@ def test_an_estimate_does_not_assume_that_a_busy_kernel_stops_now():
         resident("k", 15 * GIB, idle=0.1),
         resident("k", 15 * GIB, idle=5, cell_open=True),
     ):
-        outlook = told(waiter, computes, free=1 * GIB)["waiter"]
-        assert outlook.estimate_s is None and "computing" in outlook.reason
+        estimate = told(waiter, computes, free=1 * GIB)["waiter"]
+        assert estimate.estimate_s is None and "computing" in estimate.reason
     for idle in (resident("k", 15 * GIB, idle=2), resident("k", 15 * GIB, idle=30, cell_open=True)):
         assert told(waiter, idle, free=1 * GIB)["waiter"].estimate_s is not None
 
@@ -52,8 +52,8 @@ def test_an_estimate_does_not_assume_that_a_busy_kernel_stops_now():
 def test_a_waiter_is_told_which_users_hold_is_in_its_way():
     waiter = parked("waiter", 8 * GIB, waits=60, payer="uid-1")
     holds = resident("k", 15 * GIB, idle=900, held_until=NOW + 600, payer="uid-1")
-    outlook = told(waiter, holds, free=1 * GIB)["waiter"]
-    assert outlook.reason == "another notebook of yours is kept on the GPU" and outlook.estimate_s >= 600
+    estimate = told(waiter, holds, free=1 * GIB)["waiter"]
+    assert estimate.reason == "another notebook of yours is kept on the GPU" and estimate.estimate_s >= 600
     other = told(waiter, replace(holds, payer="uid-2"), free=1 * GIB)["waiter"]
     assert other.reason == "another user's notebook is kept on the GPU"
     computes = replace(holds, calls_in_flight=1)
@@ -65,8 +65,8 @@ def test_a_waiter_is_told_which_users_hold_is_in_its_way():
 def test_an_estimate_does_not_count_on_a_kernel_that_cannot_be_parked():
     kernels = resident("idle", 9 * GIB, idle=900), parked("k", 8 * GIB, waits=3)
     full, enough = Host(3 * GIB, total_bytes=16 * GIB), Host(12 * GIB, total_bytes=16 * GIB)
-    outlook = told(*kernels, free=0, host=full)["k"]
-    assert outlook.estimate_s is None and "so is the machine's RAM" in outlook.reason
+    estimate = told(*kernels, free=0, host=full)["k"]
+    assert estimate.estimate_s is None and "so is the machine's RAM" in estimate.reason
     assert told(*kernels, free=0, host=enough)["k"].estimate_s is not None
     keeps = replace(resident("keeps", 1 * GIB), host=HostUse(kept_bytes=8 * GIB, trimmable_bytes=8 * GIB))
     assert "RAM" not in told(*kernels, keeps, free=0, host=full)["k"].reason
@@ -74,9 +74,9 @@ def test_an_estimate_does_not_count_on_a_kernel_that_cannot_be_parked():
 
 def test_with_time_slices_the_end_of_a_turn_is_an_estimate():
     kernel = busy("k", 15 * GIB, resident_since=NOW - 20)
-    outlook = told(kernel, parked("waiter", waits=1), settings=SLICES, free=0)["waiter"]
-    assert 40 <= outlook.estimate_s < 45
-    assert "had their turn" in outlook.reason
+    estimate = told(kernel, parked("waiter", waits=1), settings=SLICES, free=0)["waiter"]
+    assert 40 <= estimate.estimate_s < 45
+    assert "had their turn" in estimate.reason
 
 
 def test_other_reasons_to_wait_are_told_too():
@@ -105,7 +105,7 @@ def test_every_waiter_has_a_place_and_a_reason(made, free):
         for number, (size, waits, age) in enumerate(made)
     ]
     found = told(*kernels, free=free * GIB)
-    assert [outlook.place for outlook in found.values()] == list(range(1, len(found) + 1))
+    assert [estimate.place for estimate in found.values()] == list(range(1, len(found) + 1))
     assert set(found) == {kernel.id for kernel in kernels if kernel.wants_since is not None}
-    for outlook in found.values():
-        assert outlook.reason and (outlook.estimate_s is None or outlook.estimate_s >= 0)
+    for estimate in found.values():
+        assert estimate.reason and (estimate.estimate_s is None or estimate.estimate_s >= 0)

@@ -23,7 +23,7 @@ from jupyter_affinode.node.model.actions import Resume
 from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.queue import waits_since
-from jupyter_affinode.node.policy.wait_estimates import outlooks
+from jupyter_affinode.node.policy.wait_estimates import estimate_waits
 from jupyter_affinode.node.protocol.page import Depth, PageData, PageError, PageFlag, PageGpu, State
 from jupyter_affinode.node.protocol.wire import (
     CommandKind,
@@ -279,7 +279,7 @@ class Play:
         seen = self.state.snapshot(now, is_settled=True)
         kernels, told = (
             {kernel.id: kernel for kernel in seen.kernels},
-            outlooks(now, seen, self.state.settings),
+            estimate_waits(now, seen, self.state.settings),
         )
         since = waits_since(told.values())
         for kernel in self.state.kernels.values():

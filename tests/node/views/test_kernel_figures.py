@@ -10,7 +10,7 @@ from fake_shim import GPU, MIB, NO_HOST_ROOM, RESUMING
 from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.model.reasons import BlockerReason, WaitReason
 from jupyter_affinode.node.policy.wait_blockers import Blocker
-from jupyter_affinode.node.policy.wait_estimates import Outlook
+from jupyter_affinode.node.policy.wait_estimates import WaitEstimate
 from jupyter_affinode.node.state.gpus.gpu_table import GpuTable
 from jupyter_affinode.node.state.registry import NodeState
 from jupyter_affinode.node.system.host_memory import HostMemory
@@ -69,9 +69,9 @@ def test_another_users_blocker_has_no_id():
         Blocker(other.id, BlockerReason.COMPUTING),
         gone,
     ]
-    outlook = Outlook(1, now, "…", None, WaitReason.COMPUTING, {"bytes": 5}, tuple(blockers))
+    estimate = WaitEstimate(1, now, "…", None, WaitReason.COMPUTING, {"bytes": 5}, tuple(blockers))
     del waiter.processes[1]
-    told = kernel_json(state, waiter, None, outlook, now, waits_since=now)["wait"]
+    told = kernel_json(state, waiter, None, estimate, now, waits_since=now)["wait"]
     assert told == {
         "code": "computing",
         "args": {"bytes": 5},

@@ -8,7 +8,7 @@ import pytest
 
 from jupyter_affinode.node.model.reasons import BlockerReason, WaitReason
 from jupyter_affinode.node.policy.wait_blockers import Blocker
-from jupyter_affinode.node.policy.wait_estimates import Outlook
+from jupyter_affinode.node.policy.wait_estimates import WaitEstimate
 from jupyter_affinode.node.protocol.wire import TEXT_BYTES
 from jupyter_affinode.node.state.records.kernel import KernelRecord
 from jupyter_affinode.node.views.text import notice_in_words, status_in_words
@@ -41,8 +41,8 @@ def kernel(kernel_id, owner="uid-1", path=None, held_for_s=None):
 def wait(why, *others, code=WaitReason.COMPUTING, estimate_s=None):
     """The JSON of a wait for `others`, the first of which is in the way for the reason `why`."""
     blockers = tuple(Blocker(each.id, why) for each in others) or (Blocker(None, why),)
-    outlook = Outlook(1, NOW, "the GPU is full", estimate_s, code, {}, blockers)
-    return wait_json(kernel("waiter"), outlook, {each.id: each for each in others}, NOW)
+    estimate = WaitEstimate(1, NOW, "the GPU is full", estimate_s, code, {}, blockers)
+    return wait_json(kernel("waiter"), estimate, {each.id: each for each in others}, NOW)
 
 
 def test_the_users_own_notebook_in_the_way_is_named():

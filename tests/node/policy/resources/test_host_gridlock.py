@@ -16,7 +16,7 @@ from short_host import ShortHost, sharer, thinking
 from jupyter_affinode.node.model.actions import Park, Resume, Trim
 from jupyter_affinode.node.model.snapshot import Residency
 from jupyter_affinode.node.policy.decide import decide
-from jupyter_affinode.node.policy.wait_estimates import outlooks
+from jupyter_affinode.node.policy.wait_estimates import estimate_waits
 from jupyter_affinode.settings.policy import GIB
 
 HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", "15"))
@@ -85,8 +85,8 @@ def test_where_there_is_a_way_it_is_taken_and_where_there_is_none_that_is_said()
             continue
         machine.host_bytes, machine.limits = 1 << 50, {}
         if list(machine.ways()):  # host memory alone is in the way
-            told = outlooks(machine.now, node, machine.settings)
-            reasons = [outlook.reason for outlook in told.values()]
+            told = estimate_waits(machine.now, node, machine.settings)
+            reasons = [estimate.reason for estimate in told.values()]
             unknown = any(isinstance(action, Park) for action in actions)
             assert unknown or any("RAM" in reason for reason in reasons), (seed, reasons)
 

@@ -16,7 +16,7 @@ from jupyter_affinode.node.model.reasons import BlockerReason, Cause, WaitReason
 from jupyter_affinode.node.model.snapshot import Gpu, Reservation, Residency
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.reclaim.exchange import room_to_begin
-from jupyter_affinode.node.policy.wait_estimates import outlooks
+from jupyter_affinode.node.policy.wait_estimates import estimate_waits
 from jupyter_affinode.settings.policy import GIB, MIB
 
 TWO = NEEDED.changed(max_computing_per_gpu=2)
@@ -139,7 +139,7 @@ def test_with_time_slices_a_kernel_is_preempted_for_one_that_may_not_compute():
 
 def told(settings, *kernels, index=0):
     gpus = {A: Gpu(A, 40 * GIB, 80 * GIB, NOW - 0.01, index=index)}
-    return outlooks(NOW, node(*kernels, gpus=gpus), settings)
+    return estimate_waits(NOW, node(*kernels, gpus=gpus), settings)
 
 
 def test_a_waiter_is_told_how_many_compute_and_no_estimate():
