@@ -149,7 +149,7 @@ class Kernel:
     park_requested: str | None = None  # the user's own request, in words for the log
     retry_at: float = 0.0  # not parked before, after refusals (a park that was asked for is tried at once)
     retry_pause_s: float = 0.0  # … which is so long after the last refusal
-    behind_until: float = (
+    demoted_until: float = (
         0.0  # other users' kernels are parked first until then: its user's parks came to nothing
     )
     resume_retry_at: float = 0.0

@@ -418,7 +418,7 @@ class NodeState:
             self.host.lots_held,
             may_leave=may_leave,
             are_open=are_open,
-            behind_until=self.failed_parks.until(kernel.account.payer),
+            demoted_until=self.failed_parks.until(kernel.account.payer),
             served_after=self.unused_room.until(kernel.account.payer),
             disk_bytes_per_s=self.host.disk.read_bytes_per_s,
             now=now,

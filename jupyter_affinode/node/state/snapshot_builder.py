@@ -33,7 +33,7 @@ def kernel_picture(
     *,
     may_leave: bool,
     are_open: frozenset[str],
-    behind_until: float,
+    demoted_until: float,
     served_after: float,
     disk_bytes_per_s: float,
     now: float,
@@ -41,7 +41,7 @@ def kernel_picture(
     """Return a kernel that has processes, for the snapshot.
 
     `lots_held`: bytes by process. `may_leave`: whether its CUDA context may be parked. `are_open`: the GPUs that
-    kernels may migrate to. `behind_until`: other kernels are parked first until then. `served_after`: it gets no room
+    kernels may migrate to. `demoted_until`: other kernels are parked first until then. `served_after`: it gets no room
     before. `disk_bytes_per_s`: how fast the disk is read. `now` in monotonic seconds.
     """
     last_activity = max(process.last_activity for process in kernel.processes.values())
@@ -54,7 +54,7 @@ def kernel_picture(
         elsewhere=other_gpus(kernel, are_open, gpus, now),
         cgroups=kernel.cgroups,
         host=_host_use(kernel, last_activity, lots_held, now),
-        behind_until=behind_until,
+        demoted_until=demoted_until,
         served_after=served_after,
         disk_return_s=disk_return_s(kernel, disk_bytes_per_s),
         **_memory(kernel, gpus),

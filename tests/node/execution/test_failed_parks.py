@@ -31,7 +31,7 @@ def parked_for(kernels, settings=SETTINGS, host=64 * GIB):
     return parks(decide(NOW, node(*kernels, total=80 * GIB, host=Host(host)), settings))
 
 
-BEHIND = {"behind_until": NOW + 1}
+BEHIND = {"demoted_until": NOW + 1}
 
 
 def test_a_user_with_failed_parks_is_parked_after_all_others():
@@ -39,7 +39,7 @@ def test_a_user_with_failed_parks_is_parked_after_all_others():
     waiter = queued("waiter", waits=60)
     liar, honest = resident("liar", idle=9000, **BEHIND), resident("honest", idle=60)
     assert parked_for([waiter, liar, honest]) == ["honest"]
-    assert parked_for([waiter, replace(liar, behind_until=NOW), honest]) == ["liar"]
+    assert parked_for([waiter, replace(liar, demoted_until=NOW), honest]) == ["liar"]
     blocked = replace(queued("blocked", waits=30), resident_bytes={A: 4 * GIB})
     assert parked_for([waiter, liar, blocked]) == ["blocked"]
     assert parked_for([waiter, liar]) == ["liar"], "there is no other"
@@ -68,7 +68,7 @@ def test_a_late_park_of_a_user_that_is_behind_keeps_no_host_memory_from_others()
     slow = replace(slow, residency=Residency.PARKING, host=HostUse(is_frugal=True, budget_bytes=60 * GIB))
     waiter, honest = queued("waiter", waits=60), resident("honest", 30 * GIB)
     for since, behind, parked in ((100, NOW + 1, ["honest"]), (15, NOW + 1, []), (100, 0, [])):
-        moving = replace(slow, moves_since=NOW - since, behind_until=behind)
+        moving = replace(slow, moves_since=NOW - since, demoted_until=behind)
         assert is_late(NOW, moving, {}) is (since == 100)
         assert parked_for([waiter, moving, honest], host=64 * GIB) == parked
 

@@ -93,7 +93,7 @@ def kernels(draw, number):
         park_requested=draw(st.sampled_from([None, None, "asked"])),
         retry_at=draw(st.sampled_from([0.0, NOW + 5])),
         retry_pause_s=draw(st.sampled_from([0.0, 8.0])),
-        behind_until=draw(st.sampled_from([0.0, 0.0, NOW + 5])),
+        demoted_until=draw(st.sampled_from([0.0, 0.0, NOW + 5])),
         moves_since=draw(st.none() | MOMENTS),
         resume_retry_at=draw(st.sampled_from([0.0, 0.0, NOW + 5])),
         reclaim_after=draw(st.sampled_from([0.0, 0.0, NOW + 5])),

@@ -38,9 +38,9 @@ def hand_over(
 
     def able() -> Iterator[Kernel]:
         rests = list(_parked_in_part(plan, head.kernel))
-        yield from (kernel for kernel in rests if kernel.behind_until <= plan.now)
+        yield from (kernel for kernel in rests if kernel.demoted_until <= plan.now)
         yield from filter(_may_go, candidates())
-        yield from (kernel for kernel in rests if kernel.behind_until > plan.now)
+        yield from (kernel for kernel in rests if kernel.demoted_until > plan.now)
 
     for wanted in ({**lacks, **missing}, lacks):  # the margin is not worth a failure
         chosen = enough(plan, able(), wanted)

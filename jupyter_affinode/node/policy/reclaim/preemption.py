@@ -92,7 +92,9 @@ def _with_slice_over(plan: Plan, gpus: Collection[str], head: Waiter) -> list[Ke
         moment = preemptible_at(kernel, time_slice_s)
         if moment is not None and moment <= plan.now and plan.is_free(kernel):
             over.append(kernel)
-    return sorted(over, key=lambda kernel: (kernel.behind_until > plan.now, kernel.resident_since, kernel.id))
+    return sorted(
+        over, key=lambda kernel: (kernel.demoted_until > plan.now, kernel.resident_since, kernel.id)
+    )
 
 
 def _preempt(plan: Plan, chosen: Sequence[Kernel], head: Waiter) -> HostMemory | None:

@@ -97,7 +97,7 @@ def _behind_last(plan: Plan, kernels: Iterable[Kernel]) -> Iterator[Kernel]:
     """Yield the kernels, last those that are deprioritized after failed parks (failed_moves.py)."""
     behind = []
     for kernel in kernels:
-        if kernel.behind_until > plan.now:
+        if kernel.demoted_until > plan.now:
             behind.append(kernel)
         else:
             yield kernel

@@ -94,7 +94,7 @@ class Plan:
     def _look_at_park(self, kernel: Kernel) -> None:
         """Count the room that a park under way makes on the GPU and takes in the host."""
         if is_late(self.now, kernel, self.node.speeds):
-            if kernel.behind_until <= self.now:  # else the budget reserved for it keeps others on the GPU
+            if kernel.demoted_until <= self.now:  # else the budget reserved for it keeps others on the GPU
                 self.host.room.expect(kernel, kernel.host.budget_bytes)
         else:
             size = self._expect(kernel, kernel.host.budget_bytes)

@@ -45,20 +45,20 @@ def in_order(
     """
     return sorted(
         kernels,
-        key=lambda kernel: (kernel.behind_until > now, -worth(now, kernel, node, gpus), kernel.id),
+        key=lambda kernel: (kernel.demoted_until > now, -freed_per_cost(now, kernel, node, gpus), kernel.id),
     )
 
 
-def worth(now: float, kernel: Kernel, node: Node, gpus: Collection[str] | None = None) -> float:
+def freed_per_cost(now: float, kernel: Kernel, node: Node, gpus: Collection[str] | None = None) -> float:
     """Return the byte-seconds of GPU memory freed for each second of expected delay."""
     frees = 0
     for uuid, size in kernel.believed_bytes.items():
         if gpus is None or uuid in gpus:
             frees += size
-    return frees / trouble(now, kernel, node)
+    return frees / eviction_cost(now, kernel, node)
 
 
-def trouble(now: float, kernel: Kernel, node: Node) -> float:
+def eviction_cost(now: float, kernel: Kernel, node: Node) -> float:
     """Return the expected delay caused per second of memory freed."""
     left_s = remaining_s(max(now - kernel.last_activity, LEAST_IDLE_S), node.pauses_s)
     # A user who returns within that time does so half-way, on average.

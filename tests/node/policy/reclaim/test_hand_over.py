@@ -203,7 +203,7 @@ def test_the_rest_of_one_that_no_call_waits_for_goes_first():
 
 
 def test_a_rest_goes_after_others_where_its_user_is_behind_for_parks_that_failed():
-    others = in_part("half", 8, 2, behind_until=NOW + 60), victim(size=8 * GIB), waiter()
+    others = in_part("half", 8, 2, demoted_until=NOW + 60), victim(size=8 * GIB), waiter()
     found = decide(NOW, node(*others, host=free_host(GIB)), NEEDED)
     assert handed(found) == [("victim", "waiter")]
 

@@ -109,7 +109,7 @@ class SharedGpus(Scene):
         elif what == 5:
             for other in self.actors.values():
                 if other.seen.get("user") == actor.seen.get("user"):
-                    self.change(other.id, behind_until=self.now + draw.choice((5.0, 60.0, 3600.0)))
+                    self.change(other.id, demoted_until=self.now + draw.choice((5.0, 60.0, 3600.0)))
 
     # ---- what always holds
 

@@ -100,14 +100,16 @@ def test_the_order_depends_on_nothing_but_the_kernels(kernels, speed, dice):
     dice.shuffle(shuffled)
     assert order(*kernels, a=speed) == order(*shuffled, a=speed)
     for each in kernels:
-        assert eviction_cost.worth(NOW, each, node(a=speed)) >= 0
+        assert eviction_cost.freed_per_cost(NOW, each, node(a=speed)) >= 0
         assert eviction_cost.break_even_s(each, {A: speed}) >= 0
 
 
 @given(KERNELS.filter(lambda each: each.movable_bytes > 0), SPEEDS, st.floats(1, 1e5))
 def test_more_idle_is_never_worse(each, speed, more):
     later = replace(each, last_activity=each.last_activity - more)
-    assert eviction_cost.worth(NOW, later, node(a=speed)) >= eviction_cost.worth(NOW, each, node(a=speed))
+    assert eviction_cost.freed_per_cost(NOW, later, node(a=speed)) >= eviction_cost.freed_per_cost(
+        NOW, each, node(a=speed)
+    )
 
 
 # ---- when
