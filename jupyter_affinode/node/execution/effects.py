@@ -27,7 +27,7 @@ from ..state.host.host_usage import give_lots, make_room_beside_lots, trim
 from ..state.host.lots import LotStock
 from ..state.observer import Observers
 from ..state.records.kernel import KernelRecord
-from ..state.records.ownership import standing
+from ..state.records.ownership import entitlements_of
 from ..state.registry import NodeState
 from ..state.room_requests import RequestedRoom
 from .allocations import Rooms
@@ -111,7 +111,7 @@ class Effects:
         self._parts.room_requests.carry_out(request, action)
 
     def _take_turn(self, kernel: KernelRecord, gpus: Iterable[str], now: float) -> None:
-        priority = standing(kernel, self._state.settings).priority
+        priority = entitlements_of(kernel, self._state.settings).priority
         self._state.turns.take(kernel.account.payer or "", priority, gpus, now)
 
     def _park(self, kernel: KernelRecord, action: Park) -> None:

@@ -29,7 +29,7 @@ from ..policy.reclaim.exchange import room_to_begin
 from ..protocol.wire import Status
 from ..state.records.kernel import KernelRecord
 from ..state.records.moves import Exchange, Move, Phase
-from ..state.records.ownership import standing
+from ..state.records.ownership import entitlements_of
 from ..state.records.process import Process
 from ..state.registry import NodeState
 from . import group_commit as together
@@ -127,7 +127,7 @@ class Exchanges:
                 if not move.in_part:
                     kernel.host.budget_bytes = 0  # it has taken by itself what it needs
             together.commit(kernel, move)
-        priority = standing(waiter, self._state.settings).priority
+        priority = entitlements_of(waiter, self._state.settings).priority
         self._state.turns.take(waiter.account.payer or "", priority, needs, now)
         self._bring_in(waiter, needs, exchange)
         for kernel, move in self._parks(exchange) if hands_over else ():

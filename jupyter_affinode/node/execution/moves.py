@@ -20,7 +20,7 @@ from ..state.host.host_usage import forget_trim, learn_from_park, refused_for_me
 from ..state.observer import Observer
 from ..state.records.kernel import KernelRecord
 from ..state.records.moves import KERNEL_ENDED, Exchange, Move, Outcome, Phase
-from ..state.records.ownership import whose
+from ..state.records.ownership import own_or_other
 from ..state.records.process import Process
 from ..state.registry import NodeState
 from ..state.snapshot_builder import exchanges as can_exchange
@@ -218,7 +218,7 @@ class Moves:
         """Return which user this kernel was parked for, as its own user is told; {} if that is not known."""
         request = self._state.room_requests.get(other_id or "")
         other = self._state.kernels.get(other_id or "") if request is None else request.record
-        return {} if other is None else {"for": whose(kernel, other)}
+        return {} if other is None else {"for": own_or_other(kernel, other)}
 
     def end_park_request(self, kernel: KernelRecord, outcome: Outcome) -> None:
         """Answer the client that asked for a park; a kernel without processes has ended, whatever came of the park."""

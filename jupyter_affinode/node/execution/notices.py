@@ -16,7 +16,7 @@ from ..model.reasons import EVERYDAY_REFUSALS, Cause, NoticeKind, Refusal
 from ..model.snapshot import Waiter
 from ..state.observer import MoveEnded, Observer, RoomAnswered
 from ..state.records.kernel import KernelRecord
-from ..state.records.ownership import whose
+from ..state.records.ownership import own_or_other
 from ..state.registry import NodeState
 
 SAME_AGAIN_S = 300.0  # the same kind of notice about one kernel
@@ -153,7 +153,7 @@ class Notices(Observer):
     def _for(self, kernel: KernelRecord, other_id: str | None) -> dict[str, str]:
         """Return which user a kernel was parked for; {} if that is not known."""
         other = self._state.kernels.get(other_id) if other_id is not None else None
-        return {} if other is None else {"for": whose(kernel, other)}
+        return {} if other is None else {"for": own_or_other(kernel, other)}
 
     def _who(self, kernel: KernelRecord, other_id: str | None) -> str:
         words = {"own": "another notebook of yours", "other": "another user"}

@@ -13,7 +13,7 @@ from typing import Any
 from ...settings.policy import Settings
 from ..model.snapshot import Gpu, Kernel, Reservation, Residency, RoomRequest
 from .records.kernel import KernelRecord
-from .records.ownership import standing
+from .records.ownership import entitlements_of
 
 # Before the number in its id; no kernel's id has such a character.
 PREFIX = "\0room "
@@ -56,7 +56,7 @@ class RequestedRoom:
         served_after: float,
     ) -> Kernel:
         """Return it for the snapshot: on a GPU that has the room now, else on the likeliest one."""
-        whose = standing(self.record, settings)
+        entitlements = entitlements_of(self.record, settings)
         free = {uuid: gpu.free_bytes for uuid, gpu in gpus.items()}
         for reserved in reservations:
             free[reserved.gpu] = free.get(reserved.gpu, 0) - reserved.bytes
@@ -66,10 +66,10 @@ class RequestedRoom:
             self.id,
             Residency.NONE,
             rooms=(RoomRequest((-self.number, 0), self.gpu, self.bytes, self.since, is_courtesy=True),),
-            user=whose.user,
+            user=entitlements.user,
             payer=self.record.account.payer or "",
-            groups=whose.groups,
-            limit_bytes=whose.limit_bytes,
-            priority=whose.priority,
+            groups=entitlements.groups,
+            limit_bytes=entitlements.limit_bytes,
+            priority=entitlements.priority,
             served_after=served_after,
         )

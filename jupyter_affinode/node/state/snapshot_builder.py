@@ -16,7 +16,7 @@ from .gpus.gpu_table import GpuTable
 from .gpus.transfer_speeds import park_copies, resume_copies
 from .host.host_usage import host_use, on_disk_bytes
 from .records.kernel import KernelRecord
-from .records.ownership import standing
+from .records.ownership import entitlements_of
 from .records.process import Process
 
 Fields = dict[str, Any]  # some of a `Kernel`'s, by name
@@ -61,7 +61,7 @@ def kernel_picture(
         **_use(kernel, last_activity),
         **_state(kernel, now),
         **_request_fields(kernel, now),
-        **_standing(kernel, settings),
+        **_entitlement_fields(kernel, settings),
     )
 
 
@@ -142,16 +142,16 @@ def _request_fields(kernel: KernelRecord, now: float) -> Fields:
     }
 
 
-def _standing(kernel: KernelRecord, settings: Settings) -> Fields:
+def _entitlement_fields(kernel: KernelRecord, settings: Settings) -> Fields:
     """Return which user it belongs to, and what that entitles it to."""
-    whose = standing(kernel, settings)
+    entitlements = entitlements_of(kernel, settings)
     return {
-        "user": whose.user,
+        "user": entitlements.user,
         "payer": kernel.account.payer or "",
-        "groups": whose.groups,
-        "limit_bytes": whose.limit_bytes,
-        "priority": whose.priority,
-        "is_opted_out": whose.is_opted_out,
+        "groups": entitlements.groups,
+        "limit_bytes": entitlements.limit_bytes,
+        "priority": entitlements.priority,
+        "is_opted_out": entitlements.is_opted_out,
     }
 
 

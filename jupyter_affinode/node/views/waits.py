@@ -14,7 +14,7 @@ from ..model.reasons import BlockerReason, WaitReason
 from ..policy.wait_blockers import Blocker
 from ..policy.wait_estimates import WaitEstimate
 from ..state.records.kernel import KernelRecord
-from ..state.records.ownership import whose
+from ..state.records.ownership import own_or_other
 
 Json = dict[str, Any]
 
@@ -62,7 +62,7 @@ def _blocker_json(
     other = kernels.get(blocker.kernel_id)
     if other is None or not other.processes:
         return None
-    is_own = whose(kernel, other) == "own"
+    is_own = own_or_other(kernel, other) == "own"
     return {**told, "kernel_id": other.id if is_own else None, "own": is_own}
 
 

@@ -9,7 +9,7 @@ import pytest
 from waiting import wait_until
 
 from jupyter_affinode.node.state.records.kernel import Account, KernelRecord
-from jupyter_affinode.node.state.records.ownership import standing
+from jupyter_affinode.node.state.records.ownership import entitlements_of
 from jupyter_affinode.node.system import user_names as directory
 from jupyter_affinode.node.system.user_names import Directory, groups_of, name_of
 from jupyter_affinode.settings.policy import Settings
@@ -96,9 +96,9 @@ def test_known_names_stay_known_while_the_name_service_is_down():
 def test_rules_know_a_user_once_the_directory_has_answered():
     kernel = KernelRecord("uid-0/k", Account("uid-0", "0"))
     rules = Settings().changed(priorities="root=3")
-    wait_until(lambda: standing(kernel, rules).priority == 3)
+    wait_until(lambda: entitlements_of(kernel, rules).priority == 3)
     kernel = KernelRecord("user-0/k", Account("user-0", "hub:0"))
-    assert standing(kernel, rules).priority == 0, "that is the user whom a grant names"
+    assert entitlements_of(kernel, rules).priority == 0, "that is the user whom a grant names"
 
 
 def test_this_machines_own_names():

@@ -17,7 +17,7 @@ GPU_BYTES = "gpu_bytes"  # a grant's cap: GPU memory of its user on all GPUs tog
 
 
 @dataclass(frozen=True)
-class Standing:
+class Entitlements:
     """A user's entitlements in the form that the policy takes."""
 
     user: str = ""
@@ -27,7 +27,7 @@ class Standing:
     limit_bytes: int | None = None
 
 
-def standing(kernel: KernelRecord, settings: Settings) -> Standing:
+def entitlements_of(kernel: KernelRecord, settings: Settings) -> Entitlements:
     """Return a kernel's entitlements by the settings, its owner's grant and its server's description of the kernelspec.
 
     The settings go before a grant where they name the user. A kernelspec is its user's own to write: it may
@@ -47,7 +47,7 @@ def standing(kernel: KernelRecord, settings: Settings) -> Standing:
     is_opted_out = is_named(names(settings.opt_out), user, groups)
     is_opted_out = is_opted_out or (settings.kernelspec_opt_out and told.may_park is False)
     cap = kernel.account.caps.get(GPU_BYTES)
-    return Standing(user, groups, priority, is_opted_out, None if cap is None else int(cap))
+    return Entitlements(user, groups, priority, is_opted_out, None if cap is None else int(cap))
 
 
 def owner_of(kernel: KernelRecord) -> str:
@@ -55,7 +55,7 @@ def owner_of(kernel: KernelRecord) -> str:
     return kernel.account.owner or of_unix_user(os.getuid())
 
 
-def whose(kernel: KernelRecord, other: KernelRecord) -> str:
+def own_or_other(kernel: KernelRecord, other: KernelRecord) -> str:
     """Return "own" if both are the same user's, else "other": all that a user is told of others."""
     return "own" if other.account.owner == kernel.account.owner else "other"
 
