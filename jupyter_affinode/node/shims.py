@@ -52,7 +52,7 @@ class Shims:
         now = time.monotonic()
         identity = connection.identity
         is_new = identity.scoped(hello.kernel_id) not in self._state.kernels
-        if is_new and self._state.count_of(identity.payer) >= self._access.limits.kernels:
+        if is_new and self._state.count_of(identity.charged_user) >= self._access.limits.kernels:
             page.close()
             raise WireError(
                 f"{identity.name or 'its user'} has {self._access.limits.kernels} kernels already"

@@ -79,7 +79,7 @@ class Clients:
         if client is None:
             raise NotAllowed(Refusal.GONE, "the connection is closed")
         identity = self._access.identify(client.caller, grant)
-        account = self._accounts.of(identity.payer)
+        account = self._accounts.of(identity.charged_user)
         if not account.requests.take():
             raise TooMuch("you ask more often than one user may; wait a second")
         if client.account is not account:

@@ -79,7 +79,7 @@ class Handler(RequestHandler):
             raise ApiError(401, refused.slug, str(refused)) from None
         except TooMuch as refused:
             raise ApiError(429, Refusal.TOO_MANY_REQUESTS, str(refused)) from None
-        self.account = self.controller.accounts.of(self.identity.payer)
+        self.account = self.controller.accounts.of(self.identity.charged_user)
 
     def on_finish(self) -> None:
         """Count the request as done, also when the client hung up."""
@@ -236,7 +236,7 @@ class Handler(RequestHandler):
         scoped = self.identity.scoped(kernel_id)
         if scoped not in state.kernels:
             most = self.controller.access.limits.kernels
-            if state.count_of(self.identity.payer) >= most:
+            if state.count_of(self.identity.charged_user) >= most:
                 raise ApiError(
                     429, Refusal.TOO_MANY_KERNELS, f"this controller knows {most} kernels of yours already"
                 )

@@ -54,7 +54,7 @@ class RemoteClients:
         except OSError:
             raise NotAllowed(Refusal.GONE, "the connection is closed") from None
         identity = self._access.identify_administrator(grant, audience_at(ip, port))
-        if not self._accounts.of(identity.payer).requests.take():
+        if not self._accounts.of(identity.charged_user).requests.take():
             raise TooMuch("you ask more often than one user may; wait a second")
         return identity
 

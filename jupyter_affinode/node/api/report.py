@@ -37,7 +37,7 @@ class ReportHandler(Handler):
             question = Question.of(_today(), **asked, only=self.only())
         except ReportRefused as refused:
             raise ApiError(400, Refusal.BAD_REQUEST, str(refused)) from None
-        who, readers = self.identity.payer or "", ReportHandler._readers
+        who, readers = self.identity.charged_user or "", ReportHandler._readers
         is_reading = bool(who) and who in readers
         if is_reading or len(readers) >= READERS_MAX:
             whose = "you are" if is_reading else "others are"

@@ -72,7 +72,8 @@ class Rooms:
             self._state.refresh(now)  # its first memory there, perhaps
         known = message.gpu_uuid in self._state.gpus.uuids
         is_full = (
-            len(process.rooms) >= ROOMS_MAX or self._count_of(kernel.account.payer) >= ROOMS_OF_A_USER_MAX
+            len(process.rooms) >= ROOMS_MAX
+            or self._count_of(kernel.account.charged_user) >= ROOMS_OF_A_USER_MAX
         )
         if (not known or is_full) and process.connection is not None:
             self._log.info("deny room to %s: %s", kernel.id, "too many requests" if known else "unknown GPU")
@@ -88,9 +89,11 @@ class Rooms:
         self._state.gpus.take_failure(message.gpu_uuid, message.bytes, again=failed_again)
         self._log.info("%s waits for %s of room", kernel.id, bytes_in_words(message.bytes))
 
-    def _count_of(self, payer: str | None) -> int:
+    def _count_of(self, charged_user: str | None) -> int:
         """Return how many allocations of one user wait for room."""
-        kernels = (kernel for kernel in self._state.kernels.values() if kernel.account.payer == payer)
+        kernels = (
+            kernel for kernel in self._state.kernels.values() if kernel.account.charged_user == charged_user
+        )
         return sum(len(process.rooms) for kernel in kernels for process in kernel.processes.values())
 
 

@@ -112,7 +112,7 @@ class Effects:
 
     def _take_turn(self, kernel: KernelRecord, gpus: Iterable[str], now: float) -> None:
         priority = entitlements_of(kernel, self._state.settings).priority
-        self._state.turns.take(kernel.account.payer or "", priority, gpus, now)
+        self._state.turns.take(kernel.account.charged_user or "", priority, gpus, now)
 
     def _park(self, kernel: KernelRecord, action: Park) -> None:
         if action.lot_bytes:

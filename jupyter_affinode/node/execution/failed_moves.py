@@ -49,7 +49,7 @@ class FailedParks:
 
     def park_begins(self, kernel: KernelRecord, move: Move) -> None:
         """Note by GPU what the kernel claims to have, and how much memory in use belongs to no kernel."""
-        if move.for_kernel is None or kernel.account.payer is None:
+        if move.for_kernel is None or kernel.account.charged_user is None:
             return
         sizes = {uuid: gpu.resident_bytes for uuid, gpu in kernel.by_gpu().items()}
         move.claims = {
@@ -115,8 +115,8 @@ class FailedParks:
         return gpus.measured[uuid].used_bytes - gpus.managed_bytes(uuid)
 
     def _count(self, kernel: KernelRecord, move: Move, why: str, now: float) -> None:
-        if self._state.failed_parks.failed(kernel.account.payer, move.began, now):
-            lasts = duration_in_words(self._state.failed_parks.until(kernel.account.payer) - now)
+        if self._state.failed_parks.failed(kernel.account.charged_user, move.began, now):
+            lasts = duration_in_words(self._state.failed_parks.until(kernel.account.charged_user) - now)
             self._log.warning(
                 "a park of %s for a waiter came to nothing (%s): for %s other users' kernels are asked first",
                 kernel.id,
@@ -152,9 +152,9 @@ class UnusedRoom:
             self._count(kernel, reserved[0], now)
 
     def _count(self, kernel: KernelRecord, entry: Reserved, now: float) -> None:
-        if self._state.unused_room.failed(kernel.account.payer, entry.began, now):
+        if self._state.unused_room.failed(kernel.account.charged_user, entry.began, now):
             self._log.warning(
                 "%s did not take the GPU memory that was reserved for it: its user's kernels are given none for %s",
                 kernel.id,
-                duration_in_words(self._state.unused_room.until(kernel.account.payer) - now),
+                duration_in_words(self._state.unused_room.until(kernel.account.charged_user) - now),
             )

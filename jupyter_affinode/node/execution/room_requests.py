@@ -53,7 +53,7 @@ class RoomRequests:
         elif priority is not None:
             record.describe(priority=priority)
         for other in list(self._state.room_requests.values()):
-            if other.record.account.payer == record.account.payer:
+            if other.record.account.charged_user == record.account.charged_user:
                 self._end(other, "refused", "another request of the same user took its place", "replaced")
         best = [gpu.uuid for gpu in self._state.place(record, node, now)]
         gpus = list(dict.fromkeys([*best, *self._state.gpus.uuids]))

@@ -243,7 +243,7 @@ def check_hold(kernel: KernelRecord, kernels: Iterable[KernelRecord], settings: 
         each
         for each in kernels
         if each is not kernel
-        and each.account.payer == kernel.account.payer
+        and each.account.charged_user == kernel.account.charged_user
         and each.held_until is not None
         and each.held_until > now
     ]

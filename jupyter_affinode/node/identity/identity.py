@@ -36,7 +36,7 @@ class Identity:
         return self.key_is_known is not None and not self.key_is_known()
 
     @property
-    def payer(self) -> str | None:
+    def charged_user(self) -> str | None:
         """Return the user whose limits its use counts in."""
         return self.owner if self.counts_for is None else self.counts_for
 

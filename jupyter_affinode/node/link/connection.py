@@ -331,7 +331,7 @@ class Connection:
             )
         except NotAllowed as refused:
             raise WireError(str(refused)) from None
-        account = self._accounts.of(identity.payer)
+        account = self._accounts.of(identity.charged_user)
         if account.links >= self._accounts.limits.links:
             raise WireError(f"{identity.name or 'its user'} has {account.links} processes connected already")
         if not account.hellos.take():

@@ -60,20 +60,20 @@ class UserBackOff:
         self._first_s, self._last_s = first_s, last_s
         self._users: dict[str, Backoff] = {}
 
-    def until(self, payer: str | None) -> float:
+    def until(self, charged_user: str | None) -> float:
         """Return the end of the user's pause; 0 if there is none."""
-        failed = None if payer is None else self._users.get(payer)
+        failed = None if charged_user is None else self._users.get(charged_user)
         return 0.0 if failed is None else failed.retry_at
 
-    def failed(self, payer: str | None, began: float, now: float) -> bool:
+    def failed(self, charged_user: str | None, began: float, now: float) -> bool:
         """Count a failure of a move that began at `began`; return whether it counts.
 
         A move that began before the last failure does not count: several at a time may fail for one cause.
         """
-        if payer is None:
+        if charged_user is None:
             return False
         self._users = {user: each for user, each in self._users.items() if now <= _forgotten_at(each)}
-        failed = self._users.setdefault(payer, Backoff(first_s=self._first_s, last_s=self._last_s))
+        failed = self._users.setdefault(charged_user, Backoff(first_s=self._first_s, last_s=self._last_s))
         if failed.failures and began < failed.retry_at - failed.pause_s:
             return False
         failed.fail(now)

@@ -32,7 +32,7 @@ class Pauses:
                 continue
             used_at = kernel.last_activity if kernel.wants_since is None else kernel.wants_since
             before = used_before.get(kernel.id, used_at)
-            self.add(kernel.payer, used_at - before)
+            self.add(kernel.charged_user, used_at - before)
             self._used_at[kernel.id] = max(before, used_at if kernel.wants_since is None else now)
 
     def add(self, user: str, length_s: float) -> None:

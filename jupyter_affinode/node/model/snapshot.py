@@ -163,7 +163,7 @@ class Kernel:
     cgroups: tuple[str, ...] = ()  # the cgroups with a limit that count its parked memory, the nearest first
     can_drop_caches: bool = False  # its frameworks can be asked to: they were not since it last used the GPU
     user: str = ""  # its owner; "" if not known
-    payer: str = ""  # the user that it counts for in the queue's order; "" on a user's own controller
+    charged_user: str = ""  # the user that it counts for in the queue's order; "" on a user's own controller
     groups: tuple[str, ...] = ()  # of that user
     limit_bytes: int | None = None  # its user's cap of GPU memory by the grant; None: no such cap
     priority: int = 0  # its class: higher ones come first, see policy/queue.py
@@ -286,7 +286,7 @@ class Node:
     ] = ()  # how long kernels were unused between two uses, the shortest first (pauses.py)
 
 
-Line = tuple[str, int, str]  # a user (`Kernel.payer`), a priority class and a GPU
+Line = tuple[str, int, str]  # a user (`Kernel.charged_user`), a priority class and a GPU
 
 
 class Waiter(NamedTuple):

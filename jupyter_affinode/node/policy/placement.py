@@ -31,21 +31,21 @@ class Newcomer(NamedTuple):
 
     gpu: str
     since: float
-    payer: str | None
+    charged_user: str | None
     is_alive: bool  # a process of it is known
 
 
-def newcomers_by_gpu(newcomers: Iterable[Newcomer], payer: str | None, now: float) -> dict[str, int]:
-    """Return how many new kernels count on each GPU for a kernel of `payer`: all of that user's, and a few of each
-    other user's.
+def newcomers_by_gpu(newcomers: Iterable[Newcomer], charged_user: str | None, now: float) -> dict[str, int]:
+    """Return how many new kernels count on each GPU for a kernel of `charged_user`: all of that user's, and a few of
+    each other user's.
     """
     found: dict[str, int] = {}
     of_others: dict[str | None, int] = {}
     for each in sorted(newcomers, key=lambda newcomer: -newcomer.since):
-        if each.payer != payer:
-            of_others[each.payer] = of_others.get(each.payer, 0) + 1
+        if each.charged_user != charged_user:
+            of_others[each.charged_user] = of_others.get(each.charged_user, 0) + 1
             is_unseen = not each.is_alive and now - each.since > UNSEEN_LASTS_S
-            if is_unseen or of_others[each.payer] > OTHERS_NEWCOMERS_MAX:
+            if is_unseen or of_others[each.charged_user] > OTHERS_NEWCOMERS_MAX:
                 continue
         if now - each.since <= PLACED_LASTS_S:
             found[each.gpu] = found.get(each.gpu, 0) + 1

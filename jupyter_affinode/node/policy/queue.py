@@ -52,10 +52,10 @@ class Turns:
     def __init__(self) -> None:
         self._served: dict[Line, float] = {}
 
-    def take(self, payer: str, priority: int, gpus: Iterable[str], now: float) -> None:
+    def take(self, charged_user: str, priority: int, gpus: Iterable[str], now: float) -> None:
         """Note that a waiter of the user was given room on the GPUs; a user of "" is not counted."""
-        for uuid in gpus if payer else ():
-            self._served[payer, priority, uuid] = now
+        for uuid in gpus if charged_user else ():
+            self._served[charged_user, priority, uuid] = now
 
     def seen(self) -> Mapping[Line, float]:
         """Return a copy for the snapshot."""
@@ -68,7 +68,7 @@ class Turns:
 
 def lines_of(kernel: Kernel, gpus: Iterable[str]) -> list[Line]:
     """Return the entries of `Turns` in which serving the kernel counts."""
-    return [(kernel.payer, kernel.priority, uuid) for uuid in gpus] if kernel.payer else []
+    return [(kernel.charged_user, kernel.priority, uuid) for uuid in gpus] if kernel.charged_user else []
 
 
 def waiters(node: Node, settings: Settings) -> list[Waiter]:
@@ -148,24 +148,24 @@ class _HeadStarts(dict[int, float]):
 
 def _turn(turns: Mapping[Line, float], kernel: Kernel, needs: Mapping[str, int]) -> float:
     """Return when a kernel's user was last served on all the GPUs that it waits for; 0 if never."""
-    payer, priority = kernel.payer, kernel.priority
-    if not payer:
+    charged_user, priority = kernel.charged_user, kernel.priority
+    if not charged_user:
         return 0.0
     if len(needs) == 1:  # nearly all
         (uuid,) = needs
-        return turns.get((payer, priority, uuid), 0.0)
-    return min([turns.get((payer, priority, uuid), 0.0) for uuid in needs], default=0.0)
+        return turns.get((charged_user, priority, uuid), 0.0)
+    return min([turns.get((charged_user, priority, uuid), 0.0) for uuid in needs], default=0.0)
 
 
 def _had(waiter: Waiter, had: Counter[Line]) -> int:
     """Return how often the waiter's user was served in this pass on all the GPUs that it waits for."""
-    payer, priority = waiter.kernel.payer, waiter.kernel.priority
-    if not payer:
+    charged_user, priority = waiter.kernel.charged_user, waiter.kernel.priority
+    if not charged_user:
         return 0
     if len(waiter.needs) == 1:  # nearly all
         (uuid,) = waiter.needs
-        return had.get((payer, priority, uuid), 0)
-    return min([had.get((payer, priority, uuid), 0) for uuid in waiter.needs], default=0)
+        return had.get((charged_user, priority, uuid), 0)
+    return min([had.get((charged_user, priority, uuid), 0) for uuid in waiter.needs], default=0)
 
 
 def _next(later: list[tuple[float, int, int, Waiter]], had: Counter[Line]) -> Iterator[tuple[int, Waiter]]:

@@ -396,4 +396,4 @@ def _code_of(blockers: Sequence[Blocker]) -> WaitReason:
 
 def _is_own(kernel: Kernel, waiter: Waiter) -> bool:
     """Return whether a kernel is the waiter's own user's."""
-    return kernel.payer == waiter.kernel.payer
+    return kernel.charged_user == waiter.kernel.charged_user

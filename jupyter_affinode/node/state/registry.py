@@ -87,9 +87,9 @@ class NodeState:
             self._by_connection.pop(process.connection, None)
             process.connection = None
 
-    def count_of(self, payer: str | None) -> int:
+    def count_of(self, charged_user: str | None) -> int:
         """Return how many kernels of one user are known."""
-        return sum(kernel.account.payer == payer for kernel in self.kernels.values())
+        return sum(kernel.account.charged_user == charged_user for kernel in self.kernels.values())
 
     def kernel(self, kernel_id: str, now: float) -> KernelRecord:
         """Return a kernel by id; make its record if there is none."""
@@ -264,8 +264,8 @@ class NodeState:
                 ):
                     other.placed = None
                 else:
-                    newcomers.append(Newcomer(gpu, since, other.account.payer, bool(other.processes)))
-        expected = newcomers_by_gpu(newcomers, kernel.account.payer, now)
+                    newcomers.append(Newcomer(gpu, since, other.account.charged_user, bool(other.processes)))
+        expected = newcomers_by_gpu(newcomers, kernel.account.charged_user, now)
         gpus = place(now, node, list(self.gpus.measured.values()), expected, self.settings)
         if gpus:
             kernel.placed = gpus[0].uuid, now
@@ -327,7 +327,7 @@ class NodeState:
                 gpus,
                 reservations,
                 self.settings,
-                served_after=self.unused_room.until(request.record.account.payer),
+                served_after=self.unused_room.until(request.record.account.charged_user),
             )
             for request in self.room_requests.values()
         )
@@ -418,8 +418,8 @@ class NodeState:
             self.host.lots_held,
             may_leave=may_leave,
             are_open=are_open,
-            demoted_until=self.failed_parks.until(kernel.account.payer),
-            served_after=self.unused_room.until(kernel.account.payer),
+            demoted_until=self.failed_parks.until(kernel.account.charged_user),
+            served_after=self.unused_room.until(kernel.account.charged_user),
             disk_bytes_per_s=self.host.disk.read_bytes_per_s,
             now=now,
         )

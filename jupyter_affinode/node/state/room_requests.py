@@ -67,7 +67,7 @@ class RequestedRoom:
             Residency.NONE,
             rooms=(RoomRequest((-self.number, 0), self.gpu, self.bytes, self.since, is_courtesy=True),),
             user=entitlements.user,
-            payer=self.record.account.payer or "",
+            charged_user=self.record.account.charged_user or "",
             groups=entitlements.groups,
             limit_bytes=entitlements.limit_bytes,
             priority=entitlements.priority,

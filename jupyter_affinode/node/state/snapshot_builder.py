@@ -147,7 +147,7 @@ def _entitlement_fields(kernel: KernelRecord, settings: Settings) -> Fields:
     entitlements = entitlements_of(kernel, settings)
     return {
         "user": entitlements.user,
-        "payer": kernel.account.payer or "",
+        "charged_user": kernel.account.charged_user or "",
         "groups": entitlements.groups,
         "limit_bytes": entitlements.limit_bytes,
         "priority": entitlements.priority,

@@ -127,7 +127,7 @@ def test_a_victim_that_prepares_for_too_long_lets_the_others_go(virtual_time):
     machine = begun(virtual_time, 40, 40, 75)
     *victims, comes = machine.shims
     kernels, failed = machine.state.kernels, machine.state.failed_parks
-    kernels["k0"].account.payer, kernels["k1"].account.payer = "ann", "ben"
+    kernels["k0"].account.charged_user, kernels["k1"].account.charged_user = "ann", "ben"
     comes.call()
     machine.pass_time()
     quick = victims[0]

@@ -12,7 +12,7 @@ from jupyter_affinode.node.model.snapshot import Residency
 
 
 def used(name, at, user=""):
-    return replace(resident(name), last_activity=at, payer=user)
+    return replace(resident(name), last_activity=at, charged_user=user)
 
 
 def test_the_time_between_two_uses_is_a_pause_and_a_shorter_one_is_computing():

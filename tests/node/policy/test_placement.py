@@ -113,8 +113,8 @@ def test_the_answer_is_always_some_of_the_gpus_each_once_and_alike(gpus, kernels
 # ---- made-up kernels
 
 
-def newcomers(payer, *gpus, since=NOW - 30, alive=False):
-    return [Newcomer(gpu, since, payer, alive) for gpu in gpus]
+def newcomers(charged_user, *gpus, since=NOW - 30, alive=False):
+    return [Newcomer(gpu, since, charged_user, alive) for gpu in gpus]
 
 
 def test_of_another_persons_new_kernels_only_a_few_count_and_not_for_long():

@@ -150,9 +150,10 @@ def test_a_much_later_waiter_is_never_served_first(made, ageing_s):
 def rivals(most=8, **fields):
     """One user's many kernels and another's one, each as large as the GPU, that compute again and again."""
     made = [
-        notebook(f"ann-{number}", {"A": 80 * MIB}, [(6.0, 4.0)] * 12, payer="ann") for number in range(most)
+        notebook(f"ann-{number}", {"A": 80 * MIB}, [(6.0, 4.0)] * 12, charged_user="ann")
+        for number in range(most)
     ]
-    return [*made, notebook("bob-0", {"A": 80 * MIB}, [(6.0, 2.0)] * 12, payer="bob", **fields)]
+    return [*made, notebook("bob-0", {"A": 80 * MIB}, [(6.0, 2.0)] * 12, charged_user="bob", **fields)]
 
 
 def test_a_user_with_many_kernels_keeps_another_with_one_waiting_for_one_turn():
@@ -168,7 +169,7 @@ def test_a_user_with_many_kernels_keeps_another_with_one_waiting_for_one_turn():
 def test_on_a_controller_of_ones_own_the_order_is_first_come_first_served():
     made = rivals()
     for each in made:
-        each.seen["payer"] = ""
+        each.seen["charged_user"] = ""
     machine = run(machine_of(made, BASE))
     for place, (_, first) in enumerate(machine.served):
         assert all(first.since <= later.since for _, later in machine.served[place + 1 :])
@@ -179,7 +180,7 @@ def test_on_a_controller_of_ones_own_the_order_is_first_come_first_served():
 def test_users_take_turns_and_every_kernel_gets_the_gpu_in_the_end(made, policy, data, seed):
     """`_check_turns` looks at each step for the bound on being passed by."""
     for each in made:
-        each.seen["payer"] = data.draw(st.sampled_from(["ann", "bob", "eve"]))
+        each.seen["charged_user"] = data.draw(st.sampled_from(["ann", "bob", "eve"]))
     run(machine_of(made, policy, seed), more_s=4000.0)
 
 

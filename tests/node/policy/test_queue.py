@@ -52,13 +52,13 @@ def test_what_a_kernel_needs_is_in_the_order_of_its_requests_whatever_the_hash_s
     assert list(waiter.needs) == gpus
 
 
-def served_at(moment, payer, priority=0, gpu=A):
-    return {(payer, priority, gpu): moment}
+def served_at(moment, charged_user, priority=0, gpu=A):
+    return {(charged_user, priority, gpu): moment}
 
 
 def test_a_served_user_goes_behind_users_who_waited_by_then():
-    ann = [parked(f"ann{number}", waits=90 - number, payer="ann") for number in range(3)]
-    bob, eve = parked("bob", waits=9, payer="bob"), parked("eve", waits=30, payer="eve")
+    ann = [parked(f"ann{number}", waits=90 - number, charged_user="ann") for number in range(3)]
+    bob, eve = parked("bob", waits=9, charged_user="bob"), parked("eve", waits=30, charged_user="eve")
     everything = node(*ann, bob, eve)
     turns = replace(everything, turns=served_at(NOW - 10, "ann"))
     assert [each.kernel.id for each in waiters(everything, NEEDED)] == ["ann0", "ann1", "ann2", "eve", "bob"]
@@ -70,8 +70,8 @@ def test_a_served_user_goes_behind_users_who_waited_by_then():
 
 
 def test_users_also_take_turns_within_one_pass():
-    ann = [parked(f"ann{number}", 4 * GIB, waits=90 - number, payer="ann") for number in range(6)]
-    bob = [parked(f"bob{number}", 4 * GIB, waits=9 - number, payer="bob") for number in range(2)]
+    ann = [parked(f"ann{number}", 4 * GIB, waits=90 - number, charged_user="ann") for number in range(6)]
+    bob = [parked(f"bob{number}", 4 * GIB, waits=9 - number, charged_user="bob") for number in range(2)]
     actions = decide(NOW, node(*ann, *bob, free=13 * GIB), NEEDED)
     assert [action.kernel_id for action in actions] == ["ann0", "bob0", "ann1"]
     told = estimate_waits(NOW, node(*ann, *bob), NEEDED)
@@ -79,14 +79,17 @@ def test_users_also_take_turns_within_one_pass():
 
 
 def test_a_turn_is_worth_no_class():
-    high = [parked(f"ann{number}", 4 * GIB, waits=9 - number, payer="ann", priority=5) for number in range(2)]
-    low = parked("bob", 4 * GIB, waits=90, payer="bob")
+    high = [
+        parked(f"ann{number}", 4 * GIB, waits=9 - number, charged_user="ann", priority=5)
+        for number in range(2)
+    ]
+    low = parked("bob", 4 * GIB, waits=90, charged_user="bob")
     actions = decide(NOW, node(*high, low, free=9 * GIB), NEEDED)
     assert [action.kernel_id for action in actions] == ["ann0", "ann1"]
 
 
 def test_a_kernel_that_can_never_be_served_costs_its_user_no_turn():
-    huge = parked("huge", 15 * GIB, waits=99, payer="ann")
-    ann, bob = parked("ann", waits=50, payer="ann"), parked("bob", waits=9, payer="bob")
+    huge = parked("huge", 15 * GIB, waits=99, charged_user="ann")
+    ann, bob = parked("ann", waits=50, charged_user="ann"), parked("bob", waits=9, charged_user="bob")
     (action,) = decide(NOW, node(huge, ann, bob, free=5 * GIB), NEEDED)
     assert action.kernel_id == "ann"

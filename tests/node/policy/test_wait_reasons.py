@@ -50,11 +50,11 @@ def test_an_estimate_does_not_assume_that_a_busy_kernel_stops_now():
 
 
 def test_a_waiter_is_told_which_users_hold_is_in_its_way():
-    waiter = parked("waiter", 8 * GIB, waits=60, payer="uid-1")
-    holds = resident("k", 15 * GIB, idle=900, held_until=NOW + 600, payer="uid-1")
+    waiter = parked("waiter", 8 * GIB, waits=60, charged_user="uid-1")
+    holds = resident("k", 15 * GIB, idle=900, held_until=NOW + 600, charged_user="uid-1")
     estimate = told(waiter, holds, free=1 * GIB)["waiter"]
     assert estimate.reason == "another notebook of yours is kept on the GPU" and estimate.estimate_s >= 600
-    other = told(waiter, replace(holds, payer="uid-2"), free=1 * GIB)["waiter"]
+    other = told(waiter, replace(holds, charged_user="uid-2"), free=1 * GIB)["waiter"]
     assert other.reason == "another user's notebook is kept on the GPU"
     computes = replace(holds, calls_in_flight=1)
     assert told(waiter, computes, free=1 * GIB)["waiter"].reason.endswith("computing or kept by you")

@@ -29,11 +29,11 @@ class DiskRoom:
         self._limit_bytes = host.disk_limit_bytes
         self._used: dict[str, int] = {}  # by user
         self._kept = [kernel for kernel in kernels if kernel.host.disk_kept_bytes]
-        payers = {kernel.payer for kernel in kernels}
-        self.part_bytes = host.disk_limit_bytes // max(len(payers), 1)
+        charged_users = {kernel.charged_user for kernel in kernels}
+        self.part_bytes = host.disk_limit_bytes // max(len(charged_users), 1)
         for kernel in kernels:
             size = kernel.host.disk_bytes + kernel.host.spilling_bytes
-            self._used[kernel.payer] = self._used.get(kernel.payer, 0) + size
+            self._used[kernel.charged_user] = self._used.get(kernel.charged_user, 0) + size
         # A page may claim anything: what counts against other users is limited to the user's part.
         self._in_all = sum(min(size, self.part_bytes) for size in self._used.values())
         self._left_bytes = max(min(host.disk_limit_bytes - self._in_all, host.disk_writable_bytes), 0)
@@ -61,11 +61,11 @@ class DiskRoom:
             spillable = kernel.host.spillable_bytes
             if not spillable or kernel.id in found or not is_free(kernel):
                 continue
-            part = self.part_bytes - used.get(kernel.payer, 0)
+            part = self.part_bytes - used.get(kernel.charged_user, 0)
             size = min(spillable, left, part)
             if size >= min(spillable, LEAST_BYTES):
                 found[kernel.id] = size
-                used[kernel.payer] = used.get(kernel.payer, 0) + size
+                used[kernel.charged_user] = used.get(kernel.charged_user, 0) + size
                 left -= size
         return found
 
@@ -76,15 +76,15 @@ class DiskRoom:
 
     def left_for(self, kernel: Kernel) -> int:
         """Return how much more of the kernel's user may be written to disk now."""
-        return max(min(self._left_bytes, self.part_bytes - self._used.get(kernel.payer, 0)), 0)
+        return max(min(self._left_bytes, self.part_bytes - self._used.get(kernel.charged_user, 0)), 0)
 
     def has_room_for(self, kernels: Iterable[Kernel], takes: Callable[[Kernel], int]) -> bool:
         """Return whether what parking the kernels takes of host memory could all go to disk."""
         used, left = dict(self._used), self._left_bytes
         for kernel in kernels:
-            used[kernel.payer] = used.get(kernel.payer, 0) + takes(kernel)
+            used[kernel.charged_user] = used.get(kernel.charged_user, 0) + takes(kernel)
             left -= takes(kernel)
-            if left < 0 or used[kernel.payer] > self.part_bytes:
+            if left < 0 or used[kernel.charged_user] > self.part_bytes:
                 return False
         return True
 
@@ -92,7 +92,7 @@ class DiskRoom:
         """Return a `Spill` that drops the largest retained copy on disk, where the disk is nearly full; else None."""
         is_full = self._in_all > FULL_PART * self._limit_bytes
         for kernel in sorted(self._kept, key=lambda each: (-each.host.disk_kept_bytes, each.id)):
-            full_for_user = self._used[kernel.payer] > FULL_PART * self.part_bytes
+            full_for_user = self._used[kernel.charged_user] > FULL_PART * self.part_bytes
             if (is_full or full_for_user) and is_free(kernel):
                 return Spill(kernel.id, 0, "the disk is needed for others")
         return None

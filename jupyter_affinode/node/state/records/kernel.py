@@ -38,7 +38,7 @@ class Account:
 
     owner: str | None = None  # on a controller of all users; None: the controller's own user
     name: str | None = None  # the owner's name for users, and for rules that name users (rules.py)
-    payer: str | None = (
+    charged_user: str | None = (
         None  # the user whose limits it counts in: the owner, or the user that the owner's id is subordinate to
     )
     granted_at: float = 0.0  # when the newest of its grants was signed, in seconds since the epoch
@@ -48,7 +48,7 @@ class Account:
 
     def take_identity(self, identity: Identity) -> None:
         """Record the user of a connection, and what the newest grant allows."""
-        self.owner, self.name, self.payer = identity.owner, identity.name, identity.payer
+        self.owner, self.name, self.charged_user = identity.owner, identity.name, identity.charged_user
         if identity.granted_at is not None and identity.granted_at >= self.granted_at:
             self.granted_at, self.priority = identity.granted_at, identity.priority
             self.caps, self.groups = identity.caps, identity.groups

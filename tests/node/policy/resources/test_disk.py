@@ -135,15 +135,15 @@ def test_under_the_reserve_parked_memory_goes_to_disk():
 
 
 def test_a_user_has_no_more_of_the_disk_than_an_equal_part():
-    full = parked("full", 8 * GIB, idle=900, on_disk=4 * GIB, payer="a")
-    other = parked("other", 8 * GIB, idle=100, payer="b")
+    full = parked("full", 8 * GIB, idle=900, on_disk=4 * GIB, charged_user="a")
+    other = parked("other", 8 * GIB, idle=100, charged_user="b")
     actions = decide(NOW, node(resident("k", 4 * GIB), full, other, available=3 * GIB, limit=12 * GIB), IDLE)
     assert actions == [Spill("other", lacking(2 * GIB), WHY)]
 
 
 def test_a_user_whose_pages_claim_the_whole_disk_keeps_no_other_from_their_part():
-    liar = parked("liar", 1 << 49, idle=900, on_disk=1 << 48, payer="a")
-    other = parked("other", 8 * GIB, idle=100, payer="b")
+    liar = parked("liar", 1 << 49, idle=900, on_disk=1 << 48, charged_user="a")
+    other = parked("other", 8 * GIB, idle=100, charged_user="b")
     actions = decide(NOW, node(resident("k", 4 * GIB), liar, other, available=3 * GIB, limit=12 * GIB), IDLE)
     assert actions == [Spill("other", lacking(2 * GIB), WHY)]
 

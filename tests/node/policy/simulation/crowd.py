@@ -35,7 +35,8 @@ def crowded_node(
     reservations = tuple(Reservation(kernel.id, uuids[0], 1 << 20) for kernel in made[:8])
     host = Host(1 << 44, total_bytes=1 << 45)
     turns = {
-        (kernel.payer, kernel.priority, uuids[0]): NOW - number for number, kernel in enumerate(made[::7])
+        (kernel.charged_user, kernel.priority, uuids[0]): NOW - number
+        for number, kernel in enumerate(made[::7])
     }
     return Node(table, tuple(made), host, reservations, turns=turns)
 
@@ -44,7 +45,12 @@ def _kernel(draw: random.Random, number: int, uuid: str, waits: bool, full: bool
     size = draw.randint(1, 8) * GIB
     since = NOW - draw.uniform(1, 900)
     name = f"user-{number % 50}"
-    who = {"user": name, "payer": name, "groups": ("staff",), "priority": draw.choice((0, 0, 0, 1, -1))}
+    who = {
+        "user": name,
+        "charged_user": name,
+        "groups": ("staff",),
+        "priority": draw.choice((0, 0, 0, 1, -1)),
+    }
     use = HostUse(is_frugal=True, kept_bytes=size // 2, trimmable_bytes=size // 2)
     if waits and number % 4 == 0:  # an allocation of a kernel that has memory
         room = RoomRequest((number, 1), uuid, GIB, since)

@@ -82,7 +82,7 @@ class SharedGpus(Scene):
         for action in decided:
             kernel = by_id[action.kernel_id]
             if isinstance(action, Resume | GrantRoom):
-                self.turns.take(kernel.payer, kernel.priority, self.actors[kernel.id].on, self.now)
+                self.turns.take(kernel.charged_user, kernel.priority, self.actors[kernel.id].on, self.now)
             elif isinstance(action, Park):
                 self.change(kernel.id, park_requested=None)
         super().act(node, decided)
@@ -166,7 +166,7 @@ class SharedGpus(Scene):
         self._check_turns(queue, served, left)
         for waiter in queue:
             for other in left if waiter.kernel.id in served else ():
-                if waiter.kernel.payer or other.kernel.payer:
+                if waiter.kernel.charged_user or other.kernel.charged_user:
                     continue
                 if other.needs.keys() & waiter.needs.keys() and other.since < waiter.since:
                     assert other.kernel.priority < waiter.kernel.priority, "overtaken within a class"
@@ -179,7 +179,7 @@ class SharedGpus(Scene):
         first: dict[tuple[str, int, str], Waiter] = {}
         for waiter in sorted(queue, key=lambda each: each.since):
             for uuid in waiter.needs:
-                first.setdefault((waiter.kernel.payer, waiter.kernel.priority, uuid), waiter)
+                first.setdefault((waiter.kernel.charged_user, waiter.kernel.priority, uuid), waiter)
         for waiter in queue:
             if waiter.kernel.id not in served:
                 continue
@@ -187,17 +187,18 @@ class SharedGpus(Scene):
             for other in left:
                 line = {uuid for uuid in waiter.needs if uuid in other.needs}
                 is_first = all(
-                    first[other.kernel.payer, other.kernel.priority, uuid] is other for uuid in other.needs
+                    first[other.kernel.charged_user, other.kernel.priority, uuid] is other
+                    for uuid in other.needs
                 )
                 if not line or not is_first or waiter.kernel.priority != other.kernel.priority:
                     continue
-                if other.kernel.payer == waiter.kernel.payer:
-                    assert not other.kernel.payer or waiter.since <= other.since, "out of order"
+                if other.kernel.charged_user == waiter.kernel.charged_user:
+                    assert not other.kernel.charged_user or waiter.since <= other.since, "out of order"
                     self._passed_by.pop(other.kernel.id, None)
                     continue
                 passed = self._passed_by.setdefault(other.kernel.id, set())
-                if waiter.kernel.payer and other.kernel.payer:
-                    turn = (waiter.kernel.payer, frozenset(waiter.needs))
+                if waiter.kernel.charged_user and other.kernel.charged_user:
+                    turn = (waiter.kernel.charged_user, frozenset(waiter.needs))
                     assert turn not in passed, "a user was served twice before another"
                     passed.add(turn)
 
