@@ -29,7 +29,7 @@ from jupyter_affinode.node.model.reasons import (
     WaitReason,
 )
 from jupyter_affinode.node.model.snapshot import Residency
-from jupyter_affinode.node.protocol.page import CallClass, Fixed
+from jupyter_affinode.node.protocol.page import CallClass, UnmovableReason
 from jupyter_affinode.server.extension import AffinodeExtension
 from jupyter_affinode.settings.controller import ControllerSettings
 from jupyter_affinode.settings.declaration import LONGEST_S, RULES_MAX, Setting, settings_of
@@ -50,7 +50,7 @@ WORDS: dict[str, tuple[str, Sequence[str]]] = {  # by the name of their type: wh
         "Where a kernel's GPU state is; `queued` waits for room.",
         [each.value for each in Residency],
     ),
-    "UnmovableReason": ("Why bytes stay on the GPU.", [each.name.lower() for each in Fixed]),
+    "UnmovableReason": ("Why bytes stay on the GPU.", [each.name.lower() for each in UnmovableReason]),
     "CallClass": ("What a CUDA call does.", [each.name.lower() for each in CallClass]),
     "StuckReason": ("Why a process can make no progress any more.", [*StuckReason]),
     "WaitReason": ("Why a kernel waits for the GPU.", [*WaitReason]),

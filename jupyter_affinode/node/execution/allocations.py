@@ -122,5 +122,5 @@ def _remember(process: Process, kernel: KernelRecord, number: int, room: Room) -
 
 def _resident_on(process: Process, gpu: str) -> int:
     return sum(
-        entry.resident_bytes + sum(entry.fixed_bytes) for entry in process.data.gpus if entry.uuid == gpu
+        entry.resident_bytes + sum(entry.unmovable_bytes) for entry in process.data.gpus if entry.uuid == gpu
     )

@@ -257,7 +257,7 @@ def check_hold(kernel: KernelRecord, kernels: Iterable[KernelRecord], settings: 
 
 def _bytes(kernel: KernelRecord) -> int:
     return sum(
-        gpu.resident_bytes + gpu.parked_bytes + sum(gpu.fixed_bytes) for gpu in kernel.by_gpu().values()
+        gpu.resident_bytes + gpu.parked_bytes + sum(gpu.unmovable_bytes) for gpu in kernel.by_gpu().values()
     )
 
 

@@ -126,7 +126,7 @@ class Kernel:
         default_factory=dict
     )  # the most that parking it can free, on GPUs where its pages claim more
     elsewhere: tuple[str, ...] = ()  # other GPUs that it may migrate to
-    fixed_bytes: Mapping[str, int] = field(default_factory=dict)  # unmovable, by GPU
+    unmovable_bytes: Mapping[str, int] = field(default_factory=dict)  # unmovable, by GPU
     left_bytes: Mapping[str, int] = field(
         default_factory=dict
     )  # of these, what a park in part left there: movable again once the rest is resumed
@@ -193,15 +193,17 @@ class Kernel:
         """Return a partly parked kernel as if its remaining GPU memory were all it has; what parking that takes is
         unknown.
         """
-        fixed = {uuid: size - self.left_bytes.get(uuid, 0) for uuid, size in self.fixed_bytes.items()}
+        unmovable = {uuid: size - self.left_bytes.get(uuid, 0) for uuid, size in self.unmovable_bytes.items()}
         host = replace(self.host, kept_bytes=0, lot_bytes=0, park_takes_bytes=None, park_short_bytes=0)
         whole = replace(self, resident_bytes=self.left_bytes, parked_bytes={}, left_bytes={})
-        return replace(whole, fixed_bytes=fixed, host=host)
+        return replace(whole, unmovable_bytes=unmovable, host=host)
 
     @property
     def footprint_bytes(self) -> int:
         """Return all its memory, wherever it is."""
-        return sum(sum(part.values()) for part in (self.resident_bytes, self.parked_bytes, self.fixed_bytes))
+        return sum(
+            sum(part.values()) for part in (self.resident_bytes, self.parked_bytes, self.unmovable_bytes)
+        )
 
     @property
     def resume_bytes(self) -> Mapping[str, int]:

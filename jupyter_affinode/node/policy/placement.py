@@ -85,9 +85,9 @@ def _room(now: float, node: Node, gpu: NvmlGpu, newcomers: int, settings: Settin
     parked: dict[str, int] = {}  # by user
     for kernel in node.kernels:
         resident = kernel.resident_bytes.get(gpu.uuid, 0)
-        fixed = kernel.fixed_bytes.get(gpu.uuid, 0)
-        managed += resident + fixed
-        stays += fixed
+        unmovable = kernel.unmovable_bytes.get(gpu.uuid, 0)
+        managed += resident + unmovable
+        stays += unmovable
         if _may_go(now, kernel, settings):
             goes += resident
         else:

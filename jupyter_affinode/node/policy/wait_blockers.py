@@ -82,7 +82,7 @@ class Blockers:
         """Return the most that kernels may have of each GPU, with the contexts that stay."""
         found: dict[str, int] = defaultdict(int)
         for kernel in self._plan.node.kernels:
-            parts = [kernel.resident_bytes, kernel.fixed_bytes]
+            parts = [kernel.resident_bytes, kernel.unmovable_bytes]
             if kernel.residency in ON_THE_MOVE:
                 parts.append(kernel.parked_bytes)
             for part in parts:

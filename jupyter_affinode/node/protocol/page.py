@@ -98,7 +98,7 @@ class State(enum.IntEnum):
     LOST = 6
 
 
-class Fixed(enum.IntEnum):
+class UnmovableReason(enum.IntEnum):
     """`enum affinode_fixed`: why bytes stay on the GPU when the rest is parked."""
 
     SMALL = 0
@@ -149,7 +149,7 @@ class PageGpu:
     uuid: str
     resident_bytes: int  # movable, on the GPU now
     parked_bytes: int
-    fixed_bytes: tuple[int, ...]  # by Fixed
+    unmovable_bytes: tuple[int, ...]  # by UnmovableReason
 
 
 @dataclass(frozen=True)
@@ -262,10 +262,10 @@ def _check_head(head: _Head) -> None:
 
 
 def _gpu(raw: bytes, index: int) -> PageGpu:
-    raw_uuid, resident, parked, *fixed = GPU.unpack_from(raw, HEAD.size + TAIL.size + index * GPU.size)
-    for size in (resident, parked, *fixed):
+    raw_uuid, resident, parked, *unmovable = GPU.unpack_from(raw, HEAD.size + TAIL.size + index * GPU.size)
+    for size in (resident, parked, *unmovable):
         _plausible(size)
-    return PageGpu(gpu_uuid(raw_uuid), resident, parked, tuple(fixed))
+    return PageGpu(gpu_uuid(raw_uuid), resident, parked, tuple(unmovable))
 
 
 def _plausible(size: int) -> None:

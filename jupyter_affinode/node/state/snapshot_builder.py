@@ -9,7 +9,7 @@ from typing import Any
 
 from ...settings.policy import Settings
 from ..model.snapshot import HostUse, Kernel, Residency, RoomRequest
-from ..protocol.page import Depth, Fixed, PageGpu, State
+from ..protocol.page import Depth, PageGpu, State, UnmovableReason
 from ..protocol.wire import HelloFlag
 from .gpus.context_depth import kernel_needs, leaves_with_context, other_gpus
 from .gpus.gpu_table import GpuTable
@@ -83,7 +83,7 @@ def _memory(kernel: KernelRecord, gpus: GpuTable) -> Fields:
         "parked_bytes": {uuid: gpu.parked_bytes for uuid, gpu in uses.items()},
         "context_bytes": beside if any(beside.values()) else {},
         "most_bytes": most_bytes(kernel, uses, gpus),
-        "fixed_bytes": {uuid: sum(gpu.fixed_bytes) + left.get(uuid, 0) for uuid, gpu in uses.items()},
+        "unmovable_bytes": {uuid: sum(gpu.unmovable_bytes) + left.get(uuid, 0) for uuid, gpu in uses.items()},
         "park_copies_bytes": sum(park_copies(process) for process in processes),
         "resume_copies_bytes": sum(resume_copies(process) for process in processes),
     }
@@ -263,8 +263,8 @@ def _may_be_preempted(kernel: KernelRecord) -> bool:
     if len(using) != 1 or not using[0].hello.flags & HelloFlag.PREEMPTS:
         return False
     gpus = kernel.by_gpu().values()
-    used = [gpu for gpu in gpus if gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes)]
-    return len(used) <= 1 and not any(gpu.fixed_bytes[Fixed.SHARED] for gpu in used)
+    used = [gpu for gpu in gpus if gpu.resident_bytes or gpu.parked_bytes or any(gpu.unmovable_bytes)]
+    return len(used) <= 1 and not any(gpu.unmovable_bytes[UnmovableReason.SHARED] for gpu in used)
 
 
 def _started_at(kernel: KernelRecord) -> float:

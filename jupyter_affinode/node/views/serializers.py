@@ -15,7 +15,7 @@ from ..model.snapshot import Kernel, Residency
 from ..policy.victims.eligibility import eligible_at
 from ..policy.victims.eviction_cost import resume_s
 from ..policy.wait_estimates import WaitEstimate
-from ..protocol.page import Depth, Fixed, PageGpu
+from ..protocol.page import Depth, PageGpu, UnmovableReason
 from ..state.gpus.context_depth import kernel_depth
 from ..state.gpus.gpu_processes import Neighbour, by_gpu, contexts_bytes, neighbours
 from ..state.host.host_figures import disk_used_bytes
@@ -26,7 +26,7 @@ from ..state.records.process import Process
 from ..state.registry import NodeState
 from ..state.room_requests import PREFIX
 from .moves import moves_json
-from .text import FIXED_WORDS, residency_in_words
+from .text import UNMOVABLE_WORDS, residency_in_words
 from .waits import wait_json
 
 # Figures that change all the time by themselves: no event is worth them.
@@ -122,8 +122,8 @@ def _memory_json(kernel: KernelRecord) -> dict[str, Any]:
     return {
         "resident_bytes": resident,
         "parked_bytes": parked,
-        "footprint_bytes": resident + parked + sum(sum(gpu.fixed_bytes) for gpu in gpus),
-        "fixed": _fixed_json(gpus),
+        "footprint_bytes": resident + parked + sum(sum(gpu.unmovable_bytes) for gpu in gpus),
+        "fixed": _unmovable_json(gpus),
         "copy_bytes": sum(process.data.copy_bytes for process in kernel.processes.values()),
         "kept_bytes": sum(process.data.kept_bytes for process in kernel.processes.values()),
     }
@@ -342,7 +342,7 @@ def _use_json(state: NodeState, gpu: PageGpu) -> dict[str, Any]:
         "index": None if known is None else known.index,
         "resident_bytes": gpu.resident_bytes,
         "parked_bytes": gpu.parked_bytes,
-        "fixed_bytes": sum(gpu.fixed_bytes),
+        "fixed_bytes": sum(gpu.unmovable_bytes),
     }
 
 
@@ -359,8 +359,10 @@ def _process_json(state: NodeState, process: Process, now: float) -> dict[str, A
     }
 
 
-def _fixed_json(gpus: list[PageGpu]) -> list[dict[str, Any]]:
-    sums = [(kind, sum(gpu.fixed_bytes[kind] for gpu in gpus)) for kind in Fixed]
+def _unmovable_json(gpus: list[PageGpu]) -> list[dict[str, Any]]:
+    sums = [(kind, sum(gpu.unmovable_bytes[kind] for gpu in gpus)) for kind in UnmovableReason]
     return [
-        {"reason": kind.name.lower(), "bytes": size, "text": FIXED_WORDS[kind]} for kind, size in sums if size
+        {"reason": kind.name.lower(), "bytes": size, "text": UNMOVABLE_WORDS[kind]}
+        for kind, size in sums
+        if size
     ]

@@ -7,17 +7,17 @@ from typing import Any
 
 from ...units import bound_in_words, bytes_in_words, duration_in_words, ordinal
 from ..model.snapshot import Residency
-from ..protocol.page import Fixed
+from ..protocol.page import UnmovableReason
 
-FIXED_WORDS = {
-    Fixed.SMALL: "small allocations under 2 MiB",
-    Fixed.MANAGED: "managed (unified) memory",
-    Fixed.MAPPED: "memory that the program maps itself",
-    Fixed.POOL: "stream-ordered memory pools",
-    Fixed.ARRAY: "CUDA arrays and textures",
-    Fixed.SHARED: "memory shared with another process",
-    Fixed.UNBACKED: "memory on a device without virtual memory management",
-    Fixed.DEVICE: "memory that a network card or disk may write to (RDMA, GPUDirect Storage)",
+UNMOVABLE_WORDS = {
+    UnmovableReason.SMALL: "small allocations under 2 MiB",
+    UnmovableReason.MANAGED: "managed (unified) memory",
+    UnmovableReason.MAPPED: "memory that the program maps itself",
+    UnmovableReason.POOL: "stream-ordered memory pools",
+    UnmovableReason.ARRAY: "CUDA arrays and textures",
+    UnmovableReason.SHARED: "memory shared with another process",
+    UnmovableReason.UNBACKED: "memory on a device without virtual memory management",
+    UnmovableReason.DEVICE: "memory that a network card or disk may write to (RDMA, GPUDirect Storage)",
 }
 
 

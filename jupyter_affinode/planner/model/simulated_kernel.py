@@ -135,7 +135,7 @@ class SimulatedKernel:
             may_leave=self.leaves,
             elsewhere=self._elsewhere(),
             leaves_bytes=self._each(self.context_on_gpu) if self.leaves else {},
-            fixed_bytes=self._each(0 if self.leaves else self.context_on_gpu),
+            unmovable_bytes=self._each(0 if self.leaves else self.context_on_gpu),
             last_activity=now if computes else self.last_activity,
             calls_in_flight=int(computes),
             cell_open=self.live.cell_is_open,

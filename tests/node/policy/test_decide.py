@@ -36,7 +36,7 @@ from jupyter_affinode.settings.policy import GIB, MIB
         {"is_dying": True},
         {"is_moving": True},
         {"retry_at": NOW + 1},
-        {"resident_bytes": {A: 0}, "fixed_bytes": {A: GIB}},
+        {"resident_bytes": {A: 0}, "unmovable_bytes": {A: GIB}},
         {"residency": Residency.PARKING},
         {"residency": Residency.NONE},
         {"residency": Residency.LOST},

@@ -37,7 +37,7 @@ def kernel(name, on, size, *, idle=0.0, parked=0, fixed=0):
         residency,
         {on: size * GIB},
         {on: parked * GIB},
-        fixed_bytes={on: fixed * GIB},
+        unmovable_bytes={on: fixed * GIB},
         last_activity=NOW - idle,
     )
 

@@ -76,7 +76,7 @@ def kernels(draw, number):
         residency=residency,
         resident_bytes={GPU: 0 if is_parked else size},
         parked_bytes={GPU: size if is_parked else 0},
-        fixed_bytes={GPU: draw(st.sampled_from([0, MIB]))},
+        unmovable_bytes={GPU: draw(st.sampled_from([0, MIB]))},
         last_activity=draw(MOMENTS),
         calls_in_flight=draw(st.sampled_from([0, 0, 0, 1])),
         captures=draw(st.sampled_from([0, 0, 0, 1])),

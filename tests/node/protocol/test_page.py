@@ -33,7 +33,7 @@ def test_a_page_is_read_as_the_shim_wrote_it(fake):
     data = page.read()
     assert (data.state, data.want, data.calls_in_flight) == (State.QUEUED, 1, 0)
     (gpu,) = data.gpus
-    assert (gpu.resident_bytes, gpu.parked_bytes, sum(gpu.fixed_bytes)) == (300 * MIB, 200 * MIB, 7 * MIB)
+    assert (gpu.resident_bytes, gpu.parked_bytes, sum(gpu.unmovable_bytes)) == (300 * MIB, 200 * MIB, 7 * MIB)
     fake.state = fake_shim.RESIDENT
     fake.write()
     assert page.read().state is State.RESIDENT

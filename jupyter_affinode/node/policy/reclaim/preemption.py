@@ -137,8 +137,8 @@ def _end_newest(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> None:
 
 
 def _frees_when_ended(kernel: Kernel) -> Mapping[str, int]:
-    frees, fixed = kernel.frees_bytes, kernel.fixed_bytes
-    return {uuid: size + fixed.get(uuid, 0) for uuid, size in frees.items() if size}
+    frees, unmovable = kernel.frees_bytes, kernel.unmovable_bytes
+    return {uuid: size + unmovable.get(uuid, 0) for uuid, size in frees.items() if size}
 
 
 def _sufficient(

@@ -105,7 +105,7 @@ class Limits:
             if account is None:
                 account = accounts[whose] = self._account_of(whose, rules)
             if account.keys:
-                used = sum(kernel.resident_bytes.values()) + sum(kernel.fixed_bytes.values())
+                used = sum(kernel.resident_bytes.values()) + sum(kernel.unmovable_bytes.values())
                 account.used_bytes += used
                 self._accounts[kernel.id], self._used[kernel.id] = account, used
         for reserved in node.reservations:

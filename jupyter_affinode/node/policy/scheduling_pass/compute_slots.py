@@ -93,5 +93,5 @@ def is_computing(now: float, kernel: Kernel, settings: Settings) -> bool:
 
 
 def _gpus_with_memory(kernel: Kernel) -> set[str]:
-    parts = (kernel.resident_bytes, kernel.fixed_bytes)
+    parts = (kernel.resident_bytes, kernel.unmovable_bytes)
     return {uuid for part in parts for uuid, size in part.items() if size}

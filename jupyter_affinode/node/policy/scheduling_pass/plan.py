@@ -215,7 +215,7 @@ class Plan:
 
     def expect_end(self, kernel: Kernel) -> None:
         """Count on all that an ending kernel has on GPUs."""
-        for part in (self.limits.frees(kernel), kernel.fixed_bytes):
+        for part in (self.limits.frees(kernel), kernel.unmovable_bytes):
             for resource, size in part.items():
                 self.incoming[resource] = self.incoming.get(resource, 0) + size
 

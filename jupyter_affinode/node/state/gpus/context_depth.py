@@ -82,7 +82,7 @@ def leaves_with_context(kernel: KernelRecord, gpus: GpuTable) -> dict[str, int]:
     used = None if known is None else known.used_by.get(process.pid)
     if used is None or process.data.state not in (State.RESIDENT, State.PARKING):
         return {}
-    return {gpu.uuid: min(max(used - gpu.resident_bytes, 0), CONTEXT_BYTES + sum(gpu.fixed_bytes))}
+    return {gpu.uuid: min(max(used - gpu.resident_bytes, 0), CONTEXT_BYTES + sum(gpu.unmovable_bytes))}
 
 
 def kernel_needs(kernel: KernelRecord) -> dict[str, int]:
@@ -118,7 +118,7 @@ def _gpu_objection(process: Process, uuid: str, ours: set[int], gpus: GpuTable) 
 
 
 def _bytes(gpu: PageGpu) -> int:
-    return gpu.resident_bytes + gpu.parked_bytes + sum(gpu.fixed_bytes)
+    return gpu.resident_bytes + gpu.parked_bytes + sum(gpu.unmovable_bytes)
 
 
 # ---- migration: on which other GPUs a parked kernel could be resumed

@@ -42,7 +42,7 @@ def by_gpu(processes: Iterable[Process]) -> dict[str, list[Process]]:
         if process.data.depth is Depth.CONTEXT:
             continue
         for gpu in process.data.gpus:
-            if gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes):
+            if gpu.resident_bytes or gpu.parked_bytes or any(gpu.unmovable_bytes):
                 found.setdefault(gpu.uuid, []).append(process)
     return found
 
@@ -103,7 +103,7 @@ def _is_in(gpu: NvmlGpu, process: Process) -> bool:
 
 
 def _bytes_on(process: Process, uuid: str) -> int:
-    return sum(gpu.resident_bytes + sum(gpu.fixed_bytes) for gpu in process.data.gpus if gpu.uuid == uuid)
+    return sum(gpu.resident_bytes + sum(gpu.unmovable_bytes) for gpu in process.data.gpus if gpu.uuid == uuid)
 
 
 def _described(pid: int, size: int | None) -> Neighbour:
@@ -158,7 +158,7 @@ def shown_bytes(kernel: KernelRecord, gpu: NvmlGpu, managed_bytes: int, *, is_cl
         if None not in used:
             return ShownBytes(sum(filter(None, used)))
     own = kernel.by_gpu().get(gpu.uuid)
-    own_bytes = 0 if own is None else own.resident_bytes + sum(own.fixed_bytes)
+    own_bytes = 0 if own is None else own.resident_bytes + sum(own.unmovable_bytes)
     return ShownBytes(gpu.used_bytes, managed_bytes - own_bytes, is_clear)
 
 

@@ -250,7 +250,7 @@ class KernelRecord:
         return max(
             gpus,
             key=lambda uuid: (
-                gpus[uuid].resident_bytes + gpus[uuid].parked_bytes + sum(gpus[uuid].fixed_bytes)
+                gpus[uuid].resident_bytes + gpus[uuid].parked_bytes + sum(gpus[uuid].unmovable_bytes)
             ),
             default="",
         )
@@ -281,10 +281,10 @@ FIRST_SHOWN: Mapping[State, Residency] = {
 def _added(first: PageGpu | None, second: PageGpu) -> PageGpu:
     if first is None:
         return second
-    fixed = tuple(a + b for a, b in zip(first.fixed_bytes, second.fixed_bytes, strict=True))
+    unmovable = tuple(a + b for a, b in zip(first.unmovable_bytes, second.unmovable_bytes, strict=True))
     return PageGpu(
         first.uuid,
         first.resident_bytes + second.resident_bytes,
         first.parked_bytes + second.parked_bytes,
-        fixed,
+        unmovable,
     )

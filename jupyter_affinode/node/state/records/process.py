@@ -100,7 +100,9 @@ class Process:
     @property
     def uses_gpu(self) -> bool:
         """Return whether it has memory of a GPU, resident or parked."""
-        return any(gpu.resident_bytes or gpu.parked_bytes or any(gpu.fixed_bytes) for gpu in self.data.gpus)
+        return any(
+            gpu.resident_bytes or gpu.parked_bytes or any(gpu.unmovable_bytes) for gpu in self.data.gpus
+        )
 
 
 BadPages = list[tuple[Process, PageError]]

@@ -224,7 +224,9 @@ def test_room_that_others_were_promised_is_not_the_waiters():
 
 def in_part(*, waits=None, **fields):
     """2 GiB are on the host, and 6 GiB could not be copied."""
-    return parked("half", 2 * GIB, waits=waits, left_bytes={A: 6 * GIB}, fixed_bytes={A: 6 * GIB}, **fields)
+    return parked(
+        "half", 2 * GIB, waits=waits, left_bytes={A: 6 * GIB}, unmovable_bytes={A: 6 * GIB}, **fields
+    )
 
 
 @pytest.mark.parametrize("waits", [None, 1])

@@ -187,7 +187,7 @@ def in_part(name, here, there, *, waits=None, **fields):
     use = HostUse(is_frugal=True, copy_bytes=there * GIB)
     on_gpu = {A: here * GIB}
     fields = {"may_go_in_parts": True, "may_hand_over": True, "host": use, **fields}
-    return parked(name, there * GIB, waits=waits, left_bytes=on_gpu, fixed_bytes=on_gpu, **fields)
+    return parked(name, there * GIB, waits=waits, left_bytes=on_gpu, unmovable_bytes=on_gpu, **fields)
 
 
 def test_of_two_that_each_have_a_half_one_comes_in_and_the_other_goes():
