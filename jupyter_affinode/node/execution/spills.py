@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ...units import bytes_in_words, duration_in_words
 from ..model.actions import Spill
 from ..protocol.wire import CommandKind, Reply, Status
-from ..state.host.host_usage import keepers_on_disk, on_disk_bytes, spillers
+from ..state.host.host_usage import on_disk_bytes, spillers, with_copy_on_disk
 from ..state.observer import Observer, SpillEnded
 from ..state.records.kernel import KernelRecord
 from ..state.records.moves import SpillRecord
@@ -42,7 +42,7 @@ class Spills:
         before = on_disk_bytes(kernel)
         spill = kernel.host.spill = SpillRecord(now, action.bytes, before, kernel.wants_since is not None)
         spill.progress_bytes, spill.progress_at = before, now
-        for process in spillers(kernel) if action.bytes else keepers_on_disk(kernel):
+        for process in spillers(kernel) if action.bytes else with_copy_on_disk(kernel):
             size = min(left, process.data.copy_bytes)
             if process.connection is None or (action.bytes and not size):
                 continue

@@ -61,10 +61,10 @@ class HostUse:
     """A kernel's use of host memory: what it retains from its last park, and what its next one takes."""
 
     is_frugal: bool = False  # its shims obey a park's budget and can release what they retain
-    kept_bytes: int = 0  # retained from its last park for its next
+    retained_bytes: int = 0  # retained from its last park for its next
     trimmable_bytes: int = 0  # … of that, what it can be asked to release
     trimming_bytes: int = 0  # … of that, what it was asked to release a moment ago
-    kept_since: float = 0.0
+    retained_since: float = 0.0
     lot_bytes: int = 0  # of all lots that it has, empty or not
     lots_most_bytes: int | None = (
         None  # the most that lots may have: what NVML confirms of its GPU memory; None: not known
@@ -82,7 +82,7 @@ class HostUse:
     spillable_bytes: int = 0  # parked contents in host memory that it can be told to write to disk
     spilling_bytes: int = 0  # … of that, what it was told to write a moment ago and has not yet
     disk_bytes: int = 0  # on disk: parked contents, or a resident kernel's retained copy
-    disk_kept_bytes: int = 0  # … of that, a retained copy that a resident kernel can be told to drop
+    disk_retained_bytes: int = 0  # … of that, a retained copy that a resident kernel can be told to drop
 
 
 NO_HOST_USE = HostUse()
@@ -194,7 +194,7 @@ class Kernel:
         unknown.
         """
         unmovable = {uuid: size - self.left_bytes.get(uuid, 0) for uuid, size in self.unmovable_bytes.items()}
-        host = replace(self.host, kept_bytes=0, lot_bytes=0, park_takes_bytes=None, park_short_bytes=0)
+        host = replace(self.host, retained_bytes=0, lot_bytes=0, park_takes_bytes=None, park_short_bytes=0)
         whole = replace(self, resident_bytes=self.left_bytes, parked_bytes={}, left_bytes={})
         return replace(whole, unmovable_bytes=unmovable, host=host)
 

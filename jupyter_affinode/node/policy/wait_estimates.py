@@ -281,7 +281,7 @@ class _View:
             words = "the GPU is full, and so is the machine's RAM: nothing can be freed"
             return Look(WaitReason.HOST_MEMORY, words)
         found = blockers.on(uuid, waiter)
-        words = "the GPU is full, and its kernels are computing" + self._or_kept(uuid, waiter)
+        words = "the GPU is full, and its kernels are computing" + self._or_held(uuid, waiter)
         return Look(_code_of(found), words, None, found)
 
     def _with_margin(self, left: int, at: float, parks: Sequence[tuple[float, float]]) -> float:
@@ -290,7 +290,7 @@ class _View:
         """
         return at if left >= self.plan.settings.margin_bytes else at + _slowest_s(at, parks)
 
-    def _or_kept(self, uuid: str, waiter: Waiter) -> str:
+    def _or_held(self, uuid: str, waiter: Waiter) -> str:
         """Return what a reason adds about held kernels on a GPU."""
         held = [kernel for kernel in self.plan.candidates.resident_on([uuid]) if is_held(self.plan, kernel)]
         if not held:

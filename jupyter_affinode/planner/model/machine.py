@@ -35,9 +35,9 @@ class Speeds:
     hand_over_slower: float = 1.5  # … or where host memory is handed over meanwhile: 1.49 and 1.61
     disk_bytes_per_s: float = 2 * GIB  # an NVMe disk's: an assumption
 
-    def park_s(self, size: int, kept: int, changed: float, *, context: bool) -> float:
+    def park_s(self, size: int, retained: int, changed: float, *, context: bool) -> float:
         """Return how long a park of `size` bytes takes, `kept` of which have their host memory from the last one."""
-        again = min(kept, size)
+        again = min(retained, size)
         took = (size - again) / self.first_park_bytes_per_s
         took += again * (changed / self.park_bytes_per_s + (1 - changed) / self.same_park_bytes_per_s)
         return took + (self.context_park_s if context else 0.0)

@@ -279,7 +279,7 @@ class Replay(People):
     def _park(self, kernel: SimulatedKernel, action: actions.Park) -> None:
         if kernel.residency is not Residency.RESIDENT:
             raise ModelBroken(f"{kernel.id} is to be parked and is {kernel.residency.value}")
-        needs = max(kernel.movable - kernel.kept, 0)
+        needs = max(kernel.movable - kernel.retained, 0)
         if kernel.live.is_computing and not action.preempts:
             self._refused(kernel, "busy")
             return
@@ -294,9 +294,9 @@ class Replay(People):
         kernel.residency, kernel.park_budget = Residency.PARKING, action.budget_bytes
         kernel.moves_since, kernel.trimming = self.now, 0
         kernel.parks_s = self._speeds.park_s(
-            kernel.movable, kernel.kept, self._changed, context=action.to_context
+            kernel.movable, kernel.retained, self._changed, context=action.to_context
         )
-        kernel.kept = max(kernel.kept, kernel.movable)  # host memory is taken as the park goes on
+        kernel.retained = max(kernel.retained, kernel.movable)  # host memory is taken as the park goes on
         if action.exchanges and action.for_kernel is not None:
             self._leaving.setdefault(action.for_kernel, []).append(kernel)
             self._taking[kernel.id] = needs
@@ -322,7 +322,7 @@ class Replay(People):
             if is_short or len(victims) < sum(park.for_kernel == waiter_id for park in parks):
                 for victim in victims:
                     if hands_over:  # there is no host memory for it
-                        victim.kept -= takes[victim.id]
+                        victim.retained -= takes[victim.id]
                         victim.residency, victim.park_budget = Residency.RESIDENT, None
                     else:
                         self._begin_park(victim, False)
@@ -375,7 +375,7 @@ class Replay(People):
         backoff.fail(self.now)
 
     def _trim(self, kernel: SimulatedKernel, action: actions.Trim) -> None:
-        kernel.kept = min(kernel.kept, action.keep_bytes)
+        kernel.retained = min(kernel.retained, action.keep_bytes)
         self.outcome.counts["trims"] += 1
 
     def _spill(self, kernel: SimulatedKernel, action: actions.Spill) -> None:
@@ -413,8 +413,8 @@ class Replay(People):
     def _resumed(self, kernel: SimulatedKernel, *, keeps: bool = True) -> None:
         self._books.touch(kernel)
         kernel.residency, kernel.left_gpu = Residency.RESIDENT, False
-        kernel.kept = max(kernel.kept, kernel.movable) - kernel.on_disk if keeps else 0
-        kernel.on_disk, kernel.disk_return_s, kernel.kept_since = 0, 0.0, self.now
+        kernel.retained = max(kernel.retained, kernel.movable) - kernel.on_disk if keeps else 0
+        kernel.on_disk, kernel.disk_return_s, kernel.retained_since = 0, 0.0, self.now
         kernel.wants_since = None
         kernel.resume_backoff.succeed()
         kernel.resident_since = kernel.last_activity = self.now

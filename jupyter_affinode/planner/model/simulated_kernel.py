@@ -49,8 +49,8 @@ class SimulatedKernel:
         self.left_gpu = False  # parked at context depth
         self.residency = Residency.NONE
         self.held = 0
-        self.kept = 0
-        self.kept_since = 0.0
+        self.retained = 0
+        self.retained_since = 0.0
         self.trimming = 0  # of that, what it was asked to release
         self.on_disk = 0  # of a parked one's memory
         self.spilling = 0  # … what is being written there
@@ -93,7 +93,7 @@ class SimulatedKernel:
     def on_host(self) -> int:
         """Return its host memory: a copy, or what it retains for the next; and its context's, if that is parked."""
         image = self.context_bytes if self.left_gpu else 0
-        copy = max(self.movable, self.kept) - self.on_disk if self.residency in AWAY else self.kept
+        copy = max(self.movable, self.retained) - self.on_disk if self.residency in AWAY else self.retained
         if self.exchange is not None and self is self.exchange.waiter:
             copy = max(copy - self.exchange.handed_bytes, 0)
         return copy + image
@@ -148,10 +148,10 @@ class SimulatedKernel:
             resume_retry_at=self.resume_backoff.retry_at,
             host=HostUse(
                 is_frugal=True,
-                kept_bytes=0 if is_away else self.kept,
-                trimmable_bytes=self.kept - self.trimming if self.residency is Residency.RESIDENT else 0,
+                retained_bytes=0 if is_away else self.retained,
+                trimmable_bytes=self.retained - self.trimming if self.residency is Residency.RESIDENT else 0,
                 trimming_bytes=self.trimming,
-                kept_since=self.kept_since,
+                retained_since=self.retained_since,
                 park_takes_bytes=self.movable if self.has_parked else None,
                 park_short_bytes=self.park_short,
                 budget_bytes=self.park_budget if is_moving else None,

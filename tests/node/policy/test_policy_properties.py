@@ -44,10 +44,10 @@ def host_uses(draw):
     is_frugal = draw(st.booleans())
     return HostUse(
         is_frugal=is_frugal,
-        kept_bytes=kept,
+        retained_bytes=kept,
         trimmable_bytes=draw(st.sampled_from([0, kept - trimming])) if is_frugal else 0,
         trimming_bytes=trimming,
-        kept_since=draw(MOMENTS),
+        retained_since=draw(MOMENTS),
         lot_bytes=draw(st.sampled_from([0, 64 * MIB])),
         park_takes_bytes=draw(st.none() | SIZES),
         park_short_bytes=draw(st.sampled_from([0, 0, 500 * MIB])),
@@ -244,7 +244,7 @@ def test_parks_of_one_pass_take_no_host_memory_that_is_reserved_or_taken(node, p
     lots = {action.kernel_id: action.lot_bytes for action in actions if isinstance(action, Park | GiveLots)}
     assert sum(lots.values()) <= node.host.lot_bytes
     for kernel in node.kernels:
-        anew = max(kernel.movable_bytes - kernel.host.kept_bytes - lots.get(kernel.id, 0), 0)
+        anew = max(kernel.movable_bytes - kernel.host.retained_bytes - lots.get(kernel.id, 0), 0)
         if kernel.id in budgets:
             taken["".join(kernel.cgroups)] += min(anew, budgets[kernel.id]) if kernel.host.is_frugal else anew
     if budgets:
@@ -270,7 +270,7 @@ def test_no_retained_copy_is_trimmed_without_need(node, policy, reserve):
         assert room < 0 or max(needs, default=0) + sum(under_way) + sum(needs) > room
     for kernel in node.kernels:
         if kernel.id in trims:
-            assert 0 <= trims[kernel.id].keep_bytes < kernel.host.kept_bytes
+            assert 0 <= trims[kernel.id].keep_bytes < kernel.host.retained_bytes
             assert kernel.host.trimmable_bytes and not kernel.is_moving
 
 

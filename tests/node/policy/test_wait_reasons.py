@@ -68,7 +68,7 @@ def test_an_estimate_does_not_count_on_a_kernel_that_cannot_be_parked():
     estimate = told(*kernels, free=0, host=full)["k"]
     assert estimate.estimate_s is None and "so is the machine's RAM" in estimate.reason
     assert told(*kernels, free=0, host=enough)["k"].estimate_s is not None
-    keeps = replace(resident("keeps", 1 * GIB), host=HostUse(kept_bytes=8 * GIB, trimmable_bytes=8 * GIB))
+    keeps = replace(resident("keeps", 1 * GIB), host=HostUse(retained_bytes=8 * GIB, trimmable_bytes=8 * GIB))
     assert "RAM" not in told(*kernels, keeps, free=0, host=full)["k"].reason
 
 

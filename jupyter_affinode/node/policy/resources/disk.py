@@ -28,7 +28,7 @@ class DiskRoom:
     def __init__(self, kernels: Sequence[Kernel], host: Host):
         self._limit_bytes = host.disk_limit_bytes
         self._used: dict[str, int] = {}  # by user
-        self._kept = [kernel for kernel in kernels if kernel.host.disk_kept_bytes]
+        self._retained = [kernel for kernel in kernels if kernel.host.disk_retained_bytes]
         charged_users = {kernel.charged_user for kernel in kernels}
         self.part_bytes = host.disk_limit_bytes // max(len(charged_users), 1)
         for kernel in kernels:
@@ -88,10 +88,10 @@ class DiskRoom:
                 return False
         return True
 
-    def forget_kept(self, is_free: Callable[[Kernel], bool]) -> Spill | None:
+    def drop_retained(self, is_free: Callable[[Kernel], bool]) -> Spill | None:
         """Return a `Spill` that drops the largest retained copy on disk, where the disk is nearly full; else None."""
         is_full = self._in_all > FULL_PART * self._limit_bytes
-        for kernel in sorted(self._kept, key=lambda each: (-each.host.disk_kept_bytes, each.id)):
+        for kernel in sorted(self._retained, key=lambda each: (-each.host.disk_retained_bytes, each.id)):
             full_for_user = self._used[kernel.charged_user] > FULL_PART * self.part_bytes
             if (is_full or full_for_user) and is_free(kernel):
                 return Spill(kernel.id, 0, "the disk is needed for others")

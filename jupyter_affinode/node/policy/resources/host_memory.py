@@ -109,7 +109,7 @@ class HostRoom:
         self.take_lots(kernel, lot_bytes)
         for place in self._lot_places if kernel.host.awaits_bytes else ():
             self._left[place] -= kernel.host.awaits_bytes
-        takes = max(kernel.movable_bytes - kernel.host.kept_bytes - lot_bytes, 0)
+        takes = max(kernel.movable_bytes - kernel.host.retained_bytes - lot_bytes, 0)
         if budget_bytes is not None:
             takes = min(takes, budget_bytes)
         self.take(kernel, takes + kernel.image_bytes)
@@ -223,7 +223,7 @@ class HostRoom:
             short = min(use.park_short_bytes, movable + SLACK_BYTES)  # it may have freed memory since
             probable = max(probable, short)
         least = max(short, min(probable, LEAST_BYTES)) if use.is_frugal else movable
-        has = max(use.kept_bytes - use.trimming_bytes, 0)
+        has = max(use.retained_bytes - use.trimming_bytes, 0)
         lots = makes = 0
         if (self._lots or self._host.makes_lots) and use.is_frugal:
             has_soon = max(has, use.lot_bytes)  # a lot that was just lent does not count as retained yet

@@ -96,7 +96,7 @@ class RetainedCopies:
         chosen: list[Trim | Spill] = []
         for kernel_id, size in gives.items():
             each = self._ready[kernel_id]
-            keeps = max(each.host.kept_bytes - each.host.trimming_bytes - size, 0)
+            keeps = max(each.host.retained_bytes - each.host.trimming_bytes - size, 0)
             spills = kernel_id in self._to_disk
             chosen.append(Spill(kernel_id, size, reason) if spills else Trim(kernel_id, keeps, reason))
             self.drop(kernel_id, size)  # the rest of it can follow
@@ -117,4 +117,4 @@ class RetainedCopies:
 
 
 def _age(kernel: Kernel, now: float) -> float:
-    return max(now - kernel.host.kept_since, 1.0)
+    return max(now - kernel.host.retained_since, 1.0)

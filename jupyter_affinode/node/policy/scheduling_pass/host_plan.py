@@ -154,7 +154,7 @@ class HostPlan:
         needs = self.room.needs(kernel)
         self.room.take_lots(kernel, needs.lot_bytes)
         self.room.take(kernel, needs.probable_bytes)
-        self.room.is_passing(kernel, needs.probable_bytes + needs.lot_bytes + kernel.host.kept_bytes)
+        self.room.is_passing(kernel, needs.probable_bytes + needs.lot_bytes + kernel.host.retained_bytes)
 
     def make_room(self, short: Shortage) -> Sequence[Action]:
         """Return actions that have others release what a park lacks, and a little more."""
@@ -165,7 +165,7 @@ class HostPlan:
         reserve.
         """
         if self._node.host.disk_limit_bytes:
-            forgets = self.disk.forget_kept(self._is_free)
+            forgets = self.disk.drop_retained(self._is_free)
             if forgets is not None:
                 yield forgets
         if self.room.pressure({}):

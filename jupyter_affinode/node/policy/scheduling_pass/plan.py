@@ -99,7 +99,7 @@ class Plan:
         else:
             size = self._expect(kernel, kernel.host.budget_bytes)
             # The driver may have taken its part already; to count it twice here only means to look again later.
-            size += kernel.host.kept_bytes + kernel.image_bytes
+            size += kernel.host.retained_bytes + kernel.image_bytes
             self.host.room.is_passing(kernel, max(size, kernel.movable_bytes))
 
     def is_free(self, kernel: Kernel) -> bool:
@@ -283,7 +283,7 @@ class Plan:
         to_context = kernel.may_leave and not preempts
         self.act(Park(kernel.id, reason, budget, lots, to_context, preempts, cause, for_kernel))
         size = self._expect(kernel, budget if kernel.host.is_frugal else None, lots)
-        self.host.room.is_passing(kernel, size + kernel.host.kept_bytes)
+        self.host.room.is_passing(kernel, size + kernel.host.retained_bytes)
         return True
 
     def make_host_memory_ready(self, kernel: Kernel, *, to_disk: bool = True) -> bool:

@@ -106,7 +106,7 @@ def _fresh_bytes(kernel: Kernel) -> int:
     """Return the host memory that parking the kernel takes and that its processes do not have yet."""
     size = sum(kernel.believed_bytes.values())
     copied = size if kernel.park_copies_bytes is None else min(max(kernel.park_copies_bytes, 0), size)
-    return max(copied - max(kernel.host.kept_bytes, kernel.host.lot_bytes), 0)
+    return max(copied - max(kernel.host.retained_bytes, kernel.host.lot_bytes), 0)
 
 
 def resume_s(kernel: Kernel, speeds: Speeds) -> float:

@@ -28,9 +28,9 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
     """Return the kernel's host memory for the snapshot. `lots_held`: the bytes of lots that each process was given, by
     its key.
     """
-    kept = sum(process.data.kept_bytes for process in kernel.processes.values())
+    retained = sum(process.data.kept_bytes for process in kernel.processes.values())
     asked = now - kernel.host.trim_at
-    promised = max(kept - kernel.host.trim_keep_bytes, 0)
+    promised = max(retained - kernel.host.trim_keep_bytes, 0)
     givable = sum(process.data.kept_bytes for process in _who_trims(kernel))
     if asked < TRIM_AGAIN_S:
         givable = min(givable, kernel.host.trim_keep_bytes)
@@ -41,10 +41,10 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
     takes = [_takes(process) for process in _holders(kernel)]
     return HostUse(
         is_frugal=bool(kernel.processes) and all(_is_frugal(process) for process in _holders(kernel)),
-        kept_bytes=kept,
+        retained_bytes=retained,
         trimmable_bytes=givable,
         trimming_bytes=promised if asked < TRIM_TAKES_S else 0,
-        kept_since=kernel.residency_since,
+        retained_since=kernel.residency_since,
         lot_bytes=sum(
             max(lots_held.get(process.key, 0), process.data.lot_bytes)
             for process in kernel.processes.values()
@@ -104,11 +104,11 @@ def _may_spill(kernel: KernelRecord, now: float) -> dict[str, int]:
         return {}
     return {
         "spillable_bytes": sum(process.data.copy_bytes for process in spillers(kernel)),
-        "disk_kept_bytes": sum(process.data.disk_bytes for process in keepers_on_disk(kernel)),
+        "disk_retained_bytes": sum(process.data.disk_bytes for process in with_copy_on_disk(kernel)),
     }
 
 
-def keepers_on_disk(kernel: KernelRecord) -> list[Process]:
+def with_copy_on_disk(kernel: KernelRecord) -> list[Process]:
     """Return the resident processes that retain a copy on disk for their next park."""
     resident = (each for each in kernel.connected() if each.data.state is State.RESIDENT)
     return [process for process in resident if process.data.disk_bytes]
@@ -209,7 +209,7 @@ def promised_bytes(kernels: Iterable[Kernel]) -> int:
 
 
 def _lacks_for_all(kernel: Kernel) -> int:
-    return max(kernel.movable_bytes - max(kernel.host.kept_bytes, kernel.host.lot_bytes), 0)
+    return max(kernel.movable_bytes - max(kernel.host.retained_bytes, kernel.host.lot_bytes), 0)
 
 
 def soon_wanted_bytes(kernels: Iterable[Kernel], settings: Settings, most_bytes: int) -> int:
@@ -225,7 +225,7 @@ def soon_wanted_bytes(kernels: Iterable[Kernel], settings: Settings, most_bytes:
     )
     wanted = 0
     for kernel in (each for each in idle if each.is_parkable and not each.is_opted_out):
-        takes = _park_takes_beside_kept(kernel)
+        takes = _park_takes_beside_retained(kernel)
         if kernel.may_hand_over:  # it begins with what there is
             takes = min(takes, most_bytes)
         if LEAST_BYTES <= takes <= most_bytes:
@@ -233,12 +233,12 @@ def soon_wanted_bytes(kernels: Iterable[Kernel], settings: Settings, most_bytes:
     return wanted
 
 
-def _park_takes_beside_kept(kernel: Kernel) -> int:
+def _park_takes_beside_retained(kernel: Kernel) -> int:
     takes = kernel.host.park_takes_bytes
     wants = kernel.movable_bytes if takes is None else min(kernel.movable_bytes, takes)
     if kernel.host.lots_most_bytes is not None:
         wants = min(wants, kernel.host.lots_most_bytes)
-    return max(wants - max(kernel.host.kept_bytes, kernel.host.lot_bytes), 0)
+    return max(wants - max(kernel.host.retained_bytes, kernel.host.lot_bytes), 0)
 
 
 def learn_from_park(kernel: KernelRecord, replies: Mapping[int, Reply]) -> bool:
@@ -285,12 +285,14 @@ def forget_trim(kernel: KernelRecord) -> None:
 
 def trim(kernel: KernelRecord, keep_bytes: int, reason: str, now: float) -> None:
     """Tell the kernel's processes to retain no more than `keep_bytes` together, the one that retains most first."""
-    kept = sum(process.data.kept_bytes for process in kernel.processes.values())
-    is_behind = kept > kernel.host.trim_keep_bytes + SLAB_BYTES and now - kernel.host.trim_at < TRIM_UNHEARD_S
+    retained = sum(process.data.kept_bytes for process in kernel.processes.values())
+    is_behind = (
+        retained > kernel.host.trim_keep_bytes + SLAB_BYTES and now - kernel.host.trim_at < TRIM_UNHEARD_S
+    )
     if not is_behind:  # else its time runs on: it has not released yet what it was asked for before
         kernel.host.trim_at = now
     kernel.host.trim_keep_bytes = keep_bytes
-    too_much = kept - keep_bytes
+    too_much = retained - keep_bytes
     for process in sorted(_who_trims(kernel), key=lambda process: -process.data.kept_bytes):
         gives = min(too_much, process.data.kept_bytes)
         if gives > 0 and process.connection is not None:

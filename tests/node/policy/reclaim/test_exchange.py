@@ -50,7 +50,7 @@ def test_a_waiter_changes_places_with_its_victim():
 
 def test_while_others_change_places_the_next_victims_host_memory_is_given_back():
     reserve = NEEDED.host_reserve(64 * GIB)
-    keeps = busy("keeps", GIB, host=HostUse(is_frugal=True, kept_bytes=9 * GIB, trimmable_bytes=9 * GIB))
+    keeps = busy("keeps", GIB, host=HostUse(is_frugal=True, retained_bytes=9 * GIB, trimmable_bytes=9 * GIB))
     host = Host(reserve + 12 * GIB, total_bytes=64 * GIB)
     comes = replace(waiter("comes"), residency=Residency.RESUMING, is_moving=True, moves_since=NOW)
     others = going(), comes, waiter("next"), victim("idle"), keeps

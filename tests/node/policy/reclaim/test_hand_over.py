@@ -66,13 +66,15 @@ def test_where_there_is_enough_the_waiter_keeps_its_copy():
 
 
 def test_what_others_only_keep_is_asked_back_first():
-    keeper = busy("keeper", GIB, host=HostUse(is_frugal=True, kept_bytes=9 * GIB, trimmable_bytes=9 * GIB))
+    keeper = busy(
+        "keeper", GIB, host=HostUse(is_frugal=True, retained_bytes=9 * GIB, trimmable_bytes=9 * GIB)
+    )
     found = decide(NOW, node(waiter(), victim(), keeper, host=free_host(2 * GIB)), NEEDED)
     assert [type(each) for each in found] == [Trim]
 
 
 def test_a_victim_for_which_there_is_host_memory_goes_before():
-    kept = HostUse(is_frugal=True, kept_bytes=9 * GIB, park_takes_bytes=9 * GIB)
+    kept = HostUse(is_frugal=True, retained_bytes=9 * GIB, park_takes_bytes=9 * GIB)
     others = victim("lacks"), victim("has", host=kept)
     found = decide(NOW, node(waiter(), *others, host=free_host(2 * GIB)), NEEDED)
     assert [(each.kernel_id, each.hands_over) for each in parks(found)] == [("has", False)]

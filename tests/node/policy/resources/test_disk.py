@@ -72,7 +72,7 @@ def test_a_park_waits_for_a_resume_rather_than_for_the_disk():
 
 def test_a_park_waits_for_what_a_kernel_keeps_that_is_served_in_this_pass():
     asks = RoomRequest((1, 1), A, GIB, NOW - 1)
-    keeper = resident("keeper", 8 * GIB, kept_bytes=8 * GIB, trimmable_bytes=8 * GIB)
+    keeper = resident("keeper", 8 * GIB, retained_bytes=8 * GIB, trimmable_bytes=8 * GIB)
     keeper = replace(keeper, last_activity=NOW, rooms=(asks,))
     actions = decide(NOW, node(resident("k", 4 * GIB), keeper, available=3 * GIB, limit=0), IDLE)
     assert [type(action) for action in actions] == [GrantRoom]
@@ -94,7 +94,7 @@ def test_a_park_is_begun_only_where_the_slabs_that_its_shim_takes_fit():
 
 
 def test_what_is_only_kept_goes_before_anything_is_written():
-    keeper = resident("keeper", 8 * GIB, kept_bytes=8 * GIB, trimmable_bytes=8 * GIB)
+    keeper = resident("keeper", 8 * GIB, retained_bytes=8 * GIB, trimmable_bytes=8 * GIB)
     keeper = replace(keeper, last_activity=NOW)
     kernels = resident("k", 4 * GIB), keeper, parked("old", 8 * GIB, idle=900)
     actions = decide(NOW, node(*kernels, available=3 * GIB), IDLE)
@@ -160,7 +160,9 @@ def test_a_waiter_goes_to_disk_only_when_no_other_kernel_can():
 
 
 def test_what_resident_kernels_keep_on_disk_is_forgotten_when_that_is_nearly_full():
-    keeper = replace(resident("k", 8 * GIB, disk_bytes=8 * GIB, disk_kept_bytes=8 * GIB), last_activity=NOW)
+    keeper = replace(
+        resident("k", 8 * GIB, disk_bytes=8 * GIB, disk_retained_bytes=8 * GIB), last_activity=NOW
+    )
     assert decide(NOW, node(keeper, available=60 * GIB, limit=20 * GIB), IDLE) == []
     (action,) = decide(NOW, node(keeper, available=60 * GIB, limit=10 * GIB), IDLE)
     assert (action.kernel_id, action.bytes) == ("k", 0)

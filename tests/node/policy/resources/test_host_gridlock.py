@@ -44,7 +44,7 @@ def random_machine(draw):
     for each in draw.sample(kernels, len(kernels)):
         if machine.free(each.on[0]) >= each.resume_bytes() and draw.random() < 0.8:
             machine.begin_as(each, Residency.RESIDENT)
-            each.kept = draw.choice([0, 0, each.held, draw.randint(0, each.held // GIB) * GIB])
+            each.retained = draw.choice([0, 0, each.held, draw.randint(0, each.held // GIB) * GIB])
     if any(machine.free(gpu) < 0 for gpu in gpus) or any(machine.left(place) < 0 for place in ("", *limits)):
         return None
     return machine
@@ -180,7 +180,7 @@ def test_the_retained_copy_of_a_resuming_kernel_is_waited_for_without_a_refusal(
     comes.residency, comes.wants_since, comes.moves_since = Residency.RESUMING, None, START
     assert decided(machine) == []
     comes = machine.kernel("comes")
-    comes.residency, comes.kept = Residency.RESIDENT, 15 * GIB
+    comes.residency, comes.retained = Residency.RESIDENT, 15 * GIB
     assert [(type(action), action.kernel_id) for action in decided(machine)] == [(Trim, "comes")]
 
 

@@ -27,9 +27,9 @@ def keeps(size, *, since=100.0, takes=None, **fields):
     """What a kernel keeps from its last park, for how many seconds."""
     return HostUse(
         is_frugal=True,
-        kept_bytes=size,
+        retained_bytes=size,
         trimmable_bytes=fields.pop("trimmable", size),
-        kept_since=NOW - since,
+        retained_since=NOW - since,
         park_takes_bytes=takes,
         **fields,
     )

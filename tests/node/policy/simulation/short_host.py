@@ -109,12 +109,12 @@ class ShortHost(Scene):
 
     def _trim(self, kernel: SimulatedKernel, action: Trim) -> None:
         assert kernel.residency is Residency.RESIDENT
-        kernel.trimming = max(kernel.kept - action.keep_bytes, 0)
+        kernel.trimming = max(kernel.retained - action.keep_bytes, 0)
         self.outcome.counts["trims"] += 1
         self.timeline.after(TRIM_S, partial(self._trimmed, kernel))
 
     def _trimmed(self, kernel: SimulatedKernel) -> None:
-        kernel.kept, kernel.trimming = kernel.kept - kernel.trimming, 0
+        kernel.retained, kernel.trimming = kernel.retained - kernel.trimming, 0
         self._books.touch(kernel)
 
     # ---- every way there is
@@ -151,12 +151,15 @@ class ShortHost(Scene):
         for place in ("", *self.limits) if parked else ():
             inside = [kernel for kernel in self.kernels if not place or place in places(kernel)]
             takes = sum(
-                -(-(each.movable - each.kept) // SLAB_BYTES) * SLAB_BYTES + each.context_bytes * each.leaves
+                -(-(each.movable - each.retained) // SLAB_BYTES) * SLAB_BYTES
+                + each.context_bytes * each.leaves
                 for each in parked
                 if each in inside
             )
             gives = sum(
-                each.kept for each in inside if each.residency is Residency.RESIDENT and each not in parked
+                each.retained
+                for each in inside
+                if each.residency is Residency.RESIDENT and each not in parked
             )
             if takes > 0 and takes > self.left(place) + gives:
                 return False

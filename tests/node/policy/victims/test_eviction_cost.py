@@ -219,14 +219,14 @@ def test_slow_first_touches_of_host_memory_make_no_later_park_look_slow():
     for number in range(10):
         for seen in parked_in(10.7, number, kept=0):
             speeds.look([seen], {A: 16 * GIB}, lambda each: 20.0)
-    keeps = of_size(10 * GIB, host=HostUse(kept_bytes=10 * GIB))
+    keeps = of_size(10 * GIB, host=HostUse(retained_bytes=10 * GIB))
     lots = of_size(10 * GIB, host=HostUse(lot_bytes=10 * GIB))
-    half = of_size(10 * GIB, host=HostUse(kept_bytes=5 * GIB))
+    half = of_size(10 * GIB, host=HostUse(retained_bytes=5 * GIB))
     known, usual_s = speeds.by_gpu(), Speed().park_s(10 * GIB)
     assert eviction_cost.park_s(keeps, known) == eviction_cost.park_s(lots, known) == pytest.approx(usual_s)
     assert eviction_cost.park_s(of_size(10 * GIB), known) == pytest.approx(10.7, rel=0.01)
     assert eviction_cost.park_s(half, known) == pytest.approx((usual_s + 10.7) / 2, rel=0.01)
-    unchanged = of_size(10 * GIB, park_copies_bytes=0, host=HostUse(kept_bytes=10 * GIB))
+    unchanged = of_size(10 * GIB, park_copies_bytes=0, host=HostUse(retained_bytes=10 * GIB))
     assert eviction_cost.park_s(unchanged, known) < 0.1
 
 
@@ -243,7 +243,7 @@ def test_later_parks_teach_the_machines_speed_and_first_touches_are_forgotten_wh
     take(10.7, 5, kept=0)
     take(0.25, 20, kept=10 * GIB)
     slow = eviction_cost.park_s(of_size(10 * GIB), speeds.by_gpu())
-    keeps = of_size(10 * GIB, host=HostUse(kept_bytes=10 * GIB))
+    keeps = of_size(10 * GIB, host=HostUse(retained_bytes=10 * GIB))
     assert eviction_cost.park_s(keeps, speeds.by_gpu()) == pytest.approx(0.25, abs=0.1)
     assert slow > 8
     take(0.6, 6, kept=0)
