@@ -94,7 +94,7 @@ class Metrics(Observer):
         self.spilled_bytes = Counter(
             "affinode_spilled_bytes", "Parked memory that was written to disk.", registry=self.registry
         )
-        self.elsewhere = self._counter(
+        self.migrations = self._counter(
             "resumes_elsewhere",
             "Resumes on another GPU than the one that was left, by how they ended.",
             ["outcome"],
@@ -170,7 +170,7 @@ class Metrics(Observer):
             self.move_seconds.labels(move, ended.depth).observe(ended.duration_s)
         self.moved_bytes.labels(move).inc(ended.bytes)
         if ended.to_gpu is not None:
-            self.elsewhere.labels(ended.outcome).inc()
+            self.migrations.labels(ended.outcome).inc()
 
     def spill_ended(self, kernel: KernelRecord, ended: SpillEnded) -> None:
         """See observer.Observer."""

@@ -125,7 +125,7 @@ class Kernel:
     most_bytes: Mapping[str, int] = field(
         default_factory=dict
     )  # the most that parking it can free, on GPUs where its pages claim more
-    elsewhere: tuple[str, ...] = ()  # other GPUs that it may migrate to
+    migration_targets: tuple[str, ...] = ()  # other GPUs that it may migrate to
     unmovable_bytes: Mapping[str, int] = field(default_factory=dict)  # unmovable, by GPU
     left_bytes: Mapping[str, int] = field(
         default_factory=dict

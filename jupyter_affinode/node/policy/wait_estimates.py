@@ -157,7 +157,7 @@ class _View:
     def note(self, waiter: Waiter) -> None:
         """Count a waiter as computing before those that are looked at next."""
         if self.plan.slots.most is not None:
-            for uuid in (*waiter.needs, *waiter.kernel.elsewhere):
+            for uuid in (*waiter.needs, *waiter.kernel.migration_targets):
                 self._comers.setdefault(uuid, set()).add(waiter.kernel.id)
 
     def _full_of_computing(self, waiter: Waiter, is_behind: bool) -> Look | None:

@@ -51,7 +51,7 @@ def kernel_picture(
         residency=kernel.residency,
         may_leave=may_leave,
         leaves_bytes=leaves_with_context(kernel, gpus) if may_leave and not goes_alone else {},
-        elsewhere=other_gpus(kernel, are_open, gpus, now),
+        migration_targets=other_gpus(kernel, are_open, gpus, now),
         cgroups=kernel.cgroups,
         host=_host_use(kernel, last_activity, lots_held, now),
         demoted_until=demoted_until,

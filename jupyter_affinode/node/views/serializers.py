@@ -213,7 +213,7 @@ def node_json(
             "lots": {
                 "limit_bytes": lots.limit_bytes(state.settings),
                 "ready_bytes": lots.ready_bytes,
-                "given_bytes": lots.given_bytes + lots.elsewhere_bytes(state.lots_mapped()),
+                "given_bytes": lots.given_bytes + lots.earlier_bytes(state.lots_mapped()),
             },
             "cgroup_headroom_bytes": min(limits) if limits else None,
         },

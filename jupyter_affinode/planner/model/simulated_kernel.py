@@ -112,7 +112,7 @@ class SimulatedKernel:
     def _context_back(self) -> int:
         return self.context_bytes + self.spare_bytes if self.left_gpu else 0
 
-    def _elsewhere(self) -> tuple[str, ...]:
+    def _migration_targets(self) -> tuple[str, ...]:
         if not self.left_gpu or self.wants_since is None:
             return ()
         return tuple(uuid for uuid in self.gpus if uuid not in self.on)
@@ -133,7 +133,7 @@ class SimulatedKernel:
             parked_bytes=self._each(self.held if is_away else 0),
             context_bytes=self._each(back) if back else {},
             may_leave=self.leaves,
-            elsewhere=self._elsewhere(),
+            migration_targets=self._migration_targets(),
             leaves_bytes=self._each(self.context_on_gpu) if self.leaves else {},
             unmovable_bytes=self._each(0 if self.leaves else self.context_on_gpu),
             last_activity=now if computes else self.last_activity,

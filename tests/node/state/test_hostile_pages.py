@@ -261,7 +261,7 @@ class Play:
         node = self.state.snapshot(now, is_settled=True, is_complete=self.dice.random() < 0.7)
         actions = decide(now, node, self.state.settings)
         assert len({action.kernel_id for action in actions}) == len(actions), actions
-        elsewhere = {kernel.id: kernel.elsewhere for kernel in node.kernels}
+        elsewhere = {kernel.id: kernel.migration_targets for kernel in node.kernels}
         for action in actions:
             if isinstance(action, Resume) and action.gpu is not None:
                 assert action.gpu in elsewhere[action.kernel_id] and set(action.reserved_bytes) == {

@@ -17,7 +17,7 @@ from ..scheduling_pass.plan import Plan
 
 def may_migrate(waiter: Waiter) -> bool:
     """Return whether a waiter may be resumed on another GPU than its own."""
-    return bool(waiter.kernel.elsewhere) and waiter.room is None and not waiter.kernel.rooms
+    return bool(waiter.kernel.migration_targets) and waiter.room is None and not waiter.kernel.rooms
 
 
 def migrate(plan: Plan, waiter: Waiter, taken: Collection[str]) -> bool:
@@ -31,7 +31,7 @@ def migrate(plan: Plan, waiter: Waiter, taken: Collection[str]) -> bool:
     need = sum(waiter.needs.values())  # of one GPU: only such kernels may migrate
     choices = [
         waiter._replace(needs={uuid: need})
-        for uuid in kernel.elsewhere
+        for uuid in kernel.migration_targets
         if uuid not in taken and plan.room.get(uuid, 0) >= need + _stays_free(plan, uuid)
     ]
     choices = [
@@ -43,7 +43,7 @@ def migrate(plan: Plan, waiter: Waiter, taken: Collection[str]) -> bool:
         return False
     there = max(choices, key=lambda each: plan.room[next(iter(each.needs))])
     reason = f"it waited {duration_in_words(plan.now - waiter.since)}, and its own GPU is full"
-    plan.resume(kernel, plan.limits.needs(there), reason, Cause.CELL, elsewhere=there.needs)
+    plan.resume(kernel, plan.limits.needs(there), reason, Cause.CELL, migration=there.needs)
     return True
 
 

@@ -170,17 +170,17 @@ class Plan:
         reason: str,
         cause: Cause,
         *,
-        elsewhere: Mapping[str, int] | None = None,
+        migration: Mapping[str, int] | None = None,
     ) -> None:
-        """Decide to resume a kernel, which takes `needs`. `elsewhere`: the bytes on the one other GPU that it migrates
+        """Decide to resume a kernel, which takes `needs`. `migration`: the bytes on the one other GPU that it migrates
         to.
         """
-        gpu = next(iter(elsewhere)) if elsewhere else None
-        self.act(Resume(kernel.id, elsewhere or kernel.resume_bytes, reason, cause, gpu))
+        gpu = next(iter(migration)) if migration else None
+        self.act(Resume(kernel.id, migration or kernel.resume_bytes, reason, cause, gpu))
         self._comes_back(kernel)
         self.take_room(needs)
-        self.slots.take(kernel, elsewhere or kernel.resume_bytes)
-        self.turns.update(lines_of(kernel, elsewhere or kernel.resume_bytes))
+        self.slots.take(kernel, migration or kernel.resume_bytes)
+        self.turns.update(lines_of(kernel, migration or kernel.resume_bytes))
 
     # ---- room
 

@@ -159,7 +159,7 @@ class LotStock:
         """Return what the process with that key has from this stock."""
         return self._holdings[key].bytes if key in self._holdings else 0
 
-    def elsewhere_bytes(self, mapped: Mapping[int, int]) -> int:
+    def earlier_bytes(self, mapped: Mapping[int, int]) -> int:
         """Return the bytes of mapped lots that earlier controllers lent. `mapped`: by process key."""
         return sum(max(size - self.held_bytes(key), 0) for key, size in mapped.items())
 
@@ -187,7 +187,7 @@ class LotStock:
             self._ordered_bytes = 0
         else:
             size = lot_size(limit)
-            spare = self.ready_bytes + self.given_bytes + self.elsewhere_bytes(mapped) - limit
+            spare = self.ready_bytes + self.given_bytes + self.earlier_bytes(mapped) - limit
             lacks = -spare
         self._give_back(spare, -left)
         count = -(-lacks // size) if size and lacks >= min(size, LEAST_BYTES) else 0

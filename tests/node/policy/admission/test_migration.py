@@ -22,7 +22,7 @@ LOW = int(NEEDED.low_watermark * 16 * GIB)
 
 def deep(name, size=4 * GIB, *, waits=5, to=(B,), gpu=A, **fields):
     """A kernel that took its context along, and waits."""
-    return parked(name, size, waits=waits, gpu=gpu, context_bytes={gpu: GIB}, elsewhere=to, **fields)
+    return parked(name, size, waits=waits, gpu=gpu, context_bytes={gpu: GIB}, migration_targets=to, **fields)
 
 
 def gpus(**free):
@@ -182,7 +182,7 @@ def test_no_gpu_is_given_twice_and_no_waiter_is_passed_in_its_own_queue(crowd, w
         room[uuid] -= size
         kernel = next(each for each in crowd.kernels if each.id == action.kernel_id)
         assert size == sum(kernel.resume_bytes.values())
-        assert action.gpu in (None, *kernel.elsewhere) and uuid == (action.gpu or uuid)
+        assert action.gpu in (None, *kernel.migration_targets) and uuid == (action.gpu or uuid)
         assert (action.gpu is None) == bool(kernel.parked_bytes.get(uuid))
     assert min(room.values()) >= 0, "over-committed"
     if backfill:

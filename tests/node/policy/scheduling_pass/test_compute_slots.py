@@ -96,7 +96,7 @@ def test_an_exchange_does_not_begin_when_as_many_compute_as_may():
 
 
 def test_a_kernel_comes_to_another_gpu_only_where_it_may_compute():
-    goes = parked("goes", waits=5, elsewhere=(B,))
+    goes = parked("goes", waits=5, migration_targets=(B,))
     full = [busy("a"), busy("b")]
     there = [busy("c", gpu=B), busy("d", gpu=B)]
     assert resumed(TWO, *full, goes, free=40 * GIB) == ["goes"]

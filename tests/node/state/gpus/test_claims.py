@@ -64,7 +64,7 @@ def test_unknown_gpus_are_shown_only_to_the_user_who_named_them(kernels):
     comes(kernels, page, 1.0)
     kernels.refresh(2.0)
     lots = SimpleNamespace(
-        ready_bytes=0, given_bytes=0, elsewhere_bytes=lambda mapped: 0, limit_bytes=lambda _: 0
+        ready_bytes=0, given_bytes=0, earlier_bytes=lambda mapped: 0, limit_bytes=lambda _: 0
     )
     whole = node_json(kernels, [], lots, name="n", version="1", socket="s", uptime_s=1.0, history={})
 
