@@ -44,10 +44,10 @@ class Blocker:
 class Blockers:
     """What has memory on each GPU, and why it stays; each kernel is looked at once."""
 
-    def __init__(self, plan: Plan, yields: Mapping[str, float]):
-        """Prepare for a plan; `yields`: when each kernel may be parked at the earliest if nothing changes."""
+    def __init__(self, plan: Plan, parkable_at: Mapping[str, float]):
+        """Prepare for a plan; `parkable_at`: when each kernel may be parked at the earliest if nothing changes."""
         self._plan = plan
-        self._yields = yields
+        self._parkable_at = parkable_at
         self._found: dict[str, Blocker] = {}
         self._on: dict[str, list[Blocker]] = {}
 
@@ -55,7 +55,7 @@ class Blockers:
         """Return the kernel as a blocker: why it stays on its GPU."""
         found = self._found.get(kernel.id)
         if found is None:
-            found = self._found[kernel.id] = _blocker(self._plan, kernel, self._yields.get(kernel.id))
+            found = self._found[kernel.id] = _blocker(self._plan, kernel, self._parkable_at.get(kernel.id))
         return found
 
     def on(self, uuid: str, waiter: Waiter) -> list[Blocker]:
@@ -104,11 +104,11 @@ def in_order(blockers: Iterable[Blocker]) -> list[Blocker]:
     )
 
 
-def _blocker(plan: Plan, kernel: Kernel, yields_at: float | None) -> Blocker:
+def _blocker(plan: Plan, kernel: Kernel, moment: float | None) -> Blocker:
     """Return why a kernel stays on its GPU, and until when if that can be said."""
     free_at = None
-    if yields_at is not None:
-        free_at = max(yields_at, plan.now) + park_s(kernel, plan.node.speeds)
+    if moment is not None:
+        free_at = max(moment, plan.now) + park_s(kernel, plan.node.speeds)
     if not plan.is_free(kernel) or kernel.residency in ON_THE_MOVE:
         goes = kernel.residency is not Residency.RESUMING
         return Blocker(

@@ -36,8 +36,8 @@ from .wait_blockers import (
     is_held,
 )
 
-Yield = tuple[float, int, Kernel]  # when, how much, which
-Yields = Mapping[str, Sequence[Yield]]  # by GPU
+Parkable = tuple[float, int, Kernel]  # when, how much, which
+ParkableByGpu = Mapping[str, Sequence[Parkable]]  # by GPU
 Parks = Mapping[str, Sequence[tuple[float, float]]]  # by GPU: when one may begin, how long it takes
 
 PASSES_S = 1.0  # time of each step beside its moves: NVML's next figure, and the passes until a decision
@@ -98,7 +98,7 @@ class _View:
 
     def __init__(self, now: float, node: Node, settings: Settings):
         self.plan = Plan(now, node, settings)
-        self._found: dict[tuple[bool, bool], tuple[Yields, Parks, Blockers]] = {}
+        self._found: dict[tuple[bool, bool], tuple[ParkableByGpu, Parks, Blockers]] = {}
         self._sinces = [waiter.since for waiter in self.plan.queue]
         self._granted: dict[str, float] = {}  # by GPU: when those looked at have had what they need
         self._waiting = Counter(
@@ -181,7 +181,7 @@ class _View:
         lacking = slots.lacking(kernel, waiter.needs) if waiter.room is None else []
         if not lacking:
             return Look(WaitReason.TURN, ITS_TURN)
-        blockers = self._yields(self.plan.settings.when_full == "time_slice", waiter)[2]
+        blockers = self._parkable(self.plan.settings.when_full == "time_slice", waiter)[2]
         there_now = slots.on(lacking[0], but=kernel)
         index = self.plan.node.gpus[lacking[0]].index if lacking[0] in self.plan.node.gpus else None
         where = "the GPU" if index is None else f"GPU {index}"
@@ -240,7 +240,7 @@ class _View:
         """Return when a GPU will have `need` bytes free, and what the waiter waits for there."""
         plan = self.plan
         slices = plan.settings.when_full == "time_slice" and not (waiter.room and waiter.room.is_courtesy)
-        yields, parks, blockers = self._yields(slices, waiter)
+        parkable, parks, blockers = self._parkable(slices, waiter)
         begins = max(plan.now, self._granted.get(uuid, 0.0))
         lacks = need - plan.room.get(uuid, 0)
         may_park = parks.get(uuid, ())
@@ -252,17 +252,17 @@ class _View:
             until = self._with_margin(-lacks, max(begins, arrives), may_park)
             moving = [blockers.of(kernel) for kernel in self._moving(uuid)[:BLOCKERS_MAX]]
             return Look(WaitReason.MOVING, "memory is being freed for it", until, moving)
-        yielding: list[Kernel] = []
+        chosen: list[Kernel] = []
         everything, is_host_full = lacks, False
-        for moment, size, kernel in yields.get(uuid, ()):
+        for moment, size, kernel in parkable.get(uuid, ()):
             if kernel is waiter.kernel:
                 continue
-            if plan.host.lacks_room_for([*yielding, kernel]):
+            if plan.host.lacks_room_for([*chosen, kernel]):
                 is_host_full = True
                 if size < everything or plan.host.lacks_room_for([kernel]):
                     continue
-                lacks, yielding = size, []  # alone, then
-            yielding.append(kernel)
+                lacks, chosen = size, []  # alone, then
+            chosen.append(kernel)
             lacks -= size
             if lacks <= 0:
                 begins = max(moment, begins, waiter.kernel.reclaim_after)
@@ -270,7 +270,7 @@ class _View:
                 at = self._with_margin(-lacks, at, may_park)
                 if slices:  # preemption leaves the margin out: what is idle by then may be parked for it
                     at = _last_end(begins, at, may_park)
-                needed = [blockers.of(each) for each in [kernel, *yielding[: BLOCKERS_MAX - 1]]]
+                needed = [blockers.of(each) for each in [kernel, *chosen[: BLOCKERS_MAX - 1]]]
                 if is_held(plan, kernel) and kernel.held_until == moment:
                     whose = (
                         "another notebook of yours" if _is_own(kernel, waiter) else "another user's notebook"
@@ -312,7 +312,7 @@ class _View:
         size = bytes_in_words(sum(waiter.needs.values()))
         words = f"it needs {size}, more than can become free: "
         stay = [kernel for kernel in self._others(waiter) if kernel.is_opted_out or not kernel.is_parkable]
-        *_, blockers = self._yields(slices=False, waiter=waiter)
+        *_, blockers = self._parkable(slices=False, waiter=waiter)
         found = [blockers.of(kernel) for kernel in stay[:BLOCKERS_MAX]]
         is_outside = any(blockers.outside_bytes(uuid) for uuid in waiter.needs)
         if is_outside:
@@ -327,7 +327,7 @@ class _View:
     def _others(self, waiter: Waiter) -> list[Kernel]:
         return [each for each in self.plan.candidates.resident_on(waiter.needs) if each is not waiter.kernel]
 
-    def _yields(self, slices: bool, waiter: Waiter) -> tuple[Yields, Parks, Blockers]:
+    def _parkable(self, slices: bool, waiter: Waiter) -> tuple[ParkableByGpu, Parks, Blockers]:
         """Return by GPU when each kernel may be parked at the earliest if nothing changes and what that frees, which
         parks may begin at all, and the kernels as blockers. `slices`: kernels at work may be parked too.
 
@@ -338,18 +338,18 @@ class _View:
         key = slices, is_first
         if key not in self._found:
             since = min(self._sinces) if is_first else max(self._sinces)
-            yields, parks = self._find_yields(slices, since)
-            moments = {kernel.id: moment for each in yields.values() for moment, _, kernel in each}
-            self._found[key] = yields, parks, Blockers(self.plan, moments)
+            parkable, parks = self._find_parkable(slices, since)
+            moments = {kernel.id: moment for each in parkable.values() for moment, _, kernel in each}
+            self._found[key] = parkable, parks, Blockers(self.plan, moments)
         return self._found[key]
 
-    def _find_yields(self, slices: bool, since: float) -> tuple[Yields, Parks]:
+    def _find_parkable(self, slices: bool, since: float) -> tuple[ParkableByGpu, Parks]:
         """Return the same for waiters since `since`.
 
         A kernel that used the GPU just now is not counted on, but may be parked if it stays idle.
         """
         plan, settings = self.plan, self.plan.settings
-        yields: dict[str, list[Yield]] = {}
+        parkable: dict[str, list[Parkable]] = {}
         parks: dict[str, list[tuple[float, float]]] = {}
         for kernel in plan.node.kernels:
             idle = eligible_at(kernel, settings, waits_since=since, speeds=plan.node.speeds)
@@ -363,10 +363,10 @@ class _View:
                 if size and soonest is not None:
                     parks.setdefault(uuid, []).append((soonest, park_s(kernel, plan.node.speeds)))
                 if size and moment is not None:
-                    yields.setdefault(uuid, []).append((moment, size, kernel))
-        for entries in yields.values():
+                    parkable.setdefault(uuid, []).append((moment, size, kernel))
+        for entries in parkable.values():
             entries.sort(key=lambda entry: (entry[0], entry[2].id))
-        return yields, parks
+        return parkable, parks
 
 
 def _slowest_s(by: float, parks: Sequence[tuple[float, float]]) -> float:

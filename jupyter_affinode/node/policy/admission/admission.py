@@ -88,7 +88,7 @@ def _most(plan: Plan, kernel: Kernel, uuid: str) -> int:
     """Return the bytes that a kernel could have of a GPU if every other kernel were parked that can be."""
     own = kernel.frees_bytes.get(uuid, 0) if kernel.is_parkable and not kernel.is_opted_out else 0
     own += plan.reserved.get((kernel.id, uuid), 0)
-    return plan.unused[uuid] + plan.candidates.yieldable(uuid) - own
+    return plan.unused[uuid] + plan.candidates.parkable_bytes(uuid) - own
 
 
 def _lacks_limit_alone(plan: Plan, needs: Mapping[str, int]) -> bool:

@@ -24,20 +24,20 @@ def delays_none(plan: Plan, needs: Mapping[str, int], ahead: Mapping[str, Waiter
     for uuid, head in ahead.items():
         lacks = head.needs[uuid] - plan.room[uuid]  # it is served without the margin in the end
         takes = needs[uuid] + plan.settings.margin_bytes
-        if delays(lacks, takes, _yields(plan, uuid, head)):
+        if delays(lacks, takes, _parkable_bytes(plan, uuid, head)):
             return False
     return True
 
 
-def delays(lacks: int, size: int, yields: Iterable[int]) -> bool:
-    """Return whether taking `size` away makes some subset of `yields` too small that sufficed for `lacks`.
+def delays(lacks: int, size: int, parkable: Iterable[int]) -> bool:
+    """Return whether taking `size` away makes some subset of `parkable` too small that sufficed for `lacks`.
 
     Such a subset has a sum from `lacks` to just under `lacks + size`. Sums are kept as bits of one number, in grains
     rounded down; the rounding loses less than a grain for each kernel.
     """
     if size <= 0:
         return False
-    grains = [max(each, 0) // GRAIN_BYTES for each in yields]
+    grains = [max(each, 0) // GRAIN_BYTES for each in parkable]
     lowest = max(-(-lacks // GRAIN_BYTES) - len(grains), 0)
     highest = (lacks + size - 1) // GRAIN_BYTES  # in grains, the largest that may fall short
     if highest < lowest:
@@ -51,7 +51,7 @@ def delays(lacks: int, size: int, yields: Iterable[int]) -> bool:
     return bool((sums >> lowest) & ((1 << (highest - lowest + 1)) - 1))
 
 
-def _yields(plan: Plan, uuid: str, head: Waiter) -> list[int]:
+def _parkable_bytes(plan: Plan, uuid: str, head: Waiter) -> list[int]:
     """Return the bytes that each kernel may free on a GPU, moves under way included; the head's own do not help it."""
     return [
         kernel.frees_bytes[uuid]

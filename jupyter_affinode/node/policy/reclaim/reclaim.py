@@ -10,7 +10,7 @@ from ...model.reasons import Cause
 from ...model.snapshot import Kernel, Waiter
 from ..scheduling_pass.host_plan import HostMemory
 from ..scheduling_pass.plan import Plan
-from ..victims.candidates import may_yield
+from ..victims.candidates import can_be_parked
 from .exchange import is_exchange, is_for_later
 from .hand_over import hand_over
 from .preemption import make_room_when_full
@@ -159,5 +159,5 @@ def _make_host_memory_ready(plan: Plan, candidates: Iterable[Kernel], missing: M
 def _barred_on(plan: Plan, resources: Mapping[str, int], head: Waiter) -> Iterator[Kernel]:
     """Yield waiters ahead of the head that have memory and cannot be served."""
     for kernel in plan.candidates.resident_on(resources) if plan.barred else ():
-        if kernel.id in plan.barred and kernel is not head.kernel and may_yield(kernel, plan.now):
+        if kernel.id in plan.barred and kernel is not head.kernel and can_be_parked(kernel, plan.now):
             yield kernel

@@ -45,7 +45,7 @@ class Candidates:
         self._used_by = now - least_idle_s(settings, waits_since=self._waits_since, now=now)
         self._eligible: dict[str, bool] = {}  # by kernel, of those that were looked at
         self._eligible_on: dict[frozenset[str], list[Kernel]] = {}  # the best last
-        self._yieldable: dict[str, int] = {}  # by GPU
+        self._parkable_bytes: dict[str, int] = {}  # by GPU
 
     def eligible(self) -> list[Kernel]:
         """Return the kernels that may be parked now, in victim order (victims/eviction_cost.py)."""
@@ -81,11 +81,11 @@ class Candidates:
         """Return the kernels with movable memory on one of the GPUs, whatever is decided for them."""
         return self._holding(gpus)
 
-    def yieldable(self, uuid: str) -> int:
+    def parkable_bytes(self, uuid: str) -> int:
         """Return the bytes that would become free on a GPU if all kernels were parked that can be, reservations
         included.
         """
-        size = self._yieldable.get(uuid)
+        size = self._parkable_bytes.get(uuid)
         if size is None:
             size = self._reserved.get(uuid, 0)
             for kernel in self._by_gpu.get(uuid, ()):
@@ -93,7 +93,7 @@ class Candidates:
                     size += kernel.frees_bytes[uuid]
             for kernel in self.parked_in_part:
                 size += kernel.left_bytes.get(uuid, 0)
-            self._yieldable[uuid] = size
+            self._parkable_bytes[uuid] = size
         return size
 
     def _find_eligible(self, where: frozenset[str]) -> list[Kernel]:
@@ -181,7 +181,7 @@ class Candidates:
             kernel = waiter.kernel
             if not _has_memory(kernel):
                 continue  # most of them are parked as a whole
-            if self._may_be_blocked(kernel) and may_yield(kernel, self._now):
+            if self._may_be_blocked(kernel) and can_be_parked(kernel, self._now):
                 first = places[kernel.id][1] if kernel.id in places else place
                 places[kernel.id] = place, first, kernel
         index: dict[str, list[Blocked]] = defaultdict(list)
@@ -218,7 +218,7 @@ def _has_memory(kernel: Kernel) -> bool:
     return any(kernel.resident_bytes.values())
 
 
-def may_yield(kernel: Kernel, now: float) -> bool:
+def can_be_parked(kernel: Kernel, now: float) -> bool:
     """Return whether a waiter may be parked while it waits: it is neither held nor computing nor opted out."""
     is_held = kernel.held_until is not None and kernel.held_until > now
     is_busy = kernel.calls_in_flight or kernel.captures or kernel.retry_at > now

@@ -44,17 +44,21 @@ GRAINS = st.lists(st.integers(0, 12), max_size=6)
 
 @given(st.integers(-5, 40), st.integers(0, 12), GRAINS)
 @settings(deadline=None, max_examples=100)
-def test_no_delayed_waiter_is_called_undelayed(lacks, size, yields):
+def test_no_delayed_waiter_is_called_undelayed(lacks, size, parkable):
     """Against all sets, tried one by one. Sizes of whole grains lose nothing to rounding."""
-    sums = {sum(chosen) for many in range(len(yields) + 1) for chosen in itertools.combinations(yields, many)}
+    sums = {
+        sum(chosen) for many in range(len(parkable) + 1) for chosen in itertools.combinations(parkable, many)
+    }
     truth = any(lacks <= each < lacks + size for each in sums)
-    told = delays(lacks * GRAIN_BYTES, size * GRAIN_BYTES, [each * GRAIN_BYTES for each in yields])
+    told = delays(lacks * GRAIN_BYTES, size * GRAIN_BYTES, [each * GRAIN_BYTES for each in parkable])
     assert told or not truth
 
 
 @given(st.integers(1, 60 * MIB), st.integers(1, 30 * MIB), st.lists(st.integers(0, 40 * MIB), max_size=6))
 @settings(deadline=None, max_examples=100)
-def test_rounding_errs_on_the_side_of_the_one_ahead(lacks, size, yields):
-    sums = {sum(chosen) for many in range(len(yields) + 1) for chosen in itertools.combinations(yields, many)}
+def test_rounding_errs_on_the_side_of_the_one_ahead(lacks, size, parkable):
+    sums = {
+        sum(chosen) for many in range(len(parkable) + 1) for chosen in itertools.combinations(parkable, many)
+    }
     if any(lacks <= each < lacks + size for each in sums):
-        assert delays(lacks, size, yields)
+        assert delays(lacks, size, parkable)
