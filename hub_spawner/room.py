@@ -21,7 +21,7 @@ GRACE_S = 5.0  # how much later than its own time-out the controller's last word
 
 
 T = TypeVar("T")
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+_slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ async def ask_for_room(
 
     Cancelling it withdraws the request at once, as does the end of the Hub's process.
     """
-    turns = _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
+    slots = _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
     lines = ControllerClient(socket).room(size, user=user, priority=priority or None, timeout_s=timeout_s)
     deadline = time.monotonic() + timeout_s + GRACE_S
     line: dict[str, Any] = {}
     try:
         async with contextlib.aclosing(lines):
-            async with turns:
+            async with slots:
                 line = await _until(deadline, anext(lines))
             while line["state"] == "waiting":
                 tell(line)

@@ -408,7 +408,7 @@ class Controller:
         told = estimate_waits(now, node, self.state.settings) if queue else {}
         self._waiting = Waiting(queue, told, waits_since(told.values()))
         if not queue:
-            self.state.turns.forget()
+            self.state.last_served.forget()
 
     def _moved(self) -> None:
         """Read the GPUs' figures again: a move ended, or is to be tried again."""

@@ -91,7 +91,7 @@ class Effects:
         elif isinstance(action, Spill):
             self._parts.spills.begin(kernel, action)
         elif isinstance(action, Resume):
-            self._take_turn(kernel, action.reserved_bytes, now)
+            self._note_served(kernel, action.reserved_bytes, now)
             self._parts.moves.resume(kernel, action.reserved_bytes, action.reason, action.cause, action.gpu)
         elif isinstance(action, RefusePark):
             status = Status.NO_HOST_ROOM if action.slug == Refusal.NO_HOST_MEMORY else Status.REFUSED
@@ -99,7 +99,7 @@ class Effects:
         elif isinstance(action, EndKernel):
             self._end(kernel, action, now)
         elif isinstance(action, GrantRoom):
-            self._take_turn(kernel, [action.gpu], now)
+            self._note_served(kernel, [action.gpu], now)
             self._parts.rooms.answer(kernel, action.key, now, reason=None)
         elif isinstance(action, DenyRoom):
             self._parts.rooms.answer(kernel, action.key, now, reason=action.reason, cause=action.cause)
@@ -107,12 +107,12 @@ class Effects:
     def _answer(self, request: RequestedRoom, action: Action, now: float) -> None:
         """Answer a request for room that no kernel has made yet."""
         if isinstance(action, GrantRoom):
-            self._take_turn(request.record, [action.gpu], now)
+            self._note_served(request.record, [action.gpu], now)
         self._parts.room_requests.carry_out(request, action)
 
-    def _take_turn(self, kernel: KernelRecord, gpus: Iterable[str], now: float) -> None:
+    def _note_served(self, kernel: KernelRecord, gpus: Iterable[str], now: float) -> None:
         priority = entitlements_of(kernel, self._state.settings).priority
-        self._state.turns.take(kernel.account.charged_user or "", priority, gpus, now)
+        self._state.last_served.take(kernel.account.charged_user or "", priority, gpus, now)
 
     def _park(self, kernel: KernelRecord, action: Park) -> None:
         if action.lot_bytes:

@@ -128,7 +128,7 @@ class Exchanges:
                     kernel.host.budget_bytes = 0  # it has taken by itself what it needs
             together.commit(kernel, move)
         priority = entitlements_of(waiter, self._state.settings).priority
-        self._state.turns.take(waiter.account.charged_user or "", priority, needs, now)
+        self._state.last_served.take(waiter.account.charged_user or "", priority, needs, now)
         self._bring_in(waiter, needs, exchange)
         for kernel, move in self._parks(exchange) if hands_over else ():
             for key in move.prepared & kernel.processes.keys():

@@ -13,7 +13,7 @@ from ..identity.identity import Identity
 from ..model.actions import Action, DenyRoom, GrantRoom
 from ..model.reasons import Cause
 from ..model.snapshot import Node, Residency
-from ..policy.wait_estimates import ITS_TURN, WaitEstimate
+from ..policy.wait_estimates import IS_NEXT, WaitEstimate
 from ..state.records.kernel import KernelRecord
 from ..state.registry import NodeState
 from ..state.room_requests import PREFIX, RequestedRoom
@@ -126,7 +126,7 @@ class RoomRequests:
             if estimate is None or estimate.estimate_s is None
             else round(estimate.estimate_s, 1),
             "text": self._parks(request)
-            or ("" if estimate is None or estimate.reason == ITS_TURN else estimate.reason),
+            or ("" if estimate is None or estimate.reason == IS_NEXT else estimate.reason),
         }
 
     def _parks(self, request: RequestedRoom) -> str:

@@ -280,7 +280,7 @@ class Node:
     is_settled: bool = True  # long enough after the start for shims to have connected
     is_complete: bool = True  # … even those that were waiting before another try
     speeds: Mapping[str, Speed] = field(default_factory=dict)  # by GPU, as measured here
-    turns: Mapping[Line, float] = field(
+    last_served: Mapping[ServedKey, float] = field(
         default_factory=dict
     )  # when each user was last served (policy/queue.py)
     pauses_s: tuple[
@@ -288,7 +288,7 @@ class Node:
     ] = ()  # how long kernels were unused between two uses, the shortest first (pauses.py)
 
 
-Line = tuple[str, int, str]  # a user (`Kernel.charged_user`), a priority class and a GPU
+ServedKey = tuple[str, int, str]  # a user (`Kernel.charged_user`), a priority class and a GPU
 
 
 class Waiter(NamedTuple):

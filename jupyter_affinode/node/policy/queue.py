@@ -1,9 +1,9 @@
 """The queue: which kernels wait for the GPU, and in which order; pure.
 
 **Order.** On each GPU, the users of a priority class are served round-robin. A waiter counts as waiting since it began
-to wait, or since its user was last served there (`Turns`) if that is later. So each other waiting user is served before
-a user's next kernel, however many kernels it has. Among one user's own waiters, and on a user's own controller, the
-order is first come, first served. Waiting ages: each `ageing_s` lifts a waiter by one class. Ageing is the same for
+to wait, or since its user was last served there (`LastServed`) if that is later. So each other waiting user is served
+before a user's next kernel, however many kernels it has. Among one user's own waiters, and on a user's own controller,
+the order is first come, first served. Waiting ages: each `ageing_s` lifts a waiter by one class. Ageing is the same for
 all, so the order needs no clock: it is that of `since - priority * ageing_s`. It changes only when a user is served.
 
 **Bound.** The oldest waiter of a user and class on a GPU keeps its place until it is served. Classes reach from
@@ -30,7 +30,7 @@ from typing import Protocol
 
 from ...settings.policy import Settings
 from ...settings.rules import PRIORITY_MAX, PRIORITY_MIN
-from ..model.snapshot import Kernel, Line, Node, Residency, Waiter
+from ..model.snapshot import Kernel, Node, Residency, ServedKey, Waiter
 
 
 class HasSince(Protocol):
@@ -44,20 +44,20 @@ class HasSince(Protocol):
 AWAY = (Residency.QUEUED, Residency.PARKED, Residency.RESUMING)
 
 
-class Turns:
+class LastServed:
     """When each user was last served, by class and GPU. The controller's state keeps it; a new controller starts with
     the order of arrival.
     """
 
     def __init__(self) -> None:
-        self._served: dict[Line, float] = {}
+        self._served: dict[ServedKey, float] = {}
 
     def take(self, charged_user: str, priority: int, gpus: Iterable[str], now: float) -> None:
         """Note that a waiter of the user was given room on the GPUs; a user of "" is not counted."""
         for uuid in gpus if charged_user else ():
             self._served[charged_user, priority, uuid] = now
 
-    def seen(self) -> Mapping[Line, float]:
+    def seen(self) -> Mapping[ServedKey, float]:
         """Return a copy for the snapshot."""
         return self._served.copy() if self._served else {}
 
@@ -66,8 +66,8 @@ class Turns:
         self._served.clear()
 
 
-def lines_of(kernel: Kernel, gpus: Iterable[str]) -> list[Line]:
-    """Return the entries of `Turns` in which serving the kernel counts."""
+def served_keys(kernel: Kernel, gpus: Iterable[str]) -> list[ServedKey]:
+    """Return the entries of `LastServed` in which serving the kernel counts."""
     return [(kernel.charged_user, kernel.priority, uuid) for uuid in gpus] if kernel.charged_user else []
 
 
@@ -78,7 +78,7 @@ def waiters(node: Node, settings: Settings) -> list[Waiter]:
     places: list[
         tuple[float, float, float, str, int, Waiter]
     ] = []  # the last two: a kernel's allocations keep their order
-    turns, head_starts = node.turns, _HeadStarts(settings)
+    last_served, head_starts = node.last_served, _HeadStarts(settings)
     for kernel in node.kernels:
         since, rooms = kernel.wants_since, kernel.rooms
         if (since is None and not rooms) or kernel.is_dying:
@@ -89,23 +89,23 @@ def waiters(node: Node, settings: Settings) -> list[Waiter]:
             if rooms:
                 since, needs = _with_rooms(kernel, needs)
             assert since is not None
-            turn = _turn(turns, kernel, needs) if turns else 0.0
-            order = max(since, turn) - head_start_s
+            served_at = _last_served_at(last_served, kernel, needs) if last_served else 0.0
+            order = max(since, served_at) - head_start_s
             waiter = Waiter(kernel, since, needs, None, order)
-            places.append((order, turn, since, kernel.id, 0, waiter))
+            places.append((order, served_at, since, kernel.id, 0, waiter))
             continue
         for number, room in enumerate(rooms if len(rooms) == 1 else sorted(rooms, key=attrgetter("key"))):
             needs = {room.gpu: room.bytes}
-            turn = _turn(turns, kernel, needs) if turns else 0.0
-            order = max(room.since, turn) - head_start_s
+            served_at = _last_served_at(last_served, kernel, needs) if last_served else 0.0
+            order = max(room.since, served_at) - head_start_s
             waiter = Waiter(kernel, room.since, needs, room, order)
-            places.append((order, turn, room.since, kernel.id, number, waiter))
+            places.append((order, served_at, room.since, kernel.id, number, waiter))
     places.sort()
     return [place[-1] for place in places]
 
 
-def in_turn(
-    queue: Sequence[Waiter], had: Counter[Line], now: float, settings: Settings
+def in_service_order(
+    queue: Sequence[Waiter], had: Counter[ServedKey], now: float, settings: Settings
 ) -> Iterator[tuple[int, Waiter]]:
     """Yield the queue with each waiter's place, while the caller serves users (`had`: how often); a served user's next
     waiter goes behind those of its class that came before now.
@@ -115,9 +115,9 @@ def in_turn(
     for place, waiter in enumerate(queue):
         while later and later[0][0] < waiter.order:
             yield from _next(later, had)
-        if had and (turns := _had(waiter, had)):  # mostly no waiter has been served
+        if had and (served := _had(waiter, had)):  # mostly no waiter has been served
             order = now - head_starts[waiter.kernel.priority]
-            heapq.heappush(later, (order, turns, place, waiter))
+            heapq.heappush(later, (order, served, place, waiter))
         else:
             yield place, waiter
     while later:
@@ -146,18 +146,20 @@ class _HeadStarts(dict[int, float]):
         return self[priority]
 
 
-def _turn(turns: Mapping[Line, float], kernel: Kernel, needs: Mapping[str, int]) -> float:
+def _last_served_at(
+    last_served: Mapping[ServedKey, float], kernel: Kernel, needs: Mapping[str, int]
+) -> float:
     """Return when a kernel's user was last served on all the GPUs that it waits for; 0 if never."""
     charged_user, priority = kernel.charged_user, kernel.priority
     if not charged_user:
         return 0.0
     if len(needs) == 1:  # nearly all
         (uuid,) = needs
-        return turns.get((charged_user, priority, uuid), 0.0)
-    return min([turns.get((charged_user, priority, uuid), 0.0) for uuid in needs], default=0.0)
+        return last_served.get((charged_user, priority, uuid), 0.0)
+    return min([last_served.get((charged_user, priority, uuid), 0.0) for uuid in needs], default=0.0)
 
 
-def _had(waiter: Waiter, had: Counter[Line]) -> int:
+def _had(waiter: Waiter, had: Counter[ServedKey]) -> int:
     """Return how often the waiter's user was served in this pass on all the GPUs that it waits for."""
     charged_user, priority = waiter.kernel.charged_user, waiter.kernel.priority
     if not charged_user:
@@ -168,12 +170,14 @@ def _had(waiter: Waiter, had: Counter[Line]) -> int:
     return min([had.get((charged_user, priority, uuid), 0) for uuid in waiter.needs], default=0)
 
 
-def _next(later: list[tuple[float, int, int, Waiter]], had: Counter[Line]) -> Iterator[tuple[int, Waiter]]:
+def _next(
+    later: list[tuple[float, int, int, Waiter]], had: Counter[ServedKey]
+) -> Iterator[tuple[int, Waiter]]:
     """Yield the first waiter that was put off, unless its user was served again since."""
-    order, turns, place, waiter = heapq.heappop(later)
-    turns_now = _had(waiter, had)
-    if turns_now > turns:
-        heapq.heappush(later, (order, turns_now, place, waiter))
+    order, served, place, waiter = heapq.heappop(later)
+    served_now = _had(waiter, had)
+    if served_now > served:
+        heapq.heappush(later, (order, served_now, place, waiter))
     else:
         yield place, waiter
 

@@ -21,7 +21,7 @@ from ..model.reasons import BlockerReason, WaitReason
 from ..model.snapshot import Kernel, Node, Residency, Waiter
 from .admission.admission import is_hopeless
 from .admission.migration import may_migrate
-from .queue import in_turn, lines_of
+from .queue import in_service_order, served_keys
 from .reclaim.preemption import preemptible_at
 from .resources.quotas import GROUP
 from .scheduling_pass.compute_slots import is_at_work
@@ -41,9 +41,9 @@ ParkableByGpu = Mapping[str, Sequence[Parkable]]  # by GPU
 Parks = Mapping[str, Sequence[tuple[float, float]]]  # by GPU: when one may begin, how long it takes
 
 PASSES_S = 1.0  # time of each step beside its moves: NVML's next figure, and the passes until a decision
-ITS_TURN = "it is its turn"
+IS_NEXT = "it is its turn"
 FULL = "the GPU is full until others have been idle for long enough"
-FULL_IN_TURNS = "the GPU is full until others have had their turn, or have been idle for long enough"
+FULL_TIME_SLICED = "the GPU is full until others have had their turn, or have been idle for long enough"
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ def estimate_waits(now: float, node: Node, settings: Settings) -> dict[str, Wait
     view = _View(now, node, settings)
     found: dict[str, WaitEstimate] = {}
     ahead: dict[str, int] = {}  # by GPU: what those before need
-    had = view.plan.turns  # all count as served in order
-    for _, waiter in in_turn(view.plan.queue, had, now, settings):
+    had = view.plan.served  # all count as served in order
+    for _, waiter in in_service_order(view.plan.queue, had, now, settings):
         if waiter.kernel.id not in found:
             look = view.look(waiter, ahead)
             found[waiter.kernel.id] = WaitEstimate(
@@ -89,7 +89,7 @@ def estimate_waits(now: float, node: Node, settings: Settings) -> dict[str, Wait
         for uuid, need in waiter.needs.items():
             ahead[uuid] = ahead.get(uuid, 0) + need
         view.note(waiter)
-        had.update(lines_of(waiter.kernel, waiter.needs))
+        had.update(served_keys(waiter.kernel, waiter.needs))
     return found
 
 
@@ -146,7 +146,7 @@ class _View:
         if self._may_be_passed(waiter, ahead):
             latest = None
         obstacle = next((each for each in looks if each.code is not WaitReason.TURN), None)
-        code, reason = (WaitReason.TURN, ITS_TURN) if obstacle is None else (obstacle.code, obstacle.reason)
+        code, reason = (WaitReason.TURN, IS_NEXT) if obstacle is None else (obstacle.code, obstacle.reason)
         if is_behind:
             code = WaitReason.OTHERS_FIRST
             if latest is not None and kernel.movable_bytes:  # it may be parked for them, and resumed for this
@@ -180,7 +180,7 @@ class _View:
         self._slotless |= waiter.needs.keys()
         lacking = slots.lacking(kernel, waiter.needs) if waiter.room is None else []
         if not lacking:
-            return Look(WaitReason.TURN, ITS_TURN)
+            return Look(WaitReason.TURN, IS_NEXT)
         blockers = self._parkable(self.plan.settings.when_full == "time_slice", waiter)[2]
         there_now = slots.on(lacking[0], but=kernel)
         index = self.plan.node.gpus[lacking[0]].index if lacking[0] in self.plan.node.gpus else None
@@ -245,7 +245,7 @@ class _View:
         lacks = need - plan.room.get(uuid, 0)
         may_park = parks.get(uuid, ())
         if lacks <= 0:
-            return Look(WaitReason.TURN, ITS_TURN, self._with_margin(-lacks, begins, may_park))
+            return Look(WaitReason.TURN, IS_NEXT, self._with_margin(-lacks, begins, may_park))
         arrives = plan.now + self._slowest_move(uuid)
         lacks -= plan.incoming.get(uuid, 0)
         if lacks <= 0:
@@ -276,7 +276,7 @@ class _View:
                         "another notebook of yours" if _is_own(kernel, waiter) else "another user's notebook"
                     )
                     return Look(WaitReason.HELD, f"{whose} is kept on the GPU", at, needed)
-                return Look(WaitReason.FULL, FULL_IN_TURNS if slices else FULL, at, needed)
+                return Look(WaitReason.FULL, FULL_TIME_SLICED if slices else FULL, at, needed)
         if is_host_full:
             words = "the GPU is full, and so is the machine's RAM: nothing can be freed"
             return Look(WaitReason.HOST_MEMORY, words)
@@ -353,11 +353,11 @@ class _View:
         parks: dict[str, list[tuple[float, float]]] = {}
         for kernel in plan.node.kernels:
             idle = eligible_at(kernel, settings, waits_since=since, speeds=plan.node.speeds)
-            turn_ends = preemptible_at(kernel, settings.time_slice_s) if slices else None
-            counted_on = [turn_ends] if is_at_work(plan.now, kernel, settings) else [idle, turn_ends]
+            slice_ends = preemptible_at(kernel, settings.time_slice_s) if slices else None
+            counted_on = [slice_ends] if is_at_work(plan.now, kernel, settings) else [idle, slice_ends]
             # For a waiter before, too, which may have waited for longer.
             first = eligible_at(kernel, settings, waits_since=min(self._sinces), speeds=plan.node.speeds)
-            soonest = min((moment for moment in (first, turn_ends) if moment is not None), default=None)
+            soonest = min((moment for moment in (first, slice_ends) if moment is not None), default=None)
             moment = min((moment for moment in counted_on if moment is not None), default=None)
             for uuid, size in kernel.frees_bytes.items():
                 if size and soonest is not None:

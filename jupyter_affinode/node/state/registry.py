@@ -14,7 +14,7 @@ from ..model.gpu import NvmlGpu
 from ..model.pauses import Pauses
 from ..model.snapshot import Kernel, Node, Reservation, Residency
 from ..policy.placement import PLACED_LASTS_S, Newcomer, newcomers_by_gpu, place
-from ..policy.queue import Turns
+from ..policy.queue import LastServed
 from ..protocol.page import State
 from ..protocol.wire import Hello, HelloFlag
 from ..system.host_memory import HostMemory
@@ -62,7 +62,7 @@ class NodeState:
         self.speeds = MoveSpeeds()
         self.failed_parks = UserBackOff(10.0, 3600.0)  # of users whose kernels are parked last
         self.unused_room = UserBackOff(1.0, 60.0)  # of users whose kernels get no room for a while
-        self.turns = Turns()
+        self.last_served = LastServed()
         self.pauses = Pauses()
         self._parents_seen_at = 0.0
         self.remembered: Remembered | None = None  # users' requests to an earlier controller
@@ -339,7 +339,7 @@ class NodeState:
             is_settled,
             is_complete,
             speeds,
-            self.turns.seen(),
+            self.last_served.seen(),
             self.pauses.lengths_s,
         )
 

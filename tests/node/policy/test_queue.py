@@ -60,11 +60,11 @@ def test_a_served_user_goes_behind_users_who_waited_by_then():
     ann = [parked(f"ann{number}", waits=90 - number, charged_user="ann") for number in range(3)]
     bob, eve = parked("bob", waits=9, charged_user="bob"), parked("eve", waits=30, charged_user="eve")
     everything = node(*ann, bob, eve)
-    turns = replace(everything, turns=served_at(NOW - 10, "ann"))
+    turns = replace(everything, last_served=served_at(NOW - 10, "ann"))
     assert [each.kernel.id for each in waiters(everything, NEEDED)] == ["ann0", "ann1", "ann2", "eve", "bob"]
     assert [each.kernel.id for each in waiters(turns, NEEDED)] == ["eve", "ann0", "ann1", "ann2", "bob"]
-    elsewhere = replace(everything, turns=served_at(NOW - 10, "ann", gpu="GPU-other"))
-    other_class = replace(everything, turns=served_at(NOW - 10, "ann", priority=1))
+    elsewhere = replace(everything, last_served=served_at(NOW - 10, "ann", gpu="GPU-other"))
+    other_class = replace(everything, last_served=served_at(NOW - 10, "ann", priority=1))
     for same in (elsewhere, other_class):
         assert waiters(same, NEEDED) == waiters(everything, NEEDED)
 

@@ -120,7 +120,7 @@ class Heart:
         for action in decide(now, self.seen, self.settings):
             kernel = self.state.kernels[action.kernel_id]
             if isinstance(action, Resume | GrantRoom):
-                self.state.turns.take(kernel.account.charged_user or "", 0, [A], now)
+                self.state.last_served.take(kernel.account.charged_user or "", 0, [A], now)
             if isinstance(action, Resume):
                 self.moves.resume(kernel, action.reserved_bytes, action.reason)
             else:

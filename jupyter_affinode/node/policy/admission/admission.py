@@ -8,7 +8,7 @@ from ....units import bytes_in_words, duration_in_words
 from ...model.actions import DenyRoom, GrantRoom
 from ...model.reasons import Cause
 from ...model.snapshot import Kernel, RoomRequest, Waiter
-from ..queue import in_turn, lines_of
+from ..queue import in_service_order, served_keys
 from ..reclaim.preemption import preempt_for_slots
 from ..reclaim.reclaim import reclaim
 from ..scheduling_pass.plan import Plan
@@ -31,7 +31,7 @@ def serve_queue(plan: Plan) -> None:
     heads: dict[str, Waiter] = {}  # by GPU: the first that waits for it in vain
     slotless: dict[str, Waiter] = {}  # … and the first that may not compute beside others there
     backfill = plan.settings.backfill
-    for place, waiter in in_turn(plan.queue, plan.turns, plan.now, plan.settings):
+    for place, waiter in in_service_order(plan.queue, plan.served, plan.now, plan.settings):
         kernel = waiter.kernel
         if not plan.is_free(kernel) or kernel.served_after > plan.now:
             continue
@@ -149,7 +149,7 @@ def _give(plan: Plan, waiter: Waiter, needs: Mapping[str, int]) -> None:
     if room is not None:
         plan.act(GrantRoom(kernel.id, room.key, room.gpu, room.bytes))
         plan.take_room(needs)
-        plan.turns.update(lines_of(kernel, [room.gpu]))
+        plan.served.update(served_keys(kernel, [room.gpu]))
     else:
         waited = duration_in_words(plan.now - waiter.since)
         plan.resume(kernel, needs, f"it waited {waited}", Cause.CELL)

@@ -14,8 +14,8 @@ from functools import cached_property
 from ....settings.policy import Settings
 from ...model.actions import Action, DropCaches, GiveLots, MakeLots, Park, Resume
 from ...model.reasons import Cause
-from ...model.snapshot import Kernel, Line, Node, Residency
-from ..queue import AWAY, lines_of, waiters
+from ...model.snapshot import Kernel, Node, Residency, ServedKey
+from ..queue import AWAY, served_keys, waiters
 from ..resources.quotas import Limits
 from ..victims.candidates import Candidates
 from ..victims.eviction_cost import is_late
@@ -34,7 +34,7 @@ class Plan:
         self.settings = settings
         self.actions: list[Action] = []
         self.queue = waiters(node, settings)
-        self.turns: Counter[Line] = Counter()  # how often this pass served each user
+        self.served: Counter[ServedKey] = Counter()  # how often this pass served each user
         self.limits = Limits(node, settings)
         self.room = {uuid: gpu.free_bytes for uuid, gpu in node.gpus.items()}
         for reservation in node.reservations:
@@ -180,7 +180,7 @@ class Plan:
         self._comes_back(kernel)
         self.take_room(needs)
         self.slots.take(kernel, migration or kernel.resume_bytes)
-        self.turns.update(lines_of(kernel, migration or kernel.resume_bytes))
+        self.served.update(served_keys(kernel, migration or kernel.resume_bytes))
 
     # ---- room
 

@@ -38,7 +38,7 @@ def crowded_node(
         (kernel.charged_user, kernel.priority, uuids[0]): NOW - number
         for number, kernel in enumerate(made[::7])
     }
-    return Node(table, tuple(made), host, reservations, turns=turns)
+    return Node(table, tuple(made), host, reservations, last_served=turns)
 
 
 def _kernel(draw: random.Random, number: int, uuid: str, waits: bool, full: bool) -> Kernel:

@@ -23,7 +23,7 @@ from jupyter_affinode.node.model.actions import (
 from jupyter_affinode.node.model.reasons import Cause
 from jupyter_affinode.node.model.snapshot import Kernel, Node, Residency, Waiter
 from jupyter_affinode.node.policy.decide import decide
-from jupyter_affinode.node.policy.queue import Turns, overtaking_s, waiters
+from jupyter_affinode.node.policy.queue import LastServed, overtaking_s, waiters
 from jupyter_affinode.planner.model.simulated_kernel import SimulatedKernel
 from jupyter_affinode.settings.policy import Settings
 
@@ -58,7 +58,7 @@ class SharedGpus(Scene):
         settings: Settings,
         faults: random.Random | None = None,
     ):
-        self.turns = Turns()
+        self.last_served = LastServed()
         self.served: list[tuple[float, Waiter]] = []
         self._passed_by: dict[str, set[tuple[str, frozenset[str]]]] = {}  # by waiter: user, GPUs
         self._faults = faults
@@ -70,7 +70,7 @@ class SharedGpus(Scene):
         super().step()
 
     def _look(self) -> Node:
-        return replace(super()._look(), turns=self.turns.seen())
+        return replace(super()._look(), last_served=self.last_served.seen())
 
     def _may_take(self, kernel: SimulatedKernel, need: int) -> bool:
         asks_first = self.settings.quotas and kernel.room is None
@@ -82,7 +82,9 @@ class SharedGpus(Scene):
         for action in decided:
             kernel = by_id[action.kernel_id]
             if isinstance(action, Resume | GrantRoom):
-                self.turns.take(kernel.charged_user, kernel.priority, self.actors[kernel.id].on, self.now)
+                self.last_served.take(
+                    kernel.charged_user, kernel.priority, self.actors[kernel.id].on, self.now
+                )
             elif isinstance(action, Park):
                 self.change(kernel.id, park_requested=None)
         super().act(node, decided)
