@@ -159,7 +159,7 @@ class Kernel:
     reclaim_after: float = (
         0.0  # no kernel is parked for its allocations before: they failed although there was room
     )
-    hopeless: bool = False  # allocations failed again and again although there was room
+    allocations_fail: bool = False  # allocations failed again and again although there was room
     cgroups: tuple[str, ...] = ()  # the cgroups with a limit that count its parked memory, the nearest first
     can_drop_caches: bool = False  # its frameworks can be asked to: they were not since it last used the GPU
     user: str = ""  # its owner; "" if not known

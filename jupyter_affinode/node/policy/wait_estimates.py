@@ -19,7 +19,7 @@ from ...settings.policy import Settings
 from ...units import bytes_in_words
 from ..model.reasons import BlockerReason, WaitReason
 from ..model.snapshot import Kernel, Node, Residency, Waiter
-from .admission.admission import is_hopeless
+from .admission.admission import is_unschedulable
 from .admission.migration import may_migrate
 from .queue import in_service_order, served_keys
 from .reclaim.preemption import preemptible_at
@@ -123,8 +123,8 @@ class _View:
             return Look(WaitReason.MOVING, "it is being brought back", until)
         if kernel.is_ending:
             return Look(WaitReason.ENDING, "it is being shut down")
-        if is_hopeless(plan, waiter) and not may_migrate(waiter):
-            return self._hopeless(waiter)
+        if is_unschedulable(plan, waiter) and not may_migrate(waiter):
+            return self._unschedulable(waiter)
         if kernel.served_after > plan.now:
             words = "room that was reserved for your kernels was not taken, they are served again soon"
             return Look(WaitReason.RETRY, words)
@@ -305,7 +305,7 @@ class _View:
     def _slowest_move(self, uuid: str) -> float:
         return max((park_s(kernel, self.plan.node.speeds) for kernel in self._moving(uuid)), default=0.0)
 
-    def _hopeless(self, waiter: Waiter) -> Look:
+    def _unschedulable(self, waiter: Waiter) -> Look:
         exceeded = self.plan.limits.exceeded(waiter)
         if exceeded is not None:
             return Look(WaitReason.LIMIT, f"with this it would exceed the limit of {exceeded[0]}")

@@ -21,8 +21,8 @@ from .records.process import Process
 
 Fields = dict[str, Any]  # some of a `Kernel`'s, by name
 
-HOPELESS_GRANTS = 5  # an allocation that failed this often although there was room …
-HOPELESS_AFTER_S = 3.0  # … for so long, will fail again
+FAILED_GRANTS_MAX = 5  # an allocation that failed this often although there was room …
+FAILING_AFTER_S = 3.0  # … for so long, will fail again
 
 
 def kernel_picture(
@@ -137,7 +137,7 @@ def _request_fields(kernel: KernelRecord, now: float) -> Fields:
         "retry_pause_s": kernel.failures.park.pause_s,
         "resume_retry_at": kernel.failures.resume.retry_at,
         "reclaim_after": kernel.failures.room.retry_at,
-        "hopeless": _is_hopeless(kernel, now),
+        "allocations_fail": _allocations_fail(kernel, now),
         "expected_until": expected_until(kernel),
     }
 
@@ -248,10 +248,10 @@ def _rooms(kernel: KernelRecord) -> tuple[RoomRequest, ...]:
     )
 
 
-def _is_hopeless(kernel: KernelRecord, now: float) -> bool:
+def _allocations_fail(kernel: KernelRecord, now: float) -> bool:
     """Return whether its allocations fail again and again although there is room."""
     failed = kernel.failures.room
-    return failed.failures >= HOPELESS_GRANTS and now - failed.since >= HOPELESS_AFTER_S
+    return failed.failures >= FAILED_GRANTS_MAX and now - failed.since >= FAILING_AFTER_S
 
 
 def _may_be_preempted(kernel: KernelRecord) -> bool:

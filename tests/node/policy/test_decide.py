@@ -277,8 +277,8 @@ def test_an_allocation_waits_for_busy_kernels_that_may_yield_later():
 def test_an_allocation_that_keeps_failing_with_room_evicts_no_kernel_for_a_while_and_is_denied_in_the_end():
     kernel = asks(resident("k", idle=0, reclaim_after=NOW + 1), 4 * GIB, waits=1)
     assert decide(NOW, node(kernel, resident("idle", 8 * GIB), free=0), NEEDED) == []
-    hopeless = replace(kernel, hopeless=True)
-    assert [type(a) for a in decide(NOW, node(hopeless, free=8 * GIB), NEEDED)] == [DenyRoom]
+    allocations_fail = replace(kernel, allocations_fail=True)
+    assert [type(a) for a in decide(NOW, node(allocations_fail, free=8 * GIB), NEEDED)] == [DenyRoom]
 
 
 def test_calls_and_allocations_wait_in_one_queue():

@@ -97,7 +97,7 @@ def kernels(draw, number):
         moves_since=draw(st.none() | MOMENTS),
         resume_retry_at=draw(st.sampled_from([0.0, 0.0, NOW + 5])),
         reclaim_after=draw(st.sampled_from([0.0, 0.0, NOW + 5])),
-        hopeless=draw(st.sampled_from([False, False, True])),
+        allocations_fail=draw(st.sampled_from([False, False, True])),
         cgroups=draw(st.sampled_from([(), (), ("/user",)])),
         can_drop_caches=draw(st.booleans()),
         may_go_in_parts=draw(st.booleans()),
@@ -225,7 +225,7 @@ def test_the_queue_is_served_first_come_first(node, policy):
                 or kernel.is_moving
                 or kernel.park_requested
                 or never
-                or (earlier.room is not None and kernel.hopeless)
+                or (earlier.room is not None and kernel.allocations_fail)
                 or (earlier.room is None and kernel.resume_retry_at > NOW)
                 or earlier.needs.get(GPU, 0) == 0
             )

@@ -147,8 +147,10 @@ def machines(draw):
 def test_a_waiter_is_served_within_its_estimate_if_nothing_changes(machine):
     told = estimate_waits(machine.now, machine.node(), machine.settings)
     by = {name: NOW + each.estimate_s for name, each in told.items() if each.estimate_s is not None}
-    hopeless = [each for each in told.values() if each.code in (WaitReason.TOO_LARGE, WaitReason.OUTSIDE)]
-    if not by or hopeless:
+    allocations_fail = [
+        each for each in told.values() if each.code in (WaitReason.TOO_LARGE, WaitReason.OUTSIDE)
+    ]
+    if not by or allocations_fail:
         return
     while machine.now < max(by.values()) + STEP_S and by.keys() - machine.served.keys():
         machine.step()

@@ -43,7 +43,7 @@ def serve_queue(plan: Plan) -> None:
                 _give(plan, waiter, plan.limits.needs(waiter))
             elif not migrate(plan, waiter, heads.keys() | slotless.keys()):
                 _stand(plan, heads, waiter)
-        elif is_hopeless(plan, waiter):
+        elif is_unschedulable(plan, waiter):
             if waiter.room is not None:
                 _deny_when_sure(plan, waiter, waiter.room)
             else:
@@ -69,10 +69,10 @@ def _first_ahead(waiter: Waiter, heads: Mapping[str, Waiter]) -> Waiter | None:
     return None
 
 
-def is_hopeless(plan: Plan, waiter: Waiter) -> bool:
+def is_unschedulable(plan: Plan, waiter: Waiter) -> bool:
     """Return whether the waiter would not fit even if every kernel that can be parked were parked."""
     is_resume = waiter.room is None
-    if not is_resume and (waiter.kernel.hopeless or plan.limits.exceeded(waiter) is not None):
+    if not is_resume and (waiter.kernel.allocations_fail or plan.limits.exceeded(waiter) is not None):
         return True
     for uuid, need in waiter.needs.items():
         unused = plan.unused.get(uuid)
@@ -114,7 +114,7 @@ def _may_go_first(plan: Plan, waiter: Waiter, heads: Mapping[str, Waiter]) -> bo
     is_room = plan.fits(waiter.needs, plan.settings.margin_bytes)  # mostly there is none
     if not is_room or not plan.fits(plan.limits.counts(waiter), 0) or _is_too_fresh(plan, waiter):
         return False
-    if is_hopeless(plan, waiter) or (waiter.room is None and waiter.kernel.resume_retry_at > plan.now):
+    if is_unschedulable(plan, waiter) or (waiter.room is None and waiter.kernel.resume_retry_at > plan.now):
         return False
     if waiter.room is None and plan.slots.most is not None:
         return False  # it would compute, and perhaps be one too many when there is room for those ahead
@@ -190,10 +190,10 @@ def _may_come_back(plan: Plan, kernel: Kernel, room: RoomRequest) -> bool:
 def _deny_when_sure(plan: Plan, waiter: Waiter, room: RoomRequest) -> None:
     """Let the program see its out-of-memory error once figures newer than its request say so."""
     is_fresh = _is_known_since(plan, room.gpu, waiter.since)
-    if not waiter.kernel.hopeless and not (is_fresh and plan.now - waiter.since >= DENY_AFTER_S):
+    if not waiter.kernel.allocations_fail and not (is_fresh and plan.now - waiter.since >= DENY_AFTER_S):
         return
     exceeded = plan.limits.exceeded(waiter)
-    if exceeded is None and not waiter.kernel.hopeless and _may_come_back(plan, waiter.kernel, room):
+    if exceeded is None and not waiter.kernel.allocations_fail and _may_come_back(plan, waiter.kernel, room):
         return
     if exceeded is not None:
         name, cap = exceeded
@@ -201,5 +201,5 @@ def _deny_when_sure(plan: Plan, waiter: Waiter, room: RoomRequest) -> None:
         plan.act(DenyRoom(waiter.kernel.id, room.key, f"{why}, {bytes_in_words(cap)}", Cause.LIMIT))
         return
     why = f"{bytes_in_words(room.bytes)} cannot become free on this GPU, whatever is freed"
-    cause = Cause.FAILED_AGAIN if waiter.kernel.hopeless else Cause.TOO_LARGE
+    cause = Cause.FAILED_AGAIN if waiter.kernel.allocations_fail else Cause.TOO_LARGE
     plan.act(DenyRoom(waiter.kernel.id, room.key, why, cause))

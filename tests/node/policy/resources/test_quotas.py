@@ -67,7 +67,9 @@ def test_a_grants_cap_is_a_limit_too_and_the_lower_one_counts():
     assert decide(NOW, node(*roomy, **machine), LIMITED) == []
 
 
-@pytest.mark.parametrize("change", [{}, {"hopeless": True}, {"user": "ann"}, {"wants_since": NOW - 9}])
+@pytest.mark.parametrize(
+    "change", [{}, {"allocations_fail": True}, {"user": "ann"}, {"wants_since": NOW - 9}]
+)
 def test_an_allocation_on_a_gpu_that_is_gone_keeps_no_waiter_from_being_served(change):
     """A page named it while the allocation was asked for, and then no longer."""
     policy = NEEDED.changed(quotas="ann=1GiB")
