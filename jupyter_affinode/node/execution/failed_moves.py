@@ -141,13 +141,13 @@ class UnusedRoom:
                 continue
             if entry.room is None and kernel.move is not None:
                 kernel.move.is_given_up = True
-                kernel.move.has_begun |= entry.is_borne_out
-            if not entry.is_borne_out:
+                kernel.move.has_begun |= entry.is_verified
+            if not entry.is_verified:
                 self._count(kernel, entry, now)
 
     def resume_failed(self, kernel: KernelRecord, reserved: list[Reserved], now: float) -> None:
         """Count a failed resume, unless it failed at once or had taken its room."""
-        is_unused = reserved and not any(entry.is_borne_out for entry in reserved)
+        is_unused = reserved and not any(entry.is_verified for entry in reserved)
         if is_unused and now - reserved[0].began > PROMPT_S:
             self._count(kernel, reserved[0], now)
 

@@ -218,7 +218,7 @@ class Kernel:
         return sum(self.resident_bytes.values())
 
     @property
-    def believed_bytes(self) -> Mapping[str, int]:
+    def trusted_bytes(self) -> Mapping[str, int]:
         """Return its movable memory by GPU, capped at what NVML confirms."""
         if not self.most_bytes:
             return self.resident_bytes
@@ -238,8 +238,8 @@ class Kernel:
         """Return the bytes that parking it would free, by GPU."""
         leaves = self.leaves_bytes
         if not leaves:
-            return self.believed_bytes if self.most_bytes else self.resident_bytes
-        return {uuid: size + leaves.get(uuid, 0) for uuid, size in self.believed_bytes.items()}
+            return self.trusted_bytes if self.most_bytes else self.resident_bytes
+        return {uuid: size + leaves.get(uuid, 0) for uuid, size in self.trusted_bytes.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,9 +94,9 @@ def _room(now: float, node: Node, gpu: NvmlGpu, newcomers: int, settings: Settin
             stays += resident
         parked[kernel.user] = parked.get(kernel.user, 0) + kernel.parked_bytes.get(gpu.uuid, 0)
     seen = node.gpus.get(gpu.uuid)
-    believed = gpu.used_bytes + (0 if seen is None else seen.uncertain_bytes)  # NVML's figure may be older
-    if managed > believed:  # some page claims too much
-        stays, goes = (size * believed // managed for size in (stays, goes))
+    trusted = gpu.used_bytes + (0 if seen is None else seen.uncertain_bytes)  # NVML's figure may be older
+    if managed > trusted:  # some page claims too much
+        stays, goes = (size * trusted // managed for size in (stays, goes))
     goes += (
         sum(parked.values())
         if len(parked) < 2

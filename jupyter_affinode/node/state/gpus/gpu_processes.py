@@ -139,16 +139,16 @@ def look(kernels: Iterable[KernelRecord], measured: Mapping[str, NvmlGpu]) -> No
     claims: dict[str, list[Claim]] = {}
     for kernel in kernels:
         for process in kernel.processes.values():
-            process.borne_out_bytes = 0 if measured else None
+            process.verified_bytes = 0 if measured else None
             for gpu in process.data.gpus if measured else ():
                 if gpu.resident_bytes:
                     claims.setdefault(gpu.uuid, []).append((owner_of(kernel), process, gpu.resident_bytes))
     for uuid in claims.keys() & measured.keys():
         known = measured[uuid]
         if known.pids is not None and sees_all_pids():
-            _believe_by_pid(known, claims[uuid])
+            _verify_by_pid(known, claims[uuid])
         else:
-            _believe_by_sum(known, claims[uuid])
+            _verify_by_sum(known, claims[uuid])
 
 
 def shown_bytes(kernel: KernelRecord, gpu: NvmlGpu, managed_bytes: int, *, is_clear: bool) -> ShownBytes:
@@ -162,21 +162,21 @@ def shown_bytes(kernel: KernelRecord, gpu: NvmlGpu, managed_bytes: int, *, is_cl
     return ShownBytes(gpu.used_bytes, managed_bytes - own_bytes, is_clear)
 
 
-def _believe_by_pid(gpu: NvmlGpu, claims: Iterable[Claim]) -> None:
+def _verify_by_pid(gpu: NvmlGpu, claims: Iterable[Claim]) -> None:
     for _, process, size in claims:
         if process.pid in (gpu.pids or ()):
             used = gpu.used_by.get(process.pid)  # None: NVML does not say how much
-            _believe(process, size if used is None else min(size, used))
+            _add_verified(process, size if used is None else min(size, used))
 
 
-def _believe_by_sum(gpu: NvmlGpu, claims: Iterable[Claim]) -> None:
+def _verify_by_sum(gpu: NvmlGpu, claims: Iterable[Claim]) -> None:
     of_owner: dict[str, list[Claim]] = {}
     for claim in claims:
         of_owner.setdefault(claim[0], []).append(claim)
     left = gpu.used_bytes
     for theirs in sorted(of_owner.values(), key=_size_of):
         for _, process, size in sorted(theirs, key=lambda claim: (claim[2], claim[1].key)):
-            _believe(process, min(size, left))
+            _add_verified(process, min(size, left))
             left -= min(size, left)
 
 
@@ -184,5 +184,5 @@ def _size_of(claims: Iterable[Claim]) -> int:
     return sum(size for _, _, size in claims)
 
 
-def _believe(process: Process, size: int) -> None:
-    process.borne_out_bytes = (process.borne_out_bytes or 0) + size
+def _add_verified(process: Process, size: int) -> None:
+    process.verified_bytes = (process.verified_bytes or 0) + size

@@ -70,7 +70,7 @@ class Reserved:
         self.most_bytes -= max(others, 0)  # it may have been taken for this kernel's until now
 
     @property
-    def is_borne_out(self) -> bool:
+    def is_verified(self) -> bool:
         """Return whether NVML has shown that it was used."""
         return self.most_bytes >= TAKEN_PART * self.bytes
 

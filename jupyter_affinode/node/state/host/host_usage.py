@@ -173,9 +173,9 @@ def promise_lots(process: Process, size: int, stock: LotStock) -> None:
     connection = process.connection
     if connection is None or not size:
         return stock.end_promise(process.key)
-    if process.borne_out_bytes is not None:
+    if process.verified_bytes is not None:
         parked = sum(gpu.parked_bytes for gpu in process.data.gpus)
-        size = min(size, process.borne_out_bytes - max(stock.held_bytes(process.key) - parked, 0))
+        size = min(size, process.verified_bytes - max(stock.held_bytes(process.key) - parked, 0))
     stock.promise(_borrower(process, connection), size)
 
 
@@ -303,11 +303,11 @@ def trim(kernel: KernelRecord, keep_bytes: int, reason: str, now: float) -> None
 
 def has_gpu_memory(process: Process) -> bool:
     """Return whether it has movable memory on a GPU, by its page and by NVML where that was looked at."""
-    return bool(process.resident_bytes) and process.borne_out_bytes != 0
+    return bool(process.resident_bytes) and process.verified_bytes != 0
 
 
 def _lots_most(kernel: KernelRecord) -> int | None:
-    shown = [process.borne_out_bytes for process in _holders(kernel)]
+    shown = [process.verified_bytes for process in _holders(kernel)]
     return None if None in shown else sum(filter(None, shown))
 
 

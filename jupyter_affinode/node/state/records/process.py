@@ -55,7 +55,7 @@ class Process:
     is_told_stuck: bool = False  # its owner was told
     parked_at: float | None = None  # when it was last seen to have been parked, and brought back
     resumed_at: float | None = None
-    borne_out_bytes: int | None = None  # of its resident memory, as NVML shows it; None: not looked at
+    verified_bytes: int | None = None  # of its resident memory, as NVML shows it; None: not looked at
     visible: (
         tuple[str, ...] | None
     ) = ()  # the GPUs that it was started to see (state/gpus/context_depth.py); None: all
