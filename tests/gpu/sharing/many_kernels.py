@@ -39,7 +39,7 @@ from many_watch import Watch, end_all, grow_memory, tell_log
 from jupyter_affinode.bench.child_process import BenchProcess
 from jupyter_affinode.client.starting import ensure_controller
 from jupyter_affinode.node.model.reasons import Refusal
-from jupyter_affinode.node.policy.resources.host_memory import CUSHION
+from jupyter_affinode.node.policy.resources.host_memory import MARGIN_PART
 from jupyter_affinode.node.system.host_memory import host_memory
 from jupyter_affinode.provisioning.provisioner import AffinodeProvisioner
 from jupyter_affinode.settings.policy import GIB, Settings
@@ -168,7 +168,7 @@ def set_up(persons: list[Person], given: argparse.Namespace, *, is_simulated: bo
         on_gpu = (given.gpu_budget or 0) * is_simulated  # a simulated GPU's memory is the host's, too
         size = given.host_budget + on_gpu
         left = host_memory().available_bytes - int(size * GIB)
-        ask("set_policy", host_reserve_bytes=max(left, 0) * CUSHION // (CUSHION + 1))
+        ask("set_policy", host_reserve_bytes=max(left, 0) * MARGIN_PART // (MARGIN_PART + 1))
         say(f"beside the reserve {size:g} GiB of host memory are left")
 
 

@@ -26,7 +26,7 @@ from waiting import NotInTime
 
 from jupyter_affinode.bench.child_process import BenchProcess, ChildFailed
 from jupyter_affinode.bench.exchange import DUPLEX_REPEATS, SIMULATED_SPARE_BYTES, SPARE_BYTES
-from jupyter_affinode.node.policy.resources.host_memory import CUSHION
+from jupyter_affinode.node.policy.resources.host_memory import MARGIN_PART
 from jupyter_affinode.node.system.host_memory import host_memory
 from jupyter_affinode.settings.policy import GIB, MIB
 
@@ -75,7 +75,7 @@ def open_simulated_machine() -> None:
 def leave_host_memory(controlled: Controlled, size: int) -> None:
     """Have the controller keep a reserve beside which so much is left."""
     left = host_memory().available_bytes - size
-    controlled.set_policy(host_reserve_bytes=max(left * CUSHION // (CUSHION + 1), 0))
+    controlled.set_policy(host_reserve_bytes=max(left * MARGIN_PART // (MARGIN_PART + 1), 0))
 
 
 def exchange_s(log: str, leaves: str, comes: str) -> float | None:

@@ -36,7 +36,7 @@ LEAST_BYTES = (
 SLAB_BYTES = 32 * MIB  # the unit in which shims take host memory (shim/src/host/slabs.h)
 SLACK_BYTES = 2 * SLAB_BYTES  # shims take memory by slabs, so a park may take somewhat more than it moves
 CGROUP_RESERVE = 10  # a 10th part of a cgroup's limit stays free, or the reserve if that is less
-CUSHION = 32  # parks leave a 32nd part of a reserve free beside it, and have that much more released
+MARGIN_PART = 32  # parks leave a 32nd part of a reserve free beside it, and have that much more released
 MACHINE = ""  # the place that is no cgroup
 # A move that hands over begins with 256 MiB (shim/src/protocol.h). It needs somewhat more: a lot of that size comes
 # back only when nothing is left in it, and the waiter may get no further without the room that the victim has yet.
@@ -47,7 +47,7 @@ Shortage = dict[str, int]  # by place, what is missing there; {}: nothing is
 
 def with_margin(reserve_bytes: int) -> int:
     """Return the bytes that parks leave free of a place with that reserve."""
-    return reserve_bytes + reserve_bytes // CUSHION
+    return reserve_bytes + reserve_bytes // MARGIN_PART
 
 
 def _in_slabs(size: int) -> int:
@@ -299,12 +299,12 @@ class HostRoom:
                     left[place] -= size
         return {place: size for place, size in left.items() if size > 0}
 
-    def with_cushion(self, short: Shortage) -> Shortage:
+    def with_margins(self, short: Shortage) -> Shortage:
         """Return what others are asked to release for a park that lacks `short`: a little more."""
         reserves = {
             place: self._cgroup_reserve(place) if place != MACHINE else self.reserve_bytes for place in short
         }
-        return {place: size + reserves[place] // CUSHION for place, size in short.items()}
+        return {place: size + reserves[place] // MARGIN_PART for place, size in short.items()}
 
     def pressure(self, coming: Mapping[str, int]) -> Shortage:
         """Return what the machine and each cgroup lack for their reserves, whatever is decided."""

@@ -158,7 +158,7 @@ class HostPlan:
 
     def make_room(self, short: Shortage) -> Sequence[Action]:
         """Return actions that have others release what a park lacks, and a little more."""
-        return self.retained.trims(self.room.with_cushion(short), "room to free another kernel")
+        return self.retained.trims(self.room.with_margins(short), "room to free another kernel")
 
     def relieve(self) -> Iterator[Action]:
         """Yield actions that release retained copies and spill parked memory where the machine or a cgroup is below its

@@ -16,7 +16,7 @@ from snapshots import IDLE, NOW, A
 from jupyter_affinode.node.model.actions import GrantRoom, Park, RefusePark, Spill, Trim
 from jupyter_affinode.node.model.snapshot import Host, HostUse, Kernel, Residency, RoomRequest
 from jupyter_affinode.node.policy.decide import decide
-from jupyter_affinode.node.policy.resources.host_memory import CUSHION, SLAB_BYTES, with_margin
+from jupyter_affinode.node.policy.resources.host_memory import MARGIN_PART, SLAB_BYTES, with_margin
 from jupyter_affinode.settings.policy import GIB
 
 RESERVE = IDLE.host_reserve_bytes
@@ -42,7 +42,7 @@ def node(*kernels, available, limit=100 * GIB, writable=100 * GIB):
 
 def lacking(size):
     """What is asked for where so much is missing."""
-    return size + RESERVE // CUSHION
+    return size + RESERVE // MARGIN_PART
 
 
 def test_the_least_recently_used_goes_to_disk_as_far_as_a_park_lacks_memory():

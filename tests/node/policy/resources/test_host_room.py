@@ -10,7 +10,7 @@ from snapshots import IDLE, NOW, A
 from jupyter_affinode.node.model.actions import DropCaches, GiveLots, MakeLots, Park, RefusePark, Trim
 from jupyter_affinode.node.model.snapshot import Host, HostUse
 from jupyter_affinode.node.policy.decide import decide
-from jupyter_affinode.node.policy.resources.host_memory import CUSHION, with_margin
+from jupyter_affinode.node.policy.resources.host_memory import MARGIN_PART, with_margin
 from jupyter_affinode.settings.policy import GIB, MIB, Settings
 
 RESERVE = IDLE.host_reserve_bytes
@@ -95,7 +95,7 @@ def test_what_a_kernel_keeps_counts_for_its_own_next_park():
 def test_what_another_keeps_is_given_back_first_when_a_park_lacks_it():
     kernels = (resident("k"), resident("keeper", idle=1, use=keeps(8 * GIB)))
     actions = decide(NOW, node(*kernels, available=3 * GIB), IDLE)
-    cushion = RESERVE // CUSHION  # as a margin is left: others take a little meanwhile
+    cushion = RESERVE // MARGIN_PART  # as a margin is left: others take a little meanwhile
     assert actions == [Trim("keeper", 6 * GIB - cushion, "room to free another kernel")]
 
 

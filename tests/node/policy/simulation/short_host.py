@@ -17,7 +17,7 @@ from jupyter_affinode.node.model.actions import Park, Trim
 from jupyter_affinode.node.model.snapshot import Host, Residency
 from jupyter_affinode.node.policy.resources.host_memory import (
     CGROUP_RESERVE,
-    CUSHION,
+    MARGIN_PART,
     SLAB_BYTES,
     with_margin,
 )
@@ -68,7 +68,7 @@ class ShortHost(Scene):
         self.limits = {cgroup: limit * GIB for cgroup, limit in (limits or {}).items()}
         self.failed_parks = 0
         # With the margin above it, `reserve` GiB.
-        settings = SETTINGS.changed(host_reserve_bytes=reserve * GIB * CUSHION // (CUSHION + 1))
+        settings = SETTINGS.changed(host_reserve_bytes=reserve * GIB * MARGIN_PART // (MARGIN_PART + 1))
         sizes = {uuid: size * GIB for uuid, size in gpus.items()}
         speeds = SameMoves(each_park_s=PARK_S, each_resume_s=RESUME_S)
         super().__init__(sizes, actors, settings, speeds, context_bytes=context * GIB, disk_bytes=disk * GIB)
