@@ -46,7 +46,7 @@ from .state.host.host_figures import disk_used_bytes
 from .state.host.host_usage import promise_lots, promised_bytes, soon_wanted_bytes, spoken_for_bytes
 from .state.host.lots import LotStock
 from .state.observer import Observers
-from .state.persistence import FILE_NAME, Remembered
+from .state.persistence import FILE_NAME, StoredRequests
 from .state.records.kernel import KernelRecord
 from .state.registry import NodeState
 from .state.room_requests import RequestedRoom
@@ -127,7 +127,9 @@ class Controller:
         self.state = NodeState(settings, host_memory())
         if self.access.is_shared:
             self.state.pages_say_since_until = self.began + SHIMS_ARE_BACK_S
-        self.remembered = self.state.remembered = Remembered(self.socket.with_name(FILE_NAME), self.log)
+        self.stored_requests = self.state.stored_requests = StoredRequests(
+            self.socket.with_name(FILE_NAME), self.log
+        )
         with_users = options.metrics_users
         self.metrics = Metrics(self.state, self.node_json, version=self.version, with_users=with_users)
         self.history = make_history(self.state, self.metrics, options, self.log)
@@ -175,7 +177,7 @@ class Controller:
 
     def start(self) -> None:
         """Listen for shims, and begin to decide once the settle time is over."""
-        written = self.remembered.read(time.monotonic(), self.state.settings.hold_max_s)
+        written = self.stored_requests.read(time.monotonic(), self.state.settings.hold_max_s)
         self.state.host.disk.recall(written, time.monotonic())
         self._link = Link(
             self.socket.with_name(LINK_NAME),
@@ -441,7 +443,7 @@ class Controller:
         look_for_unended(self.state.kernels, now, self.log, self.poke)
         self.accounts.tidy(now)
         self.servers.look(self.events.places())
-        self.remembered.look(self.state.kernels.values(), now, self.state.host.disk.remembered)
+        self.stored_requests.look(self.state.kernels.values(), now, self.state.host.disk.stored_bytes)
         for process in self.state.stale_processes(now):
             self._shims.forget(process, lives=process.watch is not None)  # its end would have been seen
         for kernel in list(self.state.kernels.values()):

@@ -60,7 +60,7 @@ class RoomRequest:
 class HostUse:
     """A kernel's use of host memory: what it retains from its last park, and what its next one takes."""
 
-    is_frugal: bool = False  # its shims obey a park's budget and can release what they retain
+    obeys_budget: bool = False  # its shims obey a park's budget and can release what they retain
     retained_bytes: int = 0  # retained from its last park for its next
     trimmable_bytes: int = 0  # … of that, what it can be asked to release
     trimming_bytes: int = 0  # … of that, what it was asked to release a moment ago

@@ -40,7 +40,7 @@ Inode = tuple[int, int]  # of a page: device and number
 
 
 @dataclass(frozen=True)
-class Said:
+class KernelRequests:
     """The stored requests of one kernel. Times are monotonic seconds."""
 
     held_until: float | None = None
@@ -50,31 +50,31 @@ class Said:
     may_park: bool | None = None  # of its kernelspec, if no server tells it anew
     priority: int | None = None
 
-    def and_then(self, kernel: KernelRecord) -> Said:
+    def and_then(self, kernel: KernelRecord) -> KernelRequests:
         """Return this with what the controller knows now; what only an earlier controller knew stays until the kernel
         has connected.
         """
-        said = replace(self, held_until=kernel.held_until)
+        stored = replace(self, held_until=kernel.held_until)
         told = kernel.server.description
         if told is not None and told.server is None:
-            said = replace(said, may_park=told.may_park, priority=_class(told.priority))
+            stored = replace(stored, may_park=told.may_park, priority=_class(told.priority))
         if kernel.requests.resume:
-            said = replace(said, resume_since=kernel.wants_since)
+            stored = replace(stored, resume_since=kernel.wants_since)
         if kernel.ending.reason is not None:
-            said = replace(said, end_asked=kernel.ending.reason, end_for=kernel.ending.for_kernel)
-        return said
+            stored = replace(stored, end_asked=kernel.ending.reason, end_for=kernel.ending.for_kernel)
+        return stored
 
     @classmethod
-    def read(cls, said: object, now: float, hold_max_s: float) -> Said:
+    def read(cls, stored: object, now: float, hold_max_s: float) -> KernelRequests:
         """Return the requests read from the file, as far as they are plausible and not over."""
-        if not isinstance(said, dict):
+        if not isinstance(stored, dict):
             return NOTHING
-        held_until = _moment(said.get("held_until"))
+        held_until = _moment(stored.get("held_until"))
         if held_until is not None:
             held_until = min(held_until, now + hold_max_s) if held_until > now else None
-        resume_since = _past(said.get("resume_since"), now)
-        reason, end_for = said.get("end_asked"), said.get("end_for")
-        may_park, priority = said.get("may_park"), said.get("priority")
+        resume_since = _past(stored.get("resume_since"), now)
+        reason, end_for = stored.get("end_asked"), stored.get("end_for")
+        may_park, priority = stored.get("may_park"), stored.get("priority")
         return cls(
             held_until,
             resume_since,
@@ -85,17 +85,17 @@ class Said:
         )
 
 
-NOTHING = Said()
+NOTHING = KernelRequests()
 
 
-class Remembered:
+class StoredRequests:
     """Keeps the file. `recall` gives each kernel once what an earlier controller knew."""
 
     def __init__(self, path: Path, log: logging.Logger):
         self._path = path
         self._log = log
-        self._earlier: dict[str, Said] = {}  # of kernels that are not back yet
-        self._written: Mapping[str, Said] = {}
+        self._earlier: dict[str, KernelRequests] = {}  # of kernels that are not back yet
+        self._written: Mapping[str, KernelRequests] = {}
         self._pages: dict[str, str] = {}  # of an earlier controller's processes with grants: the owner
         self._pages_written: Mapping[str, str] = {}
         self._read_at = 0.0
@@ -120,8 +120,10 @@ class Remembered:
             return None
         self._pages = {str(page): str(owner) for page, owner in pages.items()}
         self._pages_written = dict(self._pages)
-        found = {kernel_id: Said.read(said, now, hold_max_s) for kernel_id, said in kernels.items()}
-        self._earlier = {kernel_id: said for kernel_id, said in found.items() if said != NOTHING}
+        found = {
+            kernel_id: KernelRequests.read(stored, now, hold_max_s) for kernel_id, stored in kernels.items()
+        }
+        self._earlier = {kernel_id: stored for kernel_id, stored in found.items() if stored != NOTHING}
         self._written = dict(self._earlier)
         if self._earlier:
             self._log.info(
@@ -135,25 +137,25 @@ class Remembered:
 
     def recall(self, kernel: KernelRecord, now: float) -> None:
         """Restore a kernel's requests: its hold once the kernel is known, all else once its first process is."""
-        said = self._earlier.pop(kernel.id, NOTHING)
-        if said.held_until is not None:
-            kernel.held_until = said.held_until
+        stored = self._earlier.pop(kernel.id, NOTHING)
+        if stored.held_until is not None:
+            kernel.held_until = stored.held_until
         if not kernel.processes:
-            rest = replace(said, held_until=None)
+            rest = replace(stored, held_until=None)
             if rest != NOTHING:
                 self._earlier[kernel.id] = rest
             return
-        if (said.may_park, said.priority) != (None, None) and kernel.server.description is None:
-            kernel.describe(may_park=said.may_park, priority=said.priority)
-        if said.resume_since is not None:
-            kernel.requests.resume, kernel.wants_since = True, said.resume_since
+        if (stored.may_park, stored.priority) != (None, None) and kernel.server.description is None:
+            kernel.describe(may_park=stored.may_park, priority=stored.priority)
+        if stored.resume_since is not None:
+            kernel.requests.resume, kernel.wants_since = True, stored.resume_since
             kernel.requests.resume_done = (
                 asyncio.get_running_loop().create_future()
             )  # the client that asked is not there any more
         # One that was restarted meanwhile has nothing that its end would free.
         uses_gpu = any(process.uses_gpu for process in kernel.processes.values())
-        if said.end_asked is not None and uses_gpu:
-            kernel.ending.reason, kernel.ending.for_kernel = said.end_asked, said.end_for
+        if stored.end_asked is not None and uses_gpu:
+            kernel.ending.reason, kernel.ending.for_kernel = stored.end_asked, stored.end_for
             kernel.ending.asked_at, kernel.ending.is_recalled = now, True
 
     def look(
@@ -167,17 +169,17 @@ class Remembered:
         pages = {**self._pages, **_pages_of(kernels)}
         told = dict(self._earlier)
         for kernel in kernels:
-            if kernel.id in told or _says_anything(kernel):
-                said = told.get(kernel.id, NOTHING).and_then(kernel)
-                if said != NOTHING:
-                    told[kernel.id] = said
+            if kernel.id in told or _has_requests(kernel):
+                stored = told.get(kernel.id, NOTHING).and_then(kernel)
+                if stored != NOTHING:
+                    told[kernel.id] = stored
         is_known = told == self._written and pages == self._pages_written
         if (is_known and disk_written == self._disk_written) or now < self._write_at:
             return
         disk = {"disk_written": disk_written} if disk_written else {}
-        said_of = {kernel_id: asdict(said) for kernel_id, said in told.items()}
+        rows = {kernel_id: asdict(stored) for kernel_id, stored in told.items()}
         try:
-            _save(self._path, {"boot": self._boot, "kernels": said_of, "pages": pages, **disk})
+            _save(self._path, {"boot": self._boot, "kernels": rows, "pages": pages, **disk})
         except OSError as error:
             self._write_at = now + WRITE_AGAIN_S
             self._log.warning(
@@ -191,9 +193,9 @@ class Remembered:
         is_late = now - self._read_at > ENDS_KNOWN_S
         if is_late:
             self._pages.clear()
-        for kernel_id, said in list(self._earlier.items()):
-            if said.held_until is not None and said.held_until > now:
-                self._earlier[kernel_id] = Said(said.held_until) if is_late else said
+        for kernel_id, stored in list(self._earlier.items()):
+            if stored.held_until is not None and stored.held_until > now:
+                self._earlier[kernel_id] = KernelRequests(stored.held_until) if is_late else stored
             elif is_late:
                 del self._earlier[kernel_id]
 
@@ -212,7 +214,7 @@ def _page_name(inode: Inode) -> str:
     return "{}:{}".format(*inode)
 
 
-def _says_anything(kernel: KernelRecord) -> bool:
+def _has_requests(kernel: KernelRecord) -> bool:
     """Return whether there is anything to store; nearly always there is not."""
     if kernel.held_until is not None or kernel.requests.resume or kernel.ending.reason is not None:
         return True

@@ -35,7 +35,7 @@ from .gpus.reservations import ReservationBook, ShownBytes
 from .gpus.transfer_speeds import MoveSpeeds
 from .host.host_figures import HostFigures
 from .host.host_usage import awaits_bytes
-from .persistence import Remembered
+from .persistence import StoredRequests
 from .records.kernel import KernelRecord
 from .records.process import BadPages, Process, read_pages
 from .room_requests import RequestedRoom
@@ -65,7 +65,7 @@ class NodeState:
         self.last_served = LastServed()
         self.pauses = Pauses()
         self._parents_seen_at = 0.0
-        self.remembered: Remembered | None = None  # users' requests to an earlier controller
+        self.stored_requests: StoredRequests | None = None  # users' requests to an earlier controller
         # Where there are other users, a page is not believed how long its process has waited, but for those that
         # waited already when this controller began.
         self.pages_say_since_until = math.inf
@@ -98,8 +98,8 @@ class NodeState:
             kernel = self.kernels[kernel_id] = KernelRecord(kernel_id, residency_since=now)
             kernel.past.empty_since = now
             kernel.failures.park.name = kernel_id  # tries of kernels that failed together spread
-            if self.remembered is not None:
-                self.remembered.recall(kernel, now)
+            if self.stored_requests is not None:
+                self.stored_requests.recall(kernel, now)
         return kernel
 
     def add_process(self, connection: Connection, hello: Hello, page: Page, now: float) -> Process:
@@ -127,8 +127,8 @@ class NodeState:
         kernel = self.kernel(kernel_id, now)
         kernel.account.take_identity(identity)
         kernel.processes[key] = process
-        if self.remembered is not None:
-            self.remembered.recall(kernel, now)
+        if self.stored_requests is not None:
+            self.stored_requests.recall(kernel, now)
         if now > self.pages_say_since_until:
             process.queued_after = now
         self._by_connection[connection] = process
@@ -162,7 +162,9 @@ class NodeState:
             for old in self.processes()
             if old.page.inode == page.inode
         }
-        return owner in known or (self.remembered is not None and self.remembered.knows(owner, page.inode))
+        return owner in known or (
+            self.stored_requests is not None and self.stored_requests.knows(owner, page.inode)
+        )
 
     def take_settings(self, settings: Settings) -> None:
         """Apply new settings."""

@@ -61,7 +61,9 @@ def may_come(plan: Plan, kernel: Kernel) -> bool:
 
 def _may_go(kernel: Kernel) -> bool:
     """Return whether an eligible kernel can be parked in an exchange that hands over."""
-    return kernel.may_hand_over and kernel.may_go_in_parts and kernel.host.is_frugal and not kernel.may_leave
+    return (
+        kernel.may_hand_over and kernel.may_go_in_parts and kernel.host.obeys_budget and not kernel.may_leave
+    )
 
 
 def _parked_in_part(plan: Plan, but: Kernel) -> Iterator[Kernel]:

@@ -217,15 +217,15 @@ class HostRoom:
     def _reckon(self, kernel: Kernel) -> Needs:
         use, movable, image = kernel.host, kernel.movable_bytes, kernel.image_bytes
         probable, short = movable, 0
-        if use.is_frugal and use.park_takes_bytes is not None:
+        if use.obeys_budget and use.park_takes_bytes is not None:
             probable = min(movable, use.park_takes_bytes)
         if use.park_short_bytes:
             short = min(use.park_short_bytes, movable + SLACK_BYTES)  # it may have freed memory since
             probable = max(probable, short)
-        least = max(short, min(probable, LEAST_BYTES)) if use.is_frugal else movable
+        least = max(short, min(probable, LEAST_BYTES)) if use.obeys_budget else movable
         has = max(use.retained_bytes - use.trimming_bytes, 0)
         lots = makes = 0
-        if (self._lots or self._host.makes_lots) and use.is_frugal:
+        if (self._lots or self._host.makes_lots) and use.obeys_budget:
             has_soon = max(has, use.lot_bytes)  # a lot that was just lent does not count as retained yet
             wants = probable if use.lots_most_bytes is None else min(probable, use.lots_most_bytes)
             makes = max(wants - has_soon, 0)
@@ -235,7 +235,7 @@ class HostRoom:
             makes -= lots
         has += lots
         least, probable = max(least - has, 0), max(probable - has, 0)
-        if use.is_frugal:
+        if use.obeys_budget:
             least, probable = _in_slabs(least), _in_slabs(probable)
         return Needs(lots, least + image, probable + image, image, makes)
 
@@ -265,7 +265,7 @@ class HostRoom:
 
     def refusal(self, kernel: Kernel, needs: Needs) -> RefusePark:
         """Return why the kernel cannot be parked, in words and figures."""
-        sure = kernel.host.park_takes_bytes is not None or not kernel.host.is_frugal
+        sure = kernel.host.park_takes_bytes is not None or not kernel.host.obeys_budget
         anew = needs.probable_bytes if sure else needs.least_bytes
         place = min(self.places(kernel), key=lambda each: self._left[each])
         left = max(self._left[place], 0)

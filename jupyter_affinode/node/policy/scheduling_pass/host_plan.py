@@ -147,7 +147,7 @@ class HostPlan:
         is_known, is_late = kernel.host.park_takes_bytes is not None, kernel.host.retry_at <= self._now
         if kernel.park_requested is None and (is_known or not is_late):
             return False
-        return kernel.host.is_frugal and self.room.may_be_tried(kernel, self.room.needs(kernel))
+        return kernel.host.obeys_budget and self.room.may_be_tried(kernel, self.room.needs(kernel))
 
     def reserve(self, kernel: Kernel) -> None:
         """Reserve the host memory that a kernel's park in a later pass takes."""
@@ -192,7 +192,7 @@ class HostPlan:
 def _is_known(kernel: Kernel) -> bool:
     """Return whether an earlier park shows what parking the kernel takes, or it takes all that it has."""
     return (
-        not kernel.host.is_frugal
+        not kernel.host.obeys_budget
         or kernel.host.park_takes_bytes is not None
         or bool(kernel.host.park_short_bytes)
     )

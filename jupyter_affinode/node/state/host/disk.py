@@ -95,7 +95,7 @@ class Disk:
             self._write_rate = _learnt(self._write_rate, written_bytes / max(now - began, LEAST_S))
 
     @property
-    def remembered(self) -> Written:
+    def stored_bytes(self) -> Written:
         """Return what the next controller is to know."""
         return {hour: -(-size // GIB) for hour, size in self._written.items() if size}
 

@@ -40,7 +40,7 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
         givable = 0
     takes = [_takes(process) for process in _holders(kernel)]
     return HostUse(
-        is_frugal=bool(kernel.processes) and all(_is_frugal(process) for process in _holders(kernel)),
+        obeys_budget=bool(kernel.processes) and all(_obeys_budget(process) for process in _holders(kernel)),
         retained_bytes=retained,
         trimmable_bytes=givable,
         trimming_bytes=promised if asked < TRIM_TAKES_S else 0,
@@ -142,7 +142,7 @@ def _memory_bytes(process: Process) -> int:
 
 def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Process]) -> int:
     """Return the argument of PARK: the process's part of the kernel's budget, by what it may need."""
-    if kernel.host.budget_bytes is None or not _is_frugal(process):
+    if kernel.host.budget_bytes is None or not _obeys_budget(process):
         return 0
     needs = {target.key: may_take_anew(kernel, target) for target in targets}
     share = int(kernel.host.budget_bytes * (needs[process.key] / sum(needs.values())))
@@ -221,7 +221,9 @@ def soon_wanted_bytes(kernels: Iterable[Kernel], settings: Settings, most_bytes:
     if len(resident) < 2 and settings.park_when == "needed":
         return 0
     idle = (
-        each for each in resident if each.host.is_frugal and not each.cell_open and not each.calls_in_flight
+        each
+        for each in resident
+        if each.host.obeys_budget and not each.cell_open and not each.calls_in_flight
     )
     wanted = 0
     for kernel in (each for each in idle if each.is_parkable and not each.is_opted_out):
@@ -311,7 +313,7 @@ def _lots_most(kernel: KernelRecord) -> int | None:
     return None if None in shown else sum(filter(None, shown))
 
 
-def _is_frugal(process: Process) -> bool:
+def _obeys_budget(process: Process) -> bool:
     return bool(process.hello.flags & HelloFlag.TRIMS)
 
 
@@ -320,7 +322,9 @@ def _who_trims(kernel: KernelRecord) -> list[Process]:
     return [
         process
         for process in kernel.connected()
-        if _is_frugal(process) and process.data.state in TRIMS_IN and process.data.depth is not Depth.CONTEXT
+        if _obeys_budget(process)
+        and process.data.state in TRIMS_IN
+        and process.data.depth is not Depth.CONTEXT
     ]
 
 

@@ -26,7 +26,7 @@ HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", "15"))
 
 def resident(name, size, **use):
     fields = {"park_takes_bytes": size, **use}
-    return snapshots.resident(name, size, host=HostUse(is_frugal=True, **fields))
+    return snapshots.resident(name, size, host=HostUse(obeys_budget=True, **fields))
 
 
 def parked(name, size, *, idle, on_disk=0, spilling=0, **fields):

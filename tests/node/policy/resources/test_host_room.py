@@ -15,7 +15,7 @@ from jupyter_affinode.settings.policy import GIB, MIB, Settings
 
 RESERVE = IDLE.host_reserve_bytes
 NEEDED = Settings(host_reserve_bytes=1 * GIB)
-FRUGAL = HostUse(is_frugal=True)
+FRUGAL = HostUse(obeys_budget=True)
 
 
 def resident(name, size=4 * GIB, *, use=FRUGAL, **fields):
@@ -26,7 +26,7 @@ def resident(name, size=4 * GIB, *, use=FRUGAL, **fields):
 def keeps(size, *, since=100.0, takes=None, **fields):
     """What a kernel keeps from its last park, for how many seconds."""
     return HostUse(
-        is_frugal=True,
+        obeys_budget=True,
         retained_bytes=size,
         trimmable_bytes=fields.pop("trimmable", size),
         retained_since=NOW - since,

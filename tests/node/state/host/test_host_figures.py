@@ -191,7 +191,7 @@ def test_what_a_spill_may_have_written_counts_until_its_process_says_what_it_wro
         spills.look(clock.now)
     else:
         later = Disk()
-        later.recall({str(hour): size for hour, size in disk.remembered.items()}, clock.now)
+        later.recall({str(hour): size for hour, size in disk.stored_bytes.items()}, clock.now)
         disk = later
     assert disk.written_bytes(clock.now) == 4 * GIB
 
@@ -224,7 +224,7 @@ def test_a_parked_kernel_gives_back_what_it_used_to_move(clock, residency):
 
 @pytest.mark.parametrize(("hands_over", "wanted"), [(False, 0), (True, 36 * GIB)])
 def test_lots_are_made_of_what_there_is_for_parks_in_which_a_waiter_gives_the_rest(hands_over, wanted):
-    use = HostUse(is_frugal=True)
+    use = HostUse(obeys_budget=True)
     kernels = [
         Kernel(name, Residency.RESIDENT, {"GPU-a": 20 * GIB}, host=use, may_hand_over=hands_over)
         for name in ("k0", "k1")

@@ -15,7 +15,7 @@ from thread_controller import ThreadController
 
 from jupyter_affinode.node.state import registry as state
 from jupyter_affinode.node.state import servers
-from jupyter_affinode.node.state.persistence import FILE_NAME, Remembered
+from jupyter_affinode.node.state.persistence import FILE_NAME, StoredRequests
 from jupyter_affinode.node.state.records.kernel import Ending, KernelRecord
 
 LOG = logging.getLogger("remembered")
@@ -114,11 +114,11 @@ def test_no_second_kernel_is_ended_because_the_controller_forgot_the_first(
 @pytest.mark.parametrize(("uses_gpu", "end"), [(True, "for another"), (False, None)])
 def test_a_kernel_that_was_restarted_meanwhile_is_not_ended_for_what_it_had(tmp_path, uses_gpu, end):
     path = tmp_path / FILE_NAME
-    Remembered(path, LOG).look([KernelRecord("k", ending=Ending("for another", for_kernel="older"))], 0.0)
-    remembered = Remembered(path, LOG)
-    remembered.read(100.0, DAY_S)
+    StoredRequests(path, LOG).look([KernelRecord("k", ending=Ending("for another", for_kernel="older"))], 0.0)
+    stored_requests = StoredRequests(path, LOG)
+    stored_requests.read(100.0, DAY_S)
     kernel = KernelRecord("k", processes={1: SimpleNamespace(uses_gpu=uses_gpu)})
-    remembered.recall(kernel, 101.0)
+    stored_requests.recall(kernel, 101.0)
     assert kernel.ending.reason == end
 
 
@@ -135,17 +135,17 @@ def file(tmp_path):
     """A file that says that a kernel is held for a year."""
     path = tmp_path / FILE_NAME
     kernel = KernelRecord("kept", held_until=time.monotonic() + 365 * DAY_S)
-    Remembered(path, LOG).look([kernel], 0.0)
+    StoredRequests(path, LOG).look([kernel], 0.0)
     assert path.stat().st_mode & 0o777 == 0o600
     return path
 
 
 def held_until(path, now):
     """Until when the kernel is held by a controller that begins `now`."""
-    remembered = Remembered(path, LOG)
-    remembered.read(now, DAY_S)
+    stored_requests = StoredRequests(path, LOG)
+    stored_requests.read(now, DAY_S)
     kernel = KernelRecord("kept")
-    remembered.recall(kernel, now)
+    stored_requests.recall(kernel, now)
     return kernel.held_until
 
 
@@ -187,16 +187,16 @@ def test_long_descriptions_of_other_kernels_do_not_hide_a_hold(file):
     crowd = [KernelRecord("\U0001f600" * 252 + str(number)) for number in range(4096)]
     for kernel in crowd:
         kernel.describe(priority=-(10**4200))
-    Remembered(file, LOG).look([*crowd, KernelRecord("kept", held_until=1e9)], 0.0)
+    StoredRequests(file, LOG).look([*crowd, KernelRecord("kept", held_until=1e9)], 0.0)
     assert held_until(file, 100.0) == 100.0 + DAY_S
 
 
 def test_a_disk_that_is_full_costs_nothing_else_and_is_tried_again(tmp_path, caplog):
     path = tmp_path / "nowhere" / FILE_NAME
-    remembered, kernel = Remembered(path, LOG), KernelRecord("kept", held_until=1e9)
+    stored_requests, kernel = StoredRequests(path, LOG), KernelRecord("kept", held_until=1e9)
     for now in (0.0, 1.0, 2.0):
-        remembered.look([kernel], now)
+        stored_requests.look([kernel], now)
     assert len(caplog.records) == 1
     path.parent.mkdir()
-    remembered.look([kernel], 60.0)
+    stored_requests.look([kernel], 60.0)
     assert held_until(path, 100.0) == 100.0 + DAY_S
