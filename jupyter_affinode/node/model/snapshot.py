@@ -53,7 +53,7 @@ class RoomRequest:
     gpu: str
     bytes: int
     since: float
-    is_courtesy: bool = False  # for a kernel that has not started yet: no kernel is preempted for it
+    is_for_start: bool = False  # for a kernel that has not started yet: no kernel is preempted for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ class Kernel:
     resident_bytes: Mapping[str, int] = field(default_factory=dict)  # movable, by GPU
     parked_bytes: Mapping[str, int] = field(default_factory=dict)
     context_bytes: Mapping[str, int] = field(default_factory=dict)  # room that resuming it takes beside these
-    may_leave: bool = False  # its CUDA context may be parked too
-    leaves_bytes: Mapping[str, int] = field(default_factory=dict)  # … which frees so much, by GPU
+    may_park_context: bool = False  # its CUDA context may be parked too
+    context_frees_bytes: Mapping[str, int] = field(default_factory=dict)  # … which frees so much, by GPU
     most_bytes: Mapping[str, int] = field(
         default_factory=dict
     )  # the most that parking it can free, on GPUs where its pages claim more
@@ -171,8 +171,8 @@ class Kernel:
     may_be_preempted: bool = (
         True  # one process on one GPU that shares no memory, with a shim that supports it
     )
-    may_go_in_parts: bool = False  # its processes can be parked in an exchange …
-    may_come_in_parts: bool = False  # … and resumed in one: one process, parked at memory depth
+    may_park_in_parts: bool = False  # its processes can be parked in an exchange …
+    may_resume_in_parts: bool = False  # … and resumed in one: one process, parked at memory depth
     may_hand_over: bool = (
         False  # … in which host memory is handed over; also for its rest, if it was parked in part
     )
@@ -231,15 +231,15 @@ class Kernel:
         """Return the host memory that the driver takes for its CUDA context when that is parked too; no budget limits
         it.
         """
-        return sum(self.leaves_bytes.values()) if self.leaves_bytes else 0
+        return sum(self.context_frees_bytes.values()) if self.context_frees_bytes else 0
 
     @property
     def frees_bytes(self) -> Mapping[str, int]:
         """Return the bytes that parking it would free, by GPU."""
-        leaves = self.leaves_bytes
-        if not leaves:
+        context_frees = self.context_frees_bytes
+        if not context_frees:
             return self.trusted_bytes if self.most_bytes else self.resident_bytes
-        return {uuid: size + leaves.get(uuid, 0) for uuid, size in self.trusted_bytes.items()}
+        return {uuid: size + context_frees.get(uuid, 0) for uuid, size in self.trusted_bytes.items()}
 
 
 @dataclass(frozen=True, slots=True)

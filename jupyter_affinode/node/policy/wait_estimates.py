@@ -239,7 +239,7 @@ class _View:
     def _gpu(self, uuid: str, need: int, waiter: Waiter) -> Look:
         """Return when a GPU will have `need` bytes free, and what the waiter waits for there."""
         plan = self.plan
-        slices = plan.settings.when_full == "time_slice" and not (waiter.room and waiter.room.is_courtesy)
+        slices = plan.settings.when_full == "time_slice" and not (waiter.room and waiter.room.is_for_start)
         parkable, parks, blockers = self._parkable(slices, waiter)
         begins = max(plan.now, self._granted.get(uuid, 0.0))
         lacks = need - plan.room.get(uuid, 0)

@@ -412,13 +412,13 @@ class NodeState:
         return open_gpus(self.processes(), self.gpus, self.settings)
 
     def _kernel(self, kernel: KernelRecord, are_open: frozenset[str], now: float) -> Kernel:
-        may_leave = self.context_objection(kernel) is None
+        may_park_context = self.context_objection(kernel) is None
         seen = kernel_picture(
             kernel,
             self.settings,
             self.gpus,
             self.host.lots_held,
-            may_leave=may_leave,
+            may_park_context=may_park_context,
             are_open=are_open,
             demoted_until=self.failed_parks.until(kernel.account.charged_user),
             served_after=self.unused_room.until(kernel.account.charged_user),

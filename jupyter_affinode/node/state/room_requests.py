@@ -65,7 +65,7 @@ class RequestedRoom:
         return Kernel(
             self.id,
             Residency.NONE,
-            rooms=(RoomRequest((-self.number, 0), self.gpu, self.bytes, self.since, is_courtesy=True),),
+            rooms=(RoomRequest((-self.number, 0), self.gpu, self.bytes, self.since, is_for_start=True),),
             user=entitlements.user,
             charged_user=self.record.account.charged_user or "",
             groups=entitlements.groups,

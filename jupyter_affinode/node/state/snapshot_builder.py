@@ -11,7 +11,7 @@ from ...settings.policy import Settings
 from ..model.snapshot import HostUse, Kernel, Residency, RoomRequest
 from ..protocol.page import Depth, PageGpu, State, UnmovableReason
 from ..protocol.wire import HelloFlag
-from .gpus.context_depth import kernel_needs, leaves_with_context, other_gpus
+from .gpus.context_depth import freed_with_context, kernel_needs, other_gpus
 from .gpus.gpu_table import GpuTable
 from .gpus.transfer_speeds import park_copies, resume_copies
 from .host.host_usage import host_use, on_disk_bytes
@@ -31,7 +31,7 @@ def kernel_picture(
     gpus: GpuTable,
     lots_held: Mapping[int, int],
     *,
-    may_leave: bool,
+    may_park_context: bool,
     are_open: frozenset[str],
     demoted_until: float,
     served_after: float,
@@ -40,7 +40,7 @@ def kernel_picture(
 ) -> Kernel:
     """Return a kernel that has processes, for the snapshot.
 
-    `lots_held`: bytes by process. `may_leave`: whether its CUDA context may be parked. `are_open`: the GPUs that
+    `lots_held`: bytes by process. `may_park_context`: whether its CUDA context may be parked. `are_open`: the GPUs that
     kernels may migrate to. `demoted_until`: other kernels are parked first until then. `served_after`: it gets no room
     before. `disk_bytes_per_s`: how fast the disk is read. `now` in monotonic seconds.
     """
@@ -49,8 +49,8 @@ def kernel_picture(
     return Kernel(
         id=kernel.id,
         residency=kernel.residency,
-        may_leave=may_leave,
-        leaves_bytes=leaves_with_context(kernel, gpus) if may_leave and not goes_alone else {},
+        may_park_context=may_park_context,
+        context_frees_bytes=freed_with_context(kernel, gpus) if may_park_context and not goes_alone else {},
         migration_targets=other_gpus(kernel, are_open, gpus, now),
         cgroups=kernel.cgroups,
         host=_host_use(kernel, last_activity, lots_held, now),
@@ -99,8 +99,8 @@ def _use(kernel: KernelRecord, last_activity: float) -> Fields:
         "cell_open": kernel.cell.is_open,
         "can_drop_caches": _can_drop_caches(kernel, last_activity),
         "may_be_preempted": _may_be_preempted(kernel),
-        "may_go_in_parts": exchanges(process for process in processes if process.resident_bytes),
-        "may_come_in_parts": _may_come_in_parts(kernel),
+        "may_park_in_parts": exchanges(process for process in processes if process.resident_bytes),
+        "may_resume_in_parts": _may_resume_in_parts(kernel),
         "may_hand_over": _may_hand_over(kernel),
         "resident_since": kernel.resident_since,
         "started_at": _started_at(kernel),
@@ -160,7 +160,7 @@ def exchanges(processes: Iterable[Process], flag: HelloFlag = HelloFlag.EXCHANGE
     return all(process.hello.flags & flag for process in processes)
 
 
-def _may_come_in_parts(kernel: KernelRecord) -> bool:
+def _may_resume_in_parts(kernel: KernelRecord) -> bool:
     """Return whether its resume can take room as that becomes free."""
     return not kernel.exchange_failed and _is_alone(kernel) and exchanges(_using(kernel))
 

@@ -31,7 +31,7 @@ def is_exchange(plan: Plan, head: Waiter, first: int) -> bool:
         if not isinstance(action, Park) or action.to_context or action.preempts:
             return False
         victim = by_id[action.kernel_id]
-        if victim.residency is not Residency.RESIDENT or not victim.may_go_in_parts:
+        if victim.residency is not Residency.RESIDENT or not victim.may_park_in_parts:
             return False
     return plan.will_fit(plan.limits.needs(head))
 
@@ -69,4 +69,4 @@ def _may_come(plan: Plan, kernel: Kernel) -> bool:
     """Return whether a waiter can be resumed in an exchange now."""
     is_due = kernel.resume_retry_at <= plan.now and kernel.served_after <= plan.now
     is_parked = kernel.residency is Residency.QUEUED and not kernel.left_bytes
-    return is_parked and is_due and kernel.may_come_in_parts and plan.is_free(kernel)
+    return is_parked and is_due and kernel.may_resume_in_parts and plan.is_free(kernel)

@@ -62,7 +62,10 @@ def may_come(plan: Plan, kernel: Kernel) -> bool:
 def _may_go(kernel: Kernel) -> bool:
     """Return whether an eligible kernel can be parked in an exchange that hands over."""
     return (
-        kernel.may_hand_over and kernel.may_go_in_parts and kernel.host.obeys_budget and not kernel.may_leave
+        kernel.may_hand_over
+        and kernel.may_park_in_parts
+        and kernel.host.obeys_budget
+        and not kernel.may_park_context
     )
 
 

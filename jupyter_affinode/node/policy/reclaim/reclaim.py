@@ -50,8 +50,8 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
     found = _park_until(plan, missing, lambda: _behind_last(plan, candidates()), _park_for(plan, head))
     if is_exchange(plan, head, first):
         plan.exchange(head.kernel, first)
-    is_courtesy = head.room is not None and head.room.is_courtesy
-    if not is_nothing(missing) and not is_courtesy:
+    is_for_start = head.room is not None and head.room.is_for_start
+    if not is_nothing(missing) and not is_for_start:
         found = make_room_when_full(plan, missing, head) or found
     if found is HostMemory.LATER:
         plan.host.is_awaited = True

@@ -280,7 +280,7 @@ class Plan:
             self.act(MakeLots(kernel.id, stock))
             return True
         budget, lots = host.budget(kernel), host.lots_for(kernel)
-        to_context = kernel.may_leave and not preempts
+        to_context = kernel.may_park_context and not preempts
         self.act(Park(kernel.id, reason, budget, lots, to_context, preempts, cause, for_kernel))
         size = self._expect(kernel, budget if kernel.host.obeys_budget else None, lots)
         self.host.room.is_passing(kernel, size + kernel.host.retained_bytes)

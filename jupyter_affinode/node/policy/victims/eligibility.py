@@ -92,7 +92,7 @@ def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: 
     usual_s = settings.contended_idle_timeout_s
     round_trip_s = break_even_s(kernel, speeds)
     own_s = max(usual_s, round_trip_s)
-    if kernel.may_go_in_parts:
+    if kernel.may_park_in_parts:
         paid_s = max(usual_s / EXCHANGE_PARTS, round_trip_s)
     else:
         paid_s = max(usual_s / WAITED_PARTS, 2 * round_trip_s)

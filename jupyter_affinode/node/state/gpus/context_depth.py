@@ -70,7 +70,7 @@ def needs_to_come_back(process: Process) -> dict[str, int]:
     return needs
 
 
-def leaves_with_context(kernel: KernelRecord, gpus: GpuTable) -> dict[str, int]:
+def freed_with_context(kernel: KernelRecord, gpus: GpuTable) -> dict[str, int]:
     """Return the bytes that parking a kernel's context frees beside its movable memory, by GPU; {} where NVML does not
     tell.
 

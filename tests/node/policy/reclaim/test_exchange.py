@@ -15,11 +15,11 @@ from jupyter_affinode.settings.policy import GIB
 
 
 def waiter(name="waiter", size=8 * GIB, *, waits=5, **fields):
-    return parked(name, size, waits=waits, may_come_in_parts=True, **fields)
+    return parked(name, size, waits=waits, may_resume_in_parts=True, **fields)
 
 
 def victim(name="victim", size=9 * GIB, **fields):
-    return resident(name, size, may_go_in_parts=True, **fields)
+    return resident(name, size, may_park_in_parts=True, **fields)
 
 
 def going(size=9 * GIB):
@@ -82,10 +82,10 @@ def test_free_room_counts():
 @pytest.mark.parametrize(
     "others",
     [
-        [replace(waiter(), may_come_in_parts=False), victim()],
-        [waiter(), replace(victim(), may_go_in_parts=False)],
-        [waiter(), victim(may_leave=True)],
-        [waiter(), victim("a", 5 * GIB), replace(victim("b", 5 * GIB), may_go_in_parts=False)],
+        [replace(waiter(), may_resume_in_parts=False), victim()],
+        [waiter(), replace(victim(), may_park_in_parts=False)],
+        [waiter(), victim(may_park_context=True)],
+        [waiter(), victim("a", 5 * GIB), replace(victim("b", 5 * GIB), may_park_in_parts=False)],
         [asks(resident("asker", GIB, idle=0), 6 * GIB, waits=1), victim()],
         [waiter(left_bytes={A: GIB}, resume_retry_at=NOW + 1), victim()],
     ],
@@ -98,7 +98,7 @@ def test_all_else_is_a_park_and_then_a_resume(others):
 
 
 def test_a_preempted_kernel_is_parked_first():
-    works = replace(busy("works", 9 * GIB), may_go_in_parts=True)
+    works = replace(busy("works", 9 * GIB), may_park_in_parts=True)
     found = decide(NOW, node(waiter(), works), NEEDED.changed(when_full="time_slice"))
     assert (exchanged(found), plain(found)) == ([], ["works"])
 

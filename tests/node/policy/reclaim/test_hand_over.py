@@ -19,13 +19,13 @@ RESERVE = GIB  # with its margin, in these settings
 
 def waiter(name="waiter", size=8 * GIB, *, waits=5, copies=None, **fields):
     use = HostUse(obeys_budget=True, copy_bytes=size if copies is None else copies)
-    fields = {"may_come_in_parts": True, "may_hand_over": True, "host": use, **fields}
+    fields = {"may_resume_in_parts": True, "may_hand_over": True, "host": use, **fields}
     return parked(name, size, waits=waits, **fields)
 
 
 def victim(name="victim", size=9 * GIB, **fields):
     use = HostUse(obeys_budget=True, park_takes_bytes=size)
-    return resident(name, size, **{"may_go_in_parts": True, "may_hand_over": True, "host": use, **fields})
+    return resident(name, size, **{"may_park_in_parts": True, "may_hand_over": True, "host": use, **fields})
 
 
 def free_host(size, **fields):
@@ -105,7 +105,7 @@ def test_what_is_missing_to_begin_with_goes_to_disk_and_no_more():
     [
         ([replace(waiter(), may_hand_over=False), victim()], free_host(2 * GIB)),
         ([waiter(), replace(victim(), may_hand_over=False)], free_host(2 * GIB)),
-        ([waiter(), victim(may_leave=True)], free_host(2 * GIB)),
+        ([waiter(), victim(may_park_context=True)], free_host(2 * GIB)),
         ([waiter(copies=6 * GIB), victim()], free_host(2 * GIB)),
         ([waiter(), victim()], free_host(319 * MIB)),
     ],
@@ -119,7 +119,7 @@ def test_else_it_is_refused_as_ever(others, host):
 
 def test_a_waiter_that_was_called_off_once_can_still_hand_over():
     """Parking others first would take host memory that is not there."""
-    others = replace(waiter(), may_come_in_parts=False), victim()
+    others = replace(waiter(), may_resume_in_parts=False), victim()
     assert handed(decide(NOW, node(*others, host=free_host(2 * GIB)), NEEDED)) == [("victim", "waiter")]
 
 
@@ -188,7 +188,7 @@ def in_part(name, here, there, *, waits=None, **fields):
     """`here`: GiB on the GPU; `there`: in host memory."""
     use = HostUse(obeys_budget=True, copy_bytes=there * GIB)
     on_gpu = {A: here * GIB}
-    fields = {"may_go_in_parts": True, "may_hand_over": True, "host": use, **fields}
+    fields = {"may_park_in_parts": True, "may_hand_over": True, "host": use, **fields}
     return parked(name, there * GIB, waits=waits, left_bytes=on_gpu, unmovable_bytes=on_gpu, **fields)
 
 

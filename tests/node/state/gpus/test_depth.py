@@ -149,17 +149,19 @@ def test_room_for_the_context_is_reserved_too():
 def test_only_a_kernel_that_may_take_its_context_along_is_told_to():
     kernel = resident("k")
     (stays,) = decide(NOW, node(kernel), IDLE)
-    (leaves,) = decide(NOW, node(replace(kernel, may_leave=True)), IDLE)
+    (leaves,) = decide(NOW, node(replace(kernel, may_park_context=True)), IDLE)
     assert isinstance(stays, Park) and not stays.to_context
     assert isinstance(leaves, Park) and leaves.to_context
 
 
 def test_what_a_context_frees_counts_so_that_one_of_the_same_size_yields_and_not_two():
     waits = parked("k", 4 * GIB, waits=5, context_bytes={A: GIB})
-    idle = [resident(name, 4 * GIB, may_leave=True, leaves_bytes={A: GIB}) for name in ("a", "b")]
+    idle = [
+        resident(name, 4 * GIB, may_park_context=True, context_frees_bytes={A: GIB}) for name in ("a", "b")
+    ]
     policy = NEEDED.changed(margin_bytes=0)
     assert len(decide(NOW, node(waits, *idle, free=0), policy)) == 1
-    stay = [replace(kernel, may_leave=False, leaves_bytes={}) for kernel in idle]
+    stay = [replace(kernel, may_park_context=False, context_frees_bytes={}) for kernel in idle]
     assert len(decide(NOW, node(waits, *stay, free=0), policy)) == 2
 
 

@@ -55,7 +55,7 @@ def test_a_waiter_of_some_seconds_gets_the_room_of_a_kernel_idle_for_less():
 
 def test_a_waiter_changes_places_sooner_with_a_kernel_that_has_a_short_pause():
     settings, instant = Settings(), {"A": Speed(0, 1e12, 0, 1e12)}
-    changing = idle(0, may_go_in_parts=True)
+    changing = idle(0, may_park_in_parts=True)
     assert eligible_at(changing, settings, waits_since=1000.0, speeds=instant) == 1001
     slower = {"A": Speed(0, 20e9, 0, 20e9)}
     moment = eligible_at(changing, settings, waits_since=1000.0, speeds=slower)
@@ -83,7 +83,7 @@ def test_kernels_with_short_pauses_are_not_left_out_before_they_are_looked_at():
     found = 0
     for waited_s in (0.0, 4.9, 5.0, 60.0):
         for idle_s, parts in itertools.product((0.5, 1.5, 6.0, 14.0, 16.0), (False, True)):
-            since, kernel = 1000.0 - waited_s, idle(idle_s, may_go_in_parts=parts)
+            since, kernel = 1000.0 - waited_s, idle(idle_s, may_park_in_parts=parts)
             if eligible_at(kernel, settings, waits_since=since, speeds=instant) <= 1000.0:
                 found += 1
                 assert idle_s >= least_idle_s(settings, waits_since=since, now=1000.0)
