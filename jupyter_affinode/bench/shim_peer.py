@@ -19,7 +19,7 @@ LINK_NAME = "link.sock"
 HEARTBEAT_MS = 60_000
 BEAT_EVERY_S = 15.0
 PARK, RESUME = wire.CommandKind.PARK, wire.CommandKind.RESUME
-WHOSE = "jupyter affinode bench"  # for the shim's log
+REASON = "jupyter affinode bench"  # for the shim's log
 NOTHING_PRIVATE = 1 << wire.MOVE_BUDGET_SHIFT  # a park's least budget: its host memory is that of lots
 TRIES = 100  # a park that meets a call is revoked, and tried again
 
@@ -98,9 +98,9 @@ class ShimPeer:
 
     def resume(self, timeout_s: float = 600.0, *, on_gpu: str = "") -> Move:
         """Resume the process, where it was or, from context depth, on the GPU with that UUID. Raises MoveFailed."""
-        return self._move(RESUME, wire.MoveFlag.ELSEWHERE if on_gpu else 0, timeout_s, on_gpu or WHOSE)
+        return self._move(RESUME, wire.MoveFlag.ELSEWHERE if on_gpu else 0, timeout_s, on_gpu or REASON)
 
-    def begin(self, kind: wire.CommandKind, flags: int, text: str = WHOSE) -> int:
+    def begin(self, kind: wire.CommandKind, flags: int, text: str = REASON) -> int:
         """Command a move; return its number, for `prepared` and `replies`, which `take` fills."""
         self._epoch += 1
         self._send(wire.pack_command(wire.PROTOCOL_VERSION, self._epoch, kind, argument=flags, reason=text))
@@ -167,7 +167,7 @@ class ShimPeer:
         self._page.close()
         self._socket.close()
 
-    def _move(self, kind: wire.CommandKind, flags: int, timeout_s: float, text: str = WHOSE) -> Move:
+    def _move(self, kind: wire.CommandKind, flags: int, timeout_s: float, text: str = REASON) -> Move:
         for tries in range(1, TRIES + 1):
             reply, took = self._command(kind, flags, timeout_s, text)
             if reply.status is wire.Status.OK:

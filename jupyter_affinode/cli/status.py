@@ -76,8 +76,10 @@ def _gpu_text(gpu: dict[str, Any], *, simulated: bool) -> str:
 
 def _neighbour_text(other: dict[str, Any]) -> str:
     """Describe a process on a GPU that is not managed; of another user's process only its size is known."""
-    who = "another user" if other["pid"] is None else f"{other['command'] or 'process'} (pid {other['pid']})"
-    return who if other["bytes"] is None else f"{who}, {bytes_in_words(other['bytes'])}"
+    holder = (
+        "another user" if other["pid"] is None else f"{other['command'] or 'process'} (pid {other['pid']})"
+    )
+    return holder if other["bytes"] is None else f"{holder}, {bytes_in_words(other['bytes'])}"
 
 
 def _spill_lines(spill: dict[str, Any] | None) -> list[str]:

@@ -12,7 +12,7 @@ from .model.baselines import Culled, Culling, Reservation, Sharing
 from .model.machine import Machine, Speeds
 from .model.results import HOUR_S, Outcome, Progress
 from .model.sessions import Session, active_share
-from .model.simulation import People
+from .model.simulation import SimulatedUsers
 from .workload import Workload
 
 WAYS = ("affinode", "sharing", "culling", "reservation")
@@ -51,7 +51,7 @@ class Plan:
         on_progress: Progress | None = None,
         give_up: tuple[float, int] | None = None,
     ) -> Outcome:
-        """Replay one way of sharing. `give_up`: as `People.give_up`. Raises ImpossiblePlan, and as `People.run`."""
+        """Replay one way of sharing. `give_up`, and errors: as `SimulatedUsers`. Raises ImpossiblePlan."""
         people = self._people(way, sessions, self.machine, on_progress)
         people.give_up = give_up
         return people.run()
@@ -63,7 +63,7 @@ class Plan:
 
     def _people(
         self, way: str, sessions: Sequence[Session], machine: Machine, on_progress: Progress | None
-    ) -> People:
+    ) -> SimulatedUsers:
         if way == "affinode":
             from .model.replay import (
                 Replay,  # brings the controller's libraries: no other command should wait for them

@@ -37,18 +37,18 @@ class ReportHandler(Handler):
             question = Question.of(_today(), **asked, only=self.only())
         except ReportRefused as refused:
             raise ApiError(400, Refusal.BAD_REQUEST, str(refused)) from None
-        who, readers = self.identity.charged_user or "", ReportHandler._readers
-        is_reading = bool(who) and who in readers
+        user, readers = self.identity.charged_user or "", ReportHandler._readers
+        is_reading = bool(user) and user in readers
         if is_reading or len(readers) >= READERS_MAX:
             whose = "you are" if is_reading else "others are"
             raise ApiError(429, Refusal.TOO_MANY_REQUESTS, f"{whose} reading a report; try again in a moment")
-        readers.append(who)
+        readers.append(user)
         try:
             answer = await in_a_thread(lambda: report(ledger.path, question))
         except ReportRefused as refused:
             raise ApiError(409, Refusal.NO_LEDGER, str(refused)) from None
         finally:
-            readers.remove(who)
+            readers.remove(user)
         await self.finish(answer)
 
     def only(self) -> str | None:

@@ -24,7 +24,7 @@ class RoomHandler(Handler):
         """Serve POST /room."""
         body = self.body()
         size, priority, timeout_s = body["bytes"], body.get("priority"), body["timeout_s"]
-        identity = self._for_whom(body.get("user"))
+        identity = self._identity_for(body.get("user"))
         request = self.controller.ask_for_room(identity, size, priority, may_raise=self.identity.is_admin)
         self.set_header("Content-Type", "application/x-ndjson")
         try:
@@ -34,7 +34,7 @@ class RoomHandler(Handler):
         finally:
             self.controller.room_requests.withdraw(request)
 
-    def _for_whom(self, user: str | None) -> Identity:
+    def _identity_for(self, user: str | None) -> Identity:
         """Return whose request it is: administrators may name a user, others only themselves."""
         own = self.identity
         if user is None or own.owner is None or user in (own.name, own.owner):

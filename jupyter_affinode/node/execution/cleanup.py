@@ -48,7 +48,7 @@ class CleanUp:
                 Refusal.OUT_OF_REACH,
                 "the process cannot be told for certain from here (it may be in a container)",
             )
-        if not _is_who_connected(process):
+        if not _is_same_process(process):
             raise CannotEnd(Refusal.OUT_OF_REACH, "the process is not the one that connected any more")
         try:
             watch.send(0)  # may we?
@@ -74,7 +74,7 @@ class CleanUp:
                 self._log.warning("process %d: %s", process.pid, error)
 
 
-def _is_who_connected(process: Process) -> bool:
+def _is_same_process(process: Process) -> bool:
     """Return whether the process behind the descriptor began before its shim connected, and is of the same user.
 
     If the pid was reused between the connection and our opening the descriptor, the new process began later.

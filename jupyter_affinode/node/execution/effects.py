@@ -134,6 +134,6 @@ class Effects:
     def _end(self, kernel: KernelRecord, action: EndKernel, now: float) -> None:
         ask_for_end(kernel, action.reason, action.for_kernel, now, self._log)
         words = f"is being shut down: {action.reason}."
-        args = {"reason": action.cause, **self._parts.moves.for_whom(kernel, action.for_kernel)}
+        args = {"reason": action.cause, **self._parts.moves.waiter_fields(kernel, action.for_kernel)}
         self._tell_notice(Notice(NoticeKind.ENDED, "warning", words, kernel.id, args))
         self._observers.kernel_ending(kernel, action.cause)

@@ -88,7 +88,7 @@ class Moves:
         kernel.move = Move(True, reason, now, asked=asked, to_context=to_context, cause=cause)
         kernel.move.for_kernel = for_kernel
         kernel.move.preempts = preempts
-        kernel.because(reason, cause, **self.for_whom(kernel, for_kernel))
+        kernel.because(reason, cause, **self.waiter_fields(kernel, for_kernel))
         self._failed_parks.park_begins(kernel, kernel.move)
         targets = [process for process in kernel.connected() if process.data.state is State.RESIDENT]
         targets = targets or [process for process in kernel.connected() if process.resident_bytes]
@@ -214,7 +214,7 @@ class Moves:
         self._observer.park_refused(kernel, slug, was_tried)
         self.end_park_request(kernel, Outcome(status, slug, reason))
 
-    def for_whom(self, kernel: KernelRecord, other_id: str | None) -> dict[str, str]:
+    def waiter_fields(self, kernel: KernelRecord, other_id: str | None) -> dict[str, str]:
         """Return which user this kernel was parked for, as its own user is told; {} if that is not known."""
         request = self._state.room_requests.get(other_id or "")
         other = self._state.kernels.get(other_id or "") if request is None else request.record

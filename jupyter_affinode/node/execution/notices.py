@@ -131,9 +131,9 @@ class Notices(Observer):
     def _why_parked(self, kernel: KernelRecord, ended: MoveEnded) -> str | None:
         """Return why it was parked; None if its own user asked for that or set it."""
         if ended.cause is Cause.ROOM:
-            return f"to make room for {self._who(kernel, ended.for_kernel)}"
+            return f"to make room for {self._waiter_in_words(kernel, ended.for_kernel)}"
         if ended.cause is Cause.TIME_SLICE:
-            return f"to take turns with {self._who(kernel, ended.for_kernel)}"
+            return f"to take turns with {self._waiter_in_words(kernel, ended.for_kernel)}"
         if ended.cause is Cause.LOW_MEMORY:
             return "because GPU memory is low"
         if ended.cause is Cause.LIMIT:
@@ -155,7 +155,7 @@ class Notices(Observer):
         other = self._state.kernels.get(other_id) if other_id is not None else None
         return {} if other is None else {"for": own_or_other(kernel, other)}
 
-    def _who(self, kernel: KernelRecord, other_id: str | None) -> str:
+    def _waiter_in_words(self, kernel: KernelRecord, other_id: str | None) -> str:
         words = {"own": "another notebook of yours", "other": "another user"}
         return words.get(self._for(kernel, other_id).get("for", ""), "another notebook")
 

@@ -152,12 +152,12 @@ class EveryUserAccess:
             raise NotAllowed(
                 Refusal.GRANT_REQUIRED, "this machine's controller asks for a grant, and there is none"
             )
-        person = self._subordinate_ids.person_of(uid)
+        owner = self._subordinate_ids.owner_of(uid)
         return Identity(
             of_unix_user(uid),
-            name_of(person),
+            name_of(owner),
             is_admin=caller.is_admin,
-            counts_for=None if person == uid else of_unix_user(person),
+            counts_for=None if owner == uid else of_unix_user(owner),
         )
 
     def identify_administrator(self, grant: str | None, audience: str) -> Identity:

@@ -45,7 +45,7 @@ def serves_gpu(uuid: str) -> bool:
     return environment.NODE_SOCKET.with_name(f"serves-{uuid}.lock").exists() and machine_answers()
 
 
-def users_who_serve(uuids: Collection[str]) -> list[str]:
+def users_controllers(uuids: Collection[str]) -> list[str]:
     """Return the users' controllers that serve one of these GPUs now, in words."""
     locks = [folder / f"serves-{uuid}.lock" for folder in _users_folders() for uuid in uuids]
     return [holder for lock in locks if (holder := _holder(lock)) is not None]
@@ -97,7 +97,7 @@ class Standby:
             self._asking.join(ANSWERS_WITHIN_S)
 
     def _find_holders(self, uuids: Collection[str]) -> None:
-        self._holders = users_who_serve(uuids)
+        self._holders = users_controllers(uuids)
 
 
 def _users_folders() -> list[Path]:

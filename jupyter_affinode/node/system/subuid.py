@@ -30,7 +30,7 @@ class SubordinateIds:
         self._seen: tuple[int, int, int] | None = None
         self._looked_at = -math.inf
 
-    def person_of(self, uid: int) -> int:
+    def owner_of(self, uid: int) -> int:
         """Return the user id that has `uid` in one of its ranges; else `uid` itself."""
         now = time.monotonic()
         if now - self._looked_at >= LOOK_AGAIN_S:
@@ -39,8 +39,8 @@ class SubordinateIds:
         place = bisect_right(self._ranges, (uid, math.inf, 0)) - 1
         if place < 0:
             return uid
-        first, count, person = self._ranges[place]
-        return person if first <= uid < first + count else uid
+        first, count, owner = self._ranges[place]
+        return owner if first <= uid < first + count else uid
 
     def _look(self) -> None:
         try:
@@ -59,12 +59,12 @@ def _range(line: str) -> Range | None:
     """Parse `alice:100000:65536`, or the same with a user id; return None for a line that is no range, or of an unknown
     user.
     """
-    who, _, rest = line.strip().partition(":")
+    name, _, rest = line.strip().partition(":")
     first, _, count = rest.partition(":")
-    if not (who and _is_number(first) and _is_number(count)):
+    if not (name and _is_number(first) and _is_number(count)):
         return None
     try:
-        return int(first), int(count), int(who) if _is_number(who) else pwd.getpwnam(who).pw_uid
+        return int(first), int(count), int(name) if _is_number(name) else pwd.getpwnam(name).pw_uid
     except KeyError:
         return None
 

@@ -17,7 +17,7 @@ from ...units import duration_in_words
 from .machine import Machine
 from .results import Outcome, Progress
 from .sessions import Session
-from .simulation import LiveSession, People
+from .simulation import LiveSession, SimulatedUsers
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Culling:
     rebuild_s: float = 120.0  # imports, data, weights: an assumption, nothing published was found
 
 
-class _InTurn(People):
+class _InTurn(SimulatedUsers):
     """Serves sessions in the order in which they ask; each GPU has so many bytes, or is one whole."""
 
     def __init__(

@@ -29,13 +29,13 @@ from .occupancy import Books
 from .results import Outcome, Progress
 from .sessions import ImpossiblePlan, Session
 from .simulated_kernel import SimulatedKernel
-from .simulation import LiveSession, ModelBroken, People
+from .simulation import LiveSession, ModelBroken, SimulatedUsers
 from .wakeups import Wakes
 
 LEAST_S = 1e-6  # what a move is told to the policy to take at least
 
 
-class Replay(People):
+class Replay(SimulatedUsers):
     """One machine with the controller; `changed` is the part of memory that changes between two parks."""
 
     def __init__(

@@ -62,7 +62,7 @@ class Host:
         """React to a session that is shut down: free what it holds."""
 
 
-class People(Host, ABC):
+class SimulatedUsers(Host, ABC):
     """Replays sessions; `run` returns the outcome."""
 
     def __init__(

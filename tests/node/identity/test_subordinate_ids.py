@@ -44,20 +44,20 @@ def file(tmp_path):
     ],
 )  # fmt: skip
 def test_a_subordinate_id_belongs_to_its_user(file, uid, person):
-    assert SubordinateIds(file).person_of(uid) == person
+    assert SubordinateIds(file).owner_of(uid) == person
 
 
 def test_a_file_that_comes_changes_or_goes_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(subordinate_ids, "LOOK_AGAIN_S", 0.0)
     path = tmp_path / "subuid"
     ids = SubordinateIds(path)
-    assert ids.person_of(FIRST) == FIRST
+    assert ids.owner_of(FIRST) == FIRST
     path.write_text(f"{MALLORY}:{FIRST}:1\n")
-    assert ids.person_of(FIRST) == MALLORY
+    assert ids.owner_of(FIRST) == MALLORY
     path.write_bytes(b"\xff\xfe:1:1\n" + f"{BOB}:{FIRST}:1\n\n".encode())
-    assert ids.person_of(FIRST) == BOB
+    assert ids.owner_of(FIRST) == BOB
     path.unlink()
-    assert ids.person_of(FIRST) == BOB, "it is being written, perhaps"
+    assert ids.owner_of(FIRST) == BOB, "it is being written, perhaps"
 
 
 def test_a_user_with_many_ids_takes_no_more_than_one_id_may(machine, file, wait_until):

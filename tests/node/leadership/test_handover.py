@@ -23,7 +23,7 @@ from jupyter_affinode.client.errors import ControllerUnavailable
 from jupyter_affinode.client.starting import ensure_controller
 from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.leadership import handover
-from jupyter_affinode.node.leadership.handover import Standby, machine_answers, users_who_serve
+from jupyter_affinode.node.leadership.handover import Standby, machine_answers, users_controllers
 from jupyter_affinode.settings.policy import GIB
 
 STORY = Path(__file__).with_name("handover_story.py")
@@ -59,8 +59,8 @@ def test_the_holder_of_a_users_lock_is_waited_for_but_not_for_ever(tmp_path, mon
         file.write("process 5 (/a/b)\n")
         file.flush()
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert users_who_serve(["GPU-1", "GPU-2"]) == [f"{folder.name}, process 5 (/a/b)"]
-        assert users_who_serve(["GPU-2"]) == []
+        assert users_controllers(["GPU-1", "GPU-2"]) == [f"{folder.name}, process 5 (/a/b)"]
+        assert users_controllers(["GPU-2"]) == []
         waiting = Standby(logging.getLogger("standby"))
         began = waiting._began
         assert not waiting.look(began + 1, ["GPU-1"])
@@ -101,7 +101,7 @@ def test_a_users_lock_that_is_no_regular_file_ends_no_pass(
     lock = folder / f"serves-{UUID}.lock"
     writer = make(lock)
     with locked(lock):
-        assert users_who_serve([UUID]) == []
+        assert users_controllers([UUID]) == []
         node(
             nvml=FakeNvml(15 * GIB, 16 * GIB), access=EveryUserAccess(), park_when="idle", idle_timeout_s=0.1
         )
@@ -118,7 +118,7 @@ def test_a_users_folder_that_never_answers_is_waited_for_but_stops_nothing(monke
         goes_on.wait(60)
         return []
 
-    monkeypatch.setattr(handover, "users_who_serve", never_answers)
+    monkeypatch.setattr(handover, "users_controllers", never_answers)
     waiting = Standby(logging.getLogger("standby"))
     began = waiting._began
     for second in (1, 2, 3):
@@ -130,7 +130,7 @@ def test_a_users_folder_that_never_answers_is_waited_for_but_stops_nothing(monke
 def test_where_users_locks_cannot_be_seen_no_controller_is_waited_for(tmp_path, monkeypatch):
     """As where the unit was given a /tmp that is not there; else nothing would ever be decided."""
     monkeypatch.setattr(handover, "USERS_FOLDERS", tmp_path / "nowhere")
-    assert users_who_serve(["GPU-1"]) == []
+    assert users_controllers(["GPU-1"]) == []
     assert Standby(logging.getLogger("test")).look(1.0, ["GPU-1"])
 
 

@@ -18,7 +18,7 @@ USER, GROUP = "user ", "group "  # before the name; no GPU is called so
 
 NOTHING: Mapping[str, int] = {}
 
-Whose = tuple[str, tuple[str, ...], int | None]  # user, groups, what the user's grant allows
+AccountKey = tuple[str, tuple[str, ...], int | None]  # user, groups, what the user's grant allows
 
 
 @dataclass(slots=True)
@@ -98,12 +98,12 @@ class Limits:
 
     def _look(self, node: Node, rules: Mapping[str, int]) -> None:
         """Note how much each kernel has."""
-        accounts: dict[Whose, _Account] = {}
+        accounts: dict[AccountKey, _Account] = {}
         for kernel in node.kernels:
-            whose = kernel.user, kernel.groups, kernel.limit_bytes
-            account = accounts.get(whose)
+            account_key = kernel.user, kernel.groups, kernel.limit_bytes
+            account = accounts.get(account_key)
             if account is None:
-                account = accounts[whose] = self._account_of(whose, rules)
+                account = accounts[account_key] = self._account_of(account_key, rules)
             if account.keys:
                 used = sum(kernel.resident_bytes.values()) + sum(kernel.unmovable_bytes.values())
                 account.used_bytes += used
@@ -119,9 +119,9 @@ class Limits:
             for key in account.keys:
                 self.room[key] -= account.used_bytes
 
-    def _account_of(self, whose: Whose, rules: Mapping[str, int]) -> _Account:
+    def _account_of(self, account_key: AccountKey, rules: Mapping[str, int]) -> _Account:
         """Return the account of a user's kernels, and note the sizes of its quotas."""
-        user, their_groups, granted = whose
+        user, their_groups, granted = account_key
         named = [(USER + user, rule_for(rules, user)), (USER + user, granted)]
         named += [(GROUP + group, rule_for(rules, f"@{group}")) for group in their_groups]
         caps: dict[str, int] = {}

@@ -31,7 +31,7 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
     retained = sum(process.data.kept_bytes for process in kernel.processes.values())
     asked = now - kernel.host.trim_at
     promised = max(retained - kernel.host.trim_keep_bytes, 0)
-    givable = sum(process.data.kept_bytes for process in _who_trims(kernel))
+    givable = sum(process.data.kept_bytes for process in _trimmable(kernel))
     if asked < TRIM_AGAIN_S:
         givable = min(givable, kernel.host.trim_keep_bytes)
     if TRIM_TAKES_S <= asked < TRIM_UNHEARD_S and promised > SLAB_BYTES:
@@ -154,7 +154,7 @@ def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Pr
 
 def give_lots(kernel: KernelRecord, size: int, stock: LotStock) -> None:
     """Lend lots of `size` bytes to the processes that are about to be told to park."""
-    targets = [process for process in _who_trims(kernel) if has_gpu_memory(process)]
+    targets = [process for process in _trimmable(kernel) if has_gpu_memory(process)]
     needs = {process.key: may_take_anew(kernel, process) for process in targets}
     for process in targets:
         share = math.ceil(size * (needs[process.key] / sum(needs.values())))
@@ -295,7 +295,7 @@ def trim(kernel: KernelRecord, keep_bytes: int, reason: str, now: float) -> None
         kernel.host.trim_at = now
     kernel.host.trim_keep_bytes = keep_bytes
     too_much = retained - keep_bytes
-    for process in sorted(_who_trims(kernel), key=lambda process: -process.data.kept_bytes):
+    for process in sorted(_trimmable(kernel), key=lambda process: -process.data.kept_bytes):
         gives = min(too_much, process.data.kept_bytes)
         if gives > 0 and process.connection is not None:
             keeps = process.data.kept_bytes - gives
@@ -317,7 +317,7 @@ def _obeys_budget(process: Process) -> bool:
     return bool(process.hello.flags & HelloFlag.TRIMS)
 
 
-def _who_trims(kernel: KernelRecord) -> list[Process]:
+def _trimmable(kernel: KernelRecord) -> list[Process]:
     """Return the processes that can release retained copies: for the next park, or, parked, from their last move."""
     return [
         process
