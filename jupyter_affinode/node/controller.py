@@ -43,7 +43,7 @@ from .policy.queue import waiters, waits_since
 from .policy.wait_estimates import WaitEstimate, estimate_waits
 from .shims import Looks, Shims
 from .state.host.host_figures import disk_used_bytes
-from .state.host.host_usage import promise_lots, promised_bytes, soon_wanted_bytes, spoken_for_bytes
+from .state.host.host_usage import parks_take_bytes, promise_lots, promised_bytes, soon_wanted_bytes
 from .state.host.lots import LotStock
 from .state.observer import Observers
 from .state.persistence import FILE_NAME, StoredRequests
@@ -152,7 +152,7 @@ class Controller:
             log,
             self.poke,
             is_shared=self.access.is_shared,
-            spoken_for=lambda: spoken_for_bytes(state.kernels.values()),
+            parks_take=lambda: parks_take_bytes(state.kernels.values()),
         )
         promise = partial(promise_lots, stock=self.lots)
         self.moves = Moves(state, log, self._moved, self.observers, promise)

@@ -23,7 +23,7 @@ from jupyter_affinode.node.protocol.wire import (
     Reply,
     Status,
 )
-from jupyter_affinode.node.state.host.host_usage import spoken_for_bytes
+from jupyter_affinode.node.state.host.host_usage import parks_take_bytes
 from jupyter_affinode.node.state.records.process import Process
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.settings.policy import MIB, Settings
@@ -221,7 +221,7 @@ class ShortNode(Machine):
         """Lend what is free to those that were promised some; whether there was any."""
         has_lent = False
         for shim in self.shims:
-            left = self.host_left_bytes - spoken_for_bytes(self.state.kernels.values())
+            left = self.host_left_bytes - parks_take_bytes(self.state.kernels.values())
             size = min(self.promises.get(shim.key or 0, 0), left)
             if size > 0 and isinstance(shim, HostShim):
                 assert shim.state is State.PARKING or shim.inbox, "lent to one that does not park"

@@ -37,12 +37,12 @@ def serve_queue(plan: Plan) -> None:
             continue
         if waiter.room is None and slotless and _first_ahead(waiter, slotless) is not None:
             if not migrate(plan, waiter, heads.keys() | slotless.keys()):
-                _stand(plan, slotless, waiter, puts_aside=False)
+                _block_behind(plan, slotless, waiter, reserves=False)
         elif heads and _first_ahead(waiter, heads) is not None:
             if backfill and _may_go_first(plan, waiter, heads):
                 _give(plan, waiter, plan.limits.needs(waiter))
             elif not migrate(plan, waiter, heads.keys() | slotless.keys()):
-                _stand(plan, heads, waiter)
+                _block_behind(plan, heads, waiter)
         elif is_unschedulable(plan, waiter):
             if waiter.room is not None:
                 _deny_when_sure(plan, waiter, waiter.room)
@@ -53,12 +53,12 @@ def serve_queue(plan: Plan) -> None:
         elif waiter.room is None and (lacking := plan.slots.lacking(kernel, waiter.needs)):
             if not migrate(plan, waiter, heads.keys() | slotless.keys()):
                 preempt_for_slots(plan, lacking, waiter)
-                _stand(plan, slotless, waiter, puts_aside=False)
+                _block_behind(plan, slotless, waiter, reserves=False)
         else:
             needs = plan.limits.needs(waiter)
             if not _serve(plan, waiter, needs, place, heads.keys() | slotless.keys()):
                 is_passed = kernel.id in plan.barred or _lacks_limit_alone(plan, needs)
-                _stand(plan, None if is_passed else heads, waiter)
+                _block_behind(plan, None if is_passed else heads, waiter)
 
 
 def _first_ahead(waiter: Waiter, heads: Mapping[str, Waiter]) -> Waiter | None:
@@ -99,14 +99,16 @@ def _lacks_limit_alone(plan: Plan, needs: Mapping[str, int]) -> bool:
     return bool(short) and len(plan.limits.among(short)) == len(short)
 
 
-def _stand(plan: Plan, heads: dict[str, Waiter] | None, waiter: Waiter, *, puts_aside: bool = True) -> None:
+def _block_behind(
+    plan: Plan, heads: dict[str, Waiter] | None, waiter: Waiter, *, reserves: bool = True
+) -> None:
     """Have a waiter that is not served block those behind it on its GPUs (in `heads`) and in its quotas."""
     if heads is not None:
         for uuid, need in waiter.needs.items():
             if need and uuid not in heads:
                 heads[uuid] = waiter
-    if puts_aside:
-        plan.limits.put_aside(waiter, plan.room)
+    if reserves:
+        plan.limits.reserve(waiter, plan.room)
 
 
 def _may_go_first(plan: Plan, waiter: Waiter, heads: Mapping[str, Waiter]) -> bool:

@@ -71,7 +71,7 @@ class Limits:
                 return {key: min(size, max(self.caps[key] - used, 0)) for key in account.keys}
         return dict.fromkeys(account.keys, size)
 
-    def put_aside(self, waiter: Waiter, room: dict[str, int]) -> None:
+    def reserve(self, waiter: Waiter, room: dict[str, int]) -> None:
         """Reserve what a waiter takes of the `room` in its quotas."""
         for key, size in self.counts(waiter).items():
             room[key] -= size

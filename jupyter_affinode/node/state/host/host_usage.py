@@ -83,7 +83,7 @@ def awaits_bytes(
     return max(own - copy_bytes(waiter) * own // in_all, 0)
 
 
-def spoken_for_bytes(kernels: Iterable[KernelRecord]) -> int:
+def parks_take_bytes(kernels: Iterable[KernelRecord]) -> int:
     """Return the host memory that the parks under way may still take by themselves."""
     parking = (each for each in kernels if each.move is not None and each.move.parks)
     return sum(min(each.host.budget_bytes or 0, _lacks_itself(each)) for each in parking)

@@ -107,11 +107,11 @@ class LotStock:
         on_change: Callable[[], None],
         *,
         is_shared: bool = False,
-        spoken_for: Callable[[], int] = lambda: 0,
+        parks_take: Callable[[], int] = lambda: 0,
         make: Callable[[int, Callable[[int], bool]], Lot] = make_lot,
     ):
         """Make an empty stock. `is_shared`: the controller serves all users, whose parked memory counts as theirs
-        unless a setting gives the machine a part. `spoken_for` returns what parks under way may still take by
+        unless a setting gives the machine a part. `parks_take` returns what parks under way may still take by
         themselves.
         """
         self.ready: list[Stocked] = []
@@ -126,8 +126,8 @@ class LotStock:
         self._promises: dict[int, Promise] = {}
         self._keeping: asyncio.Future[None] | None = None
         self._freed = asyncio.Event()  # set when a lot was freed, while lots are promised
-        self._spoken_for = spoken_for
-        self._spoken_for_bytes = 0  # … while one is made
+        self._parks_take = parks_take
+        self._parks_take_bytes = 0  # … while one is made
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lots")
         self._making_bytes = self._ordered_bytes = 0
         self._again_at = self._promised_again_at = 0.0
@@ -251,11 +251,11 @@ class LotStock:
         if time.monotonic() < self._promised_again_at:
             return 0
         lacks = sum(promise.left_bytes for promise in self._promises.values())
-        self._spoken_for_bytes = self._spoken_for()
+        self._parks_take_bytes = self._parks_take()
         most = min(LEAST_BYTES, -(-lacks // STEP_BYTES) * STEP_BYTES)
         size = max(min(self._left_bytes(), most), 0) // STEP_BYTES * STEP_BYTES
         if not size:
-            self._spoken_for_bytes = 0
+            self._parks_take_bytes = 0
         return size
 
     def limit_bytes(self, settings: Settings) -> int | None:
@@ -426,7 +426,7 @@ class LotStock:
             self._pause(is_promised)
             self._log.exception("no lot of %s was made", bytes_in_words(size))
         finally:
-            self._making, self._spoken_for_bytes = None, 0
+            self._making, self._parks_take_bytes = None, 0
             if not self._is_closed:
                 self._on_change()
 
@@ -445,7 +445,7 @@ class LotStock:
     def _left_bytes(self) -> int:
         """Return how much host memory may be touched now; runs on any thread."""
         limit = cgroup_memory(os.getpid())
-        left = host_memory().available_bytes - with_margin(self._reserve_bytes) - self._spoken_for_bytes
+        left = host_memory().available_bytes - with_margin(self._reserve_bytes) - self._parks_take_bytes
         if limit is not None:
             kept_free = min(limit.limit_bytes // CGROUP_RESERVE, self._reserve_bytes)
             left = min(left, limit.headroom_bytes - with_margin(kept_free))

@@ -133,7 +133,7 @@ async def test_a_process_that_has_ended_or_connected_again_is_promised_nothing(s
 def test_what_is_lent_never_comes_out_of_the_reserve_or_of_what_others_may_take(monkeypatch):
     """Memory comes free in steps, and no program is told of that."""
     lent, free, looks = [], [0], [0]
-    reserve, spoken_for = 330 * MIB, 96 * MIB  # with the margin
+    reserve, parks_take = 330 * MIB, 96 * MIB  # with the margin
 
     def look():
         looks[0] += 1
@@ -142,7 +142,7 @@ def test_what_is_lent_never_comes_out_of_the_reserve_or_of_what_others_may_take(
     def make(size, may_take):
         assert may_take(size)
         free[0] -= size
-        assert free[0] >= reserve + spoken_for
+        assert free[0] >= reserve + parks_take
         return make_lot(size, lambda size: True)
 
     monkeypatch.setattr(lots, "host_memory", look)
@@ -153,7 +153,7 @@ def test_what_is_lent_never_comes_out_of_the_reserve_or_of_what_others_may_take(
         stock.look(settings, PLENTY, NONE_YET, 0, time.monotonic())
         stock.promise(promised_to(7, lent), 128 * MIB)
         for more, held in ((31, 0), (1, 32), (64, 96), (128, 128)):
-            free[0] += more * MIB + (reserve + spoken_for if not held and not free[0] else 0)
+            free[0] += more * MIB + (reserve + parks_take if not held and not free[0] else 0)
             seen = looks[0]
             await until(
                 lambda before=seen, least=held * MIB: (
@@ -163,4 +163,4 @@ def test_what_is_lent_never_comes_out_of_the_reserve_or_of_what_others_may_take(
             assert stock.held_bytes(7) == held * MIB
         assert stock.promised() == {}
 
-    with_stock(spoken_for=lambda: spoken_for, make=make)(body)()
+    with_stock(parks_take=lambda: parks_take, make=make)(body)()
