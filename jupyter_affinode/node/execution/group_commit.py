@@ -19,8 +19,8 @@ from ..state.records.moves import Move, Phase
 from ..state.records.process import Process
 from .outcomes import PARK_BEGINS_WITHIN_S
 
-CAME_BACK = (Status.REVOKED, "the kernel used the GPU while it was being freed")
-ASKED_BACK = (Status.REVOKED, "the GPU was asked back while it was being freed")
+USED_MEANWHILE = (Status.REVOKED, "the kernel used the GPU while it was being freed")
+RESUME_REQUESTED = (Status.REVOKED, "the GPU was asked back while it was being freed")
 NEWCOMER = (Status.BUSY, "another process of the kernel began to use the GPU")
 ENDED = (Status.BUSY, "one of the kernel's processes ended while the GPU was being freed")
 NOT_TOLD = 0  # no epoch of a command
@@ -138,13 +138,13 @@ def _obstacle(kernel: KernelRecord, move: Move) -> tuple[Status, str] | None:
     if move.gone:
         return SILENT if move.gone & kernel.processes.keys() else ENDED
     if kernel.requests.resume and not move.in_part:
-        return ASKED_BACK
+        return RESUME_REQUESTED
     for key, process in kernel.processes.items():
         if key not in move.epochs and key not in move.pending:
             if process.connected_at >= move.began or _holds_memory(process):
                 return NEWCOMER
         elif process.data.want and not move.in_part:
-            return CAME_BACK
+            return USED_MEANWHILE
     return None
 
 

@@ -143,7 +143,7 @@ class Moves:
         kernel = self._state.kernels[process.kernel_id]
         move = kernel.move
         if move is not None and move.parks and process.key in move.epochs:
-            together.abort(kernel, move, together.CAME_BACK)
+            together.abort(kernel, move, together.USED_MEANWHILE)
             self._go_on(kernel, move)
 
     def process_gone(self, process: Process, kernel: KernelRecord) -> None:
@@ -329,7 +329,7 @@ class Moves:
             )
             if kernel_depth(kernel) is Depth.CONTEXT:
                 context = sum(process.data.context_bytes for process in kernel.processes.values())
-                self._state.gpus.take_leaving(kernel.main_gpu(), context, time.monotonic())
+                self._state.gpus.take_parked_context(kernel.main_gpu(), context, time.monotonic())
             kernel.held_until = None if move.asked else kernel.held_until
             moved = sum(reply.bytes for reply in done)
             took = max((reply.duration_s for reply in done), default=0.0)

@@ -88,7 +88,7 @@ def _room(now: float, node: Node, gpu: NvmlGpu, newcomers: int, settings: Settin
         unmovable = kernel.unmovable_bytes.get(gpu.uuid, 0)
         managed += resident + unmovable
         stays += unmovable
-        if _may_go(now, kernel, settings):
+        if _may_be_parked(now, kernel, settings):
             goes += resident
         else:
             stays += resident
@@ -107,7 +107,7 @@ def _room(now: float, node: Node, gpu: NvmlGpu, newcomers: int, settings: Settin
     return gpu.total_bytes - others - stays - MAY_GO * goes - expected
 
 
-def _may_go(now: float, kernel: Kernel, settings: Settings) -> bool:
+def _may_be_parked(now: float, kernel: Kernel, settings: Settings) -> bool:
     """Return whether a waiter would get the kernel's memory now or soon."""
     if kernel.residency is Residency.PARKING:
         return True

@@ -106,7 +106,7 @@ class _View:
         )
         self._passed: set[str] = set()  # GPUs where others may go before one of those looked at
         self._slotless: set[str] = set()  # … and where one of those looked at may not compute yet
-        self._comers: dict[
+        self._waiters_on: dict[
             str, set[str]
         ] = {}  # by GPU: kernels that will compute there before those looked at next
         for waiter in self.plan.queue:
@@ -158,7 +158,7 @@ class _View:
         """Count a waiter as computing before those that are looked at next."""
         if self.plan.slots.most is not None:
             for uuid in (*waiter.needs, *waiter.kernel.migration_targets):
-                self._comers.setdefault(uuid, set()).add(waiter.kernel.id)
+                self._waiters_on.setdefault(uuid, set()).add(waiter.kernel.id)
 
     def _full_of_computing(self, waiter: Waiter, is_behind: bool) -> Look | None:
         """Return the reason of a waiter that lacks a compute slot, or comes after one that does; None for others.
@@ -172,9 +172,9 @@ class _View:
         beside = {}
         for uuid in waiter.needs:
             there = {each.id for each in slots.on(uuid, but=kernel)}
-            beside[uuid] = len(self._comers.get(uuid, set()) - there - {kernel.id})
-        comes_back = waiter.room is None or (is_behind and kernel.movable_bytes)
-        is_late = comes_back and slots.lacking(kernel, waiter.needs, beside)
+            beside[uuid] = len(self._waiters_on.get(uuid, set()) - there - {kernel.id})
+        resumes = waiter.room is None or (is_behind and kernel.movable_bytes)
+        is_late = resumes and slots.lacking(kernel, waiter.needs, beside)
         if not is_late and self._slotless.isdisjoint(waiter.needs):
             return None
         self._slotless |= waiter.needs.keys()

@@ -39,7 +39,7 @@ def serve_queue(plan: Plan) -> None:
             if not migrate(plan, waiter, heads.keys() | slotless.keys()):
                 _block_behind(plan, slotless, waiter, reserves=False)
         elif heads and _first_ahead(waiter, heads) is not None:
-            if backfill and _may_go_first(plan, waiter, heads):
+            if backfill and _may_backfill(plan, waiter, heads):
                 _give(plan, waiter, plan.limits.needs(waiter))
             elif not migrate(plan, waiter, heads.keys() | slotless.keys()):
                 _block_behind(plan, heads, waiter)
@@ -111,7 +111,7 @@ def _block_behind(
         plan.limits.reserve(waiter, plan.room)
 
 
-def _may_go_first(plan: Plan, waiter: Waiter, heads: Mapping[str, Waiter]) -> bool:
+def _may_backfill(plan: Plan, waiter: Waiter, heads: Mapping[str, Waiter]) -> bool:
     """Return whether a waiter can be served now although others wait ahead of it."""
     is_room = plan.fits(waiter.needs, plan.settings.margin_bytes)  # mostly there is none
     if not is_room or not plan.fits(plan.limits.counts(waiter), 0) or _is_too_fresh(plan, waiter):
@@ -177,7 +177,7 @@ def _may_try_blindly(plan: Plan, waiter: Waiter, needs: Mapping[str, int]) -> bo
     return all(plan.room[key] >= needs[key] for key in plan.limits.of(waiter.kernel.id))
 
 
-def _may_come_back(plan: Plan, kernel: Kernel, room: RoomRequest) -> bool:
+def _memory_may_return(plan: Plan, kernel: Kernel, room: RoomRequest) -> bool:
     """Return whether kernels that are out of reach, or long in resuming, have the missing memory and may be parked
     later.
     """
@@ -195,7 +195,11 @@ def _deny_when_sure(plan: Plan, waiter: Waiter, room: RoomRequest) -> None:
     if not waiter.kernel.allocations_fail and not (is_fresh and plan.now - waiter.since >= DENY_AFTER_S):
         return
     exceeded = plan.limits.exceeded(waiter)
-    if exceeded is None and not waiter.kernel.allocations_fail and _may_come_back(plan, waiter.kernel, room):
+    if (
+        exceeded is None
+        and not waiter.kernel.allocations_fail
+        and _memory_may_return(plan, waiter.kernel, room)
+    ):
         return
     if exceeded is not None:
         name, cap = exceeded

@@ -19,12 +19,12 @@ from ....settings.policy import Settings
 from ...model.actions import Park
 from ...model.snapshot import Kernel, Node, Residency, Waiter
 from ..scheduling_pass.plan import Plan
-from .hand_over import may_come
+from .hand_over import may_resume_handing_over
 
 
 def is_exchange(plan: Plan, head: Waiter, first: int) -> bool:
     """Return whether the actions from number `first` on are parks that make all the room that the waiter lacks."""
-    if head.room is not None or not _may_come(plan, head.kernel) or len(plan.actions) == first:
+    if head.room is not None or not _may_resume(plan, head.kernel) or len(plan.actions) == first:
         return False
     by_id = {kernel.id: kernel for kernel in plan.node.kernels}
     for action in plan.actions[first:]:
@@ -42,7 +42,7 @@ def is_for_later(plan: Plan, head: Waiter, short: Mapping[str, int]) -> bool:
 
     Two exchanges at once share the link, and both end when the second would have ended after the first.
     """
-    may = _may_come(plan, head.kernel) or may_come(plan, head.kernel)
+    may = _may_resume(plan, head.kernel) or may_resume_handing_over(plan, head.kernel)
     return head.room is None and may and not plan.is_settled(short)
 
 
@@ -58,14 +58,14 @@ def room_to_begin(
     waiter = next((each for each in plan.queue if each.kernel.id == kernel_id and each.room is None), None)
     if waiter is None or not plan.will_fit(plan.limits.needs(waiter)):
         return None
-    if not (may_come if hands_over else _may_come)(plan, waiter.kernel):
+    if not (may_resume_handing_over if hands_over else _may_resume)(plan, waiter.kernel):
         return None
     if plan.slots.lacking(waiter.kernel, waiter.needs):
         return None
     return waiter.kernel.resume_bytes
 
 
-def _may_come(plan: Plan, kernel: Kernel) -> bool:
+def _may_resume(plan: Plan, kernel: Kernel) -> bool:
     """Return whether a waiter can be resumed in an exchange now."""
     is_due = kernel.resume_retry_at <= plan.now and kernel.served_after <= plan.now
     is_parked = kernel.residency is Residency.QUEUED and not kernel.left_bytes

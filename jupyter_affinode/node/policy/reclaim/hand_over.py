@@ -32,14 +32,14 @@ def hand_over(
     """Exchange the head with the best kernels that can be parked for it, if host memory allows no other way; return
     whether it is decided. `park`: the template of their parks.
     """
-    if head.room is not None or not may_come(plan, head.kernel) or plan.host.is_awaited:
+    if head.room is not None or not may_resume_handing_over(plan, head.kernel) or plan.host.is_awaited:
         return False
     lacks = _lacks(plan, head)
 
     def able() -> Iterator[Kernel]:
         rests = list(_parked_in_part(plan, head.kernel))
         yield from (kernel for kernel in rests if kernel.demoted_until <= plan.now)
-        yield from filter(_may_go, candidates())
+        yield from filter(_can_hand_over, candidates())
         yield from (kernel for kernel in rests if kernel.demoted_until > plan.now)
 
     for wanted in ({**lacks, **missing}, lacks):  # the margin is not worth a failure
@@ -53,13 +53,13 @@ def hand_over(
     return False
 
 
-def may_come(plan: Plan, kernel: Kernel) -> bool:
+def may_resume_handing_over(plan: Plan, kernel: Kernel) -> bool:
     """Return whether a waiter can hand over now."""
     is_due = kernel.resume_retry_at <= plan.now and kernel.served_after <= plan.now
     return kernel.residency is Residency.QUEUED and kernel.may_hand_over and is_due and plan.is_free(kernel)
 
 
-def _may_go(kernel: Kernel) -> bool:
+def _can_hand_over(kernel: Kernel) -> bool:
     """Return whether an eligible kernel can be parked in an exchange that hands over."""
     return (
         kernel.may_hand_over

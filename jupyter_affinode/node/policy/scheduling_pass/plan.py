@@ -56,7 +56,7 @@ class Plan:
             if self._is_parking(kernel):
                 self._look_at_park(kernel.rest if kernel.left_bytes else kernel)
             elif kernel.residency is Residency.RESUMING and not is_late(now, kernel, node.speeds):
-                self._comes_back(kernel)
+                self._note_resuming(kernel)
             elif kernel.is_ending:
                 self.expect_end(kernel)
             elif kernel.residency in AWAY:  # it is being written to disk, or that has just ended
@@ -116,7 +116,7 @@ class Plan:
         """Turn the parks from action number `first` on into an exchange with the waiter."""
         parks = [action for action in self.actions[first:] if isinstance(action, Park)]
         self.actions[first:] = [replace(park, exchanges=True) for park in parks]
-        self._comes_in(waiter)
+        self._decided_with_parks(waiter)
 
     def hand_over(self, waiter: Kernel, kernels: Sequence[Kernel], park: Park) -> bool:
         """Decide an exchange in which the waiter hands its host memory over to `kernels`; `park` is the template of
@@ -136,7 +136,7 @@ class Plan:
             self.act(replace(told, exchanges=True, hands_over=True))
             self._expect_room(kernel)
             self.host.room.is_passing(kernel, kernel.movable_bytes)
-        self._comes_in(waiter)
+        self._decided_with_parks(waiter)
         return True
 
     def _make_room_to_hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> bool:
@@ -151,14 +151,14 @@ class Plan:
         if short and retained.left(short, [waiter, *kernels]):
             return False
         for kernel in (waiter, *kernels):
-            self._comes_in(kernel)  # or goes, in a later pass
+            self._decided_with_parks(kernel)  # or goes, in a later pass
             host.is_passing(kernel, kernel.movable_bytes)
         for action in self.host.make_room(short):
             self.act(action)
         host.charge(charges)
         return True
 
-    def _comes_in(self, waiter: Kernel) -> None:
+    def _decided_with_parks(self, waiter: Kernel) -> None:
         """Note that the decision for the waiter is part of others' parks."""
         self._taken.add(waiter.id)
         self.host.drop(waiter.id)
@@ -177,7 +177,7 @@ class Plan:
         """
         gpu = next(iter(migration)) if migration else None
         self.act(Resume(kernel.id, migration or kernel.resume_bytes, reason, cause, gpu))
-        self._comes_back(kernel)
+        self._note_resuming(kernel)
         self.take_room(needs)
         self.slots.take(kernel, migration or kernel.resume_bytes)
         self.served.update(served_keys(kernel, migration or kernel.resume_bytes))
@@ -349,7 +349,7 @@ class Plan:
             if size:
                 self._on_the_move.add(resource)
 
-    def _comes_back(self, kernel: Kernel) -> None:
+    def _note_resuming(self, kernel: Kernel) -> None:
         """Note that a kernel is being resumed; the copy that it leaves in the host can be released then.
 
         All of its memory may be on the GPU already and only the shim's answer is missing: no figure shows all of it

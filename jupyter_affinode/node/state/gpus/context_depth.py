@@ -55,7 +55,7 @@ def context_objection(
     return _gpu_objection(process, used[0].uuid, {each.pid for each in ours}, gpus)
 
 
-def needs_to_come_back(process: Process) -> dict[str, int]:
+def needs_to_resume(process: Process) -> dict[str, int]:
     """Return the GPU memory that resuming a parked process needs, by GPU: for its memory, and at context depth for the
     context too.
 
@@ -89,7 +89,7 @@ def kernel_needs(kernel: KernelRecord) -> dict[str, int]:
     """Return the same for a kernel, summed over its processes."""
     needs: dict[str, int] = {}
     for process in kernel.processes.values():
-        for uuid, size in needs_to_come_back(process).items():
+        for uuid, size in needs_to_resume(process).items():
             needs[uuid] = needs.get(uuid, 0) + size
     return needs
 

@@ -139,7 +139,7 @@ class GpuTable:
         known = self._known.setdefault(uuid, _Estimate())
         known.free_bytes = min(known.free_bytes, 0 if again else max(size - 1, 0))
 
-    def take_leaving(self, uuid: str, size: int, now: float) -> None:
+    def take_parked_context(self, uuid: str, size: int, now: float) -> None:
         """Note that a context of `size` bytes has left a GPU: older figures do not show it."""
         if size and uuid in self._known:
             self._known[uuid].changes.append((now, size))
