@@ -74,7 +74,7 @@ def _gpu_text(gpu: dict[str, Any], *, simulated: bool) -> str:
     )
 
 
-def _neighbour_text(other: dict[str, Any]) -> str:
+def _other_program_text(other: dict[str, Any]) -> str:
     """Describe a process on a GPU that is not managed; of another user's process only its size is known."""
     holder = (
         "another user" if other["pid"] is None else f"{other['command'] or 'process'} (pid {other['pid']})"
@@ -100,7 +100,7 @@ def _node_text(node: dict[str, Any]) -> str:
     lines = [] if node["gpus"] else [NO_GPU]
     for gpu in node["gpus"]:
         lines.append(_gpu_text(gpu, simulated=node["simulated"]))
-        lines.extend(f"  not managed: {_neighbour_text(other)}" for other in gpu["unmanaged"] or [])
+        lines.extend(f"  not managed: {_other_program_text(other)}" for other in gpu["unmanaged"] or [])
     host = node["host"]
     memory = f"Host memory: {bytes_in_words(host['available_bytes'])} available"
     if host["copy_bytes"]:

@@ -71,7 +71,7 @@ def residency_data(previous: Kernel | None, kernel: Kernel) -> dict[str, Any]:
     }
 
 
-def worth_telling(previous: Kernel | None, kernel: Kernel) -> bool:
+def needs_event(previous: Kernel | None, kernel: Kernel) -> bool:
     """Return whether a user would see a difference; figures that change by themselves are requested and cause no
     event."""
     if previous is None:
@@ -142,7 +142,7 @@ class ResidencyEvents(NodeListener):
 
     def kernel_changed(self, previous: Kernel | None, kernel: Kernel) -> None:
         """Tell browsers of a change of one of this server's kernels, if a user would see it."""
-        if self._owns(kernel["id"]) and worth_telling(previous, kernel):
+        if self._owns(kernel["id"]) and needs_event(previous, kernel):
             self._logger.emit(schema_id=KERNEL_RESIDENCY, data=residency_data(previous, kernel))
 
     def noticed(self, notice: Notice) -> None:

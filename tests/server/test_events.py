@@ -13,9 +13,9 @@ from jupyter_affinode.server.events import (
     NODE,
     NOTICE,
     ResidencyEvents,
+    needs_event,
     residency_data,
     schema_paths,
-    worth_telling,
 )
 
 KERNEL: dict[str, Any] = {
@@ -116,26 +116,26 @@ async def test_the_controllers_coming_and_going_is_told(emitted):
 
 
 def changed(**fields: Any) -> bool:
-    return worth_telling(KERNEL, {**KERNEL, **fields})
+    return needs_event(KERNEL, {**KERNEL, **fields})
 
 
 def test_what_a_person_would_not_see_is_not_told():
     assert not changed()
     assert not changed(resident_bytes=KERNEL["resident_bytes"] + 2**20, idle_s=3.0, calls=6)
-    assert not worth_telling({**KERNEL, "held_for_s": 100.0}, {**KERNEL, "held_for_s": 50.0})
-    assert not worth_telling(None, {**KERNEL, "residency": "none"})
+    assert not needs_event({**KERNEL, "held_for_s": 100.0}, {**KERNEL, "held_for_s": 50.0})
+    assert not needs_event(None, {**KERNEL, "residency": "none"})
     kept = {**KERNEL, "held_for_s": 100.0, "text": "On the GPU: 12 GiB, kept for 2 min (simulated)"}
-    assert not worth_telling(kept, {**kept, "text": "On the GPU: 12 GiB, kept for 90 s (simulated)"})
+    assert not needs_event(kept, {**kept, "text": "On the GPU: 12 GiB, kept for 90 s (simulated)"})
 
 
 def test_no_clock_alone_is_told():
     moving = {**KERNEL, "move": {"kind": "park", "bytes": 9, "age_s": 1.0}}
-    assert not worth_telling(moving, {**moving, "move": {**moving["move"], "age_s": 2.0}})
+    assert not needs_event(moving, {**moving, "move": {**moving["move"], "age_s": 2.0}})
     parked = {**KERNEL, "last_park": {"bytes": 9, "duration_s": 1.0, "ago_s": 1.0}}
-    assert not worth_telling(parked, {**parked, "last_park": {**parked["last_park"], "ago_s": 2.0}})
+    assert not needs_event(parked, {**parked, "last_park": {**parked["last_park"], "ago_s": 2.0}})
     waits = {**KERNEL, "wait": WAIT, "estimate_s": 60.0, "waiting_s": 1.0}
     sooner = {**WAIT, "blockers": [{**BLOCKER, "free_in_s": 59.0}]}
-    assert not worth_telling(waits, {**waits, "wait": sooner, "estimate_s": 59.0, "waiting_s": 2.0})
+    assert not needs_event(waits, {**waits, "wait": sooner, "estimate_s": 59.0, "waiting_s": 2.0})
 
 
 def test_what_a_person_would_see_is_told():
@@ -144,21 +144,21 @@ def test_what_a_person_would_see_is_told():
     assert changed(move={"kind": "park", "bytes": 9, "age_s": 0.0})
     assert changed(wait=WAIT) and changed(processes=[{"number": 1, "stuck": {"reason": "lost"}}])
     waits = {**KERNEL, "wait": WAIT, "estimate_s": 60.0}
-    assert worth_telling(waits, {**waits, "wait": {**WAIT, "blockers": []}})
-    assert worth_telling(waits, {**waits, "estimate_s": None})
+    assert needs_event(waits, {**waits, "wait": {**WAIT, "blockers": []}})
+    assert needs_event(waits, {**waits, "estimate_s": None})
 
 
 def test_a_controller_without_the_newer_fields_is_understood():
     fields = ("calls", "move", "wait", "last_park", "processes")
     old = {name: value for name, value in KERNEL.items() if name not in fields}
-    assert not worth_telling(old, dict(old)) and worth_telling(old, {**old, "wait_reason": "the GPU is full"})
+    assert not needs_event(old, dict(old)) and needs_event(old, {**old, "wait_reason": "the GPU is full"})
     assert residency_data(None, old)["kernel"]["processes"] == []
 
 
 def test_a_hold_that_is_renewed_and_a_new_kernel_are_told():
-    assert worth_telling({**KERNEL, "held_for_s": 50.0}, {**KERNEL, "held_for_s": 3600.0})
-    assert worth_telling({**KERNEL, "held_for_s": 50.0}, KERNEL)
-    assert worth_telling(None, KERNEL)
+    assert needs_event({**KERNEL, "held_for_s": 50.0}, {**KERNEL, "held_for_s": 3600.0})
+    assert needs_event({**KERNEL, "held_for_s": 50.0}, KERNEL)
+    assert needs_event(None, KERNEL)
 
 
 def test_the_data_is_exactly_what_the_schema_names():

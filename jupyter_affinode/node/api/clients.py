@@ -10,7 +10,7 @@ from tornado.iostream import IOStream
 from ..identity.access import Access, Caller, NotAllowed
 from ..identity.identity import Identity
 from ..identity.rate_limits import BURST_S, Account, Accounts, TokenBucket
-from ..identity.unidentified import one_too_many, the_fullest
+from ..identity.unidentified import oldest_of_largest_user, one_too_many
 from ..model.reasons import Refusal
 from ..system.peer_socket import PeerSocket
 from ..system.peers import Place, peer_of
@@ -65,7 +65,7 @@ class Clients:
         unidentified = {other: its.place for other, its in self._clients.items() if its.account is None}
         goes = one_too_many(unidentified, client.place, limits)
         if goes is None and len(self._clients) >= limits.clients_everyone:
-            goes = the_fullest(unidentified)
+            goes = oldest_of_largest_user(unidentified)
             if goes is None:
                 return f"{limits.clients_everyone} clients are connected already"
         if goes is not None:

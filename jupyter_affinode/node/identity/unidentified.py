@@ -17,13 +17,13 @@ def one_too_many(unidentified: Mapping[T, Place], newcomer: Place, limits: Limit
 
     If one place has too many, that is its oldest, which had the longest time to identify itself.
     """
-    neighbours = [connection for connection, place in unidentified.items() if place == newcomer]
-    if len(neighbours) >= limits.unidentified:
-        return neighbours[0]
-    return the_fullest(unidentified) if len(unidentified) >= limits.unidentified_everyone else None
+    same_place = [connection for connection, place in unidentified.items() if place == newcomer]
+    if len(same_place) >= limits.unidentified:
+        return same_place[0]
+    return oldest_of_largest_user(unidentified) if len(unidentified) >= limits.unidentified_everyone else None
 
 
-def the_fullest(unidentified: Mapping[T, Place]) -> T | None:
+def oldest_of_largest_user(unidentified: Mapping[T, Place]) -> T | None:
     """Return the oldest connection of the user who has the most, in that user's fullest place.
 
     A user who makes places by the dozen (cgroups, own namespaces) displaces only their own connections.

@@ -17,7 +17,7 @@ from ..policy.victims.eviction_cost import resume_s
 from ..policy.wait_estimates import WaitEstimate
 from ..protocol.page import Depth, PageGpu, UnmovableReason
 from ..state.gpus.context_depth import kernel_depth
-from ..state.gpus.gpu_processes import Neighbour, by_gpu, contexts_bytes, neighbours
+from ..state.gpus.gpu_processes import OtherProgram, by_gpu, contexts_bytes, other_programs
 from ..state.host.host_figures import disk_used_bytes
 from ..state.host.host_usage import on_disk_bytes
 from ..state.host.lots import LotStock
@@ -307,7 +307,7 @@ def _gpu_json(
 ) -> dict[str, Any]:
     managed = state.gpus.managed_bytes(gpu.uuid)
     contexts = contexts_bytes(gpu, known, processes)
-    others = neighbours(gpu, known, {process.pid for process in processes})
+    others = other_programs(gpu, known, {process.pid for process in processes})
     return {
         "uuid": gpu.uuid,
         "index": gpu.index,
@@ -319,7 +319,7 @@ def _gpu_json(
         "managed_bytes": managed,
         "context_bytes": contexts,
         "unmanaged_bytes": max(gpu.used_bytes - managed - (contexts or 0), 0),
-        "unmanaged": None if others is None else [_neighbour_json(other) for other in others],
+        "unmanaged": None if others is None else [_other_program_json(other) for other in others],
         "speed": _speed_json(state, gpu.uuid),
         "utilization_percent": gpu.utilization_percent,
         "utilization_history": state.gpus.utilization_history(gpu.uuid),
@@ -331,7 +331,7 @@ def _speed_json(state: NodeState, uuid: str) -> dict[str, float] | None:
     return None if speed is None else {name: float(f"{value:.3g}") for name, value in asdict(speed).items()}
 
 
-def _neighbour_json(other: Neighbour) -> dict[str, Any]:
+def _other_program_json(other: OtherProgram) -> dict[str, Any]:
     return {"pid": other.pid, "command": other.command, "bytes": other.bytes}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jupyter_affinode.node.identity.rate_limits import FULL_AGAIN_S, MANY_USERS, Accounts
-from jupyter_affinode.node.identity.unidentified import one_too_many, the_fullest
+from jupyter_affinode.node.identity.unidentified import oldest_of_largest_user, one_too_many
 from jupyter_affinode.node.system.peers import Place
 
 ALICE, MALLORY, CONTAINERS = 61001, 61002, 1000
@@ -24,7 +24,7 @@ def test_a_user_from_ever_new_places_displaces_only_their_own():
 def test_among_containers_of_one_user_id_the_one_with_most_namespaces_gives_way():
     unidentified = {"honest": Place(CONTAINERS, "/pod-a", "pid:1")}
     unidentified |= {number: Place(CONTAINERS, "/pod-b", f"pid:{number}") for number in range(5)}
-    assert the_fullest(unidentified) == 0
+    assert oldest_of_largest_user(unidentified) == 0
 
 
 def test_in_one_place_the_oldest_gives_way():
@@ -32,7 +32,7 @@ def test_in_one_place_the_oldest_gives_way():
     unidentified = dict.fromkeys(range(MANY_USERS.unidentified), place)
     assert one_too_many(unidentified, place, MANY_USERS) == 0
     assert one_too_many(unidentified, Place(ALICE), MANY_USERS) is None
-    assert the_fullest({}) is None
+    assert oldest_of_largest_user({}) is None
 
 
 def test_a_person_of_many_user_ids_takes_a_bounded_number_of_accounts():

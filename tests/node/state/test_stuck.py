@@ -278,7 +278,7 @@ def test_the_name_of_an_unmanaged_process_moves_no_cursor(monkeypatch):
     ) as program:
         assert program.stdout.readline()
         gpu = NvmlGpu(gpu_uuid(GPU), 0, "A GPU", 1 << 30, 1 << 20, 1 << 30, 0, pids=frozenset([program.pid]))
-        (row,) = gpu_processes.neighbours(gpu, (), set())
+        (row,) = gpu_processes.other_programs(gpu, (), set())
         program.stdin.close()
     assert (
         row.pid == program.pid and row.command == "\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}root"

@@ -23,7 +23,7 @@ INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of linux/proc_ns.h
 
 
 @dataclass(frozen=True)
-class Neighbour:
+class OtherProgram:
     """A process on a GPU that is not ours. Another user's is named by root's controller alone, to administrators
     (views/visibility.py).
     """
@@ -61,7 +61,7 @@ def joins(gpu: NvmlGpu, known: Sequence[Process]) -> bool:
     return all(_is_in(gpu, process) for process in known)
 
 
-def neighbours(gpu: NvmlGpu, known: Sequence[Process], pids: Set[int]) -> list[Neighbour] | None:
+def other_programs(gpu: NvmlGpu, known: Sequence[Process], pids: Set[int]) -> list[OtherProgram] | None:
     """Return the processes on a GPU that are not ours, the largest first; None where they cannot be told apart.
 
     `pids` are those of all our processes, on whatever GPU.
@@ -106,13 +106,13 @@ def _bytes_on(process: Process, uuid: str) -> int:
     return sum(gpu.resident_bytes + sum(gpu.unmovable_bytes) for gpu in process.data.gpus if gpu.uuid == uuid)
 
 
-def _described(pid: int, size: int | None) -> Neighbour:
+def _described(pid: int, size: int | None) -> OtherProgram:
     try:
         is_own = os.getuid() in (0, os.stat(f"/proc/{pid}").st_uid)
         command = Path(f"/proc/{pid}/comm").read_text(errors="replace") if is_own else None
     except OSError:  # it has just ended, or is hidden from us
-        return Neighbour(None, None, size)
-    return Neighbour(pid if is_own else None, command and printable(command.strip()), size)
+        return OtherProgram(None, None, size)
+    return OtherProgram(pid if is_own else None, command and printable(command.strip()), size)
 
 
 def sees_all_pids() -> bool:

@@ -138,8 +138,8 @@ def test_pids_are_joined_only_where_all_of_ours_are_there_with_enough_memory():
 def test_in_a_container_nothing_is_concluded_from_pids(monkeypatch):
     monkeypatch.setattr(gpu_processes, "INITIAL_PID_NAMESPACE", 1)
     seen = gpu({9: 900 * MIB}, busy=[9, 100])
-    assert gpu_processes.neighbours(seen, [process(100)], {100}) is None
-    assert gpu_processes.neighbours(seen, [], set()) is None
+    assert gpu_processes.other_programs(seen, [process(100)], {100}) is None
+    assert gpu_processes.other_programs(seen, [], set()) is None
     assert gpu_processes.busy(seen, [process(100)]) == []
     assert gpu_processes.contexts_bytes(seen, [process(100)], [process(100)]) is None
 
@@ -147,7 +147,7 @@ def test_in_a_container_nothing_is_concluded_from_pids(monkeypatch):
 @pytest.mark.parametrize(("uid", "is_named"), [(os.getuid(), True), (os.getuid() + 1, False), (0, True)])
 def test_unmanaged_processes_are_named_if_they_are_our_own_users_and_by_root(monkeypatch, uid, is_named):
     monkeypatch.setattr(gpu_processes.os, "getuid", lambda: uid)
-    (row,) = gpu_processes.neighbours(gpu({100: 900 * MIB, OWN: 50 * MIB}), [process(100)], {100})
+    (row,) = gpu_processes.other_programs(gpu({100: 900 * MIB, OWN: 50 * MIB}), [process(100)], {100})
     assert (row.pid, bool(row.command), row.bytes) == (OWN if is_named else None, is_named, 50 * MIB)
 
 
