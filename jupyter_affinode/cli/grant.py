@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
         required=True,
         help="a controller's name, affinode:HOST; may be repeated",
     )
-    sign.add_argument("--server", help="which of the person's servers")
+    sign.add_argument("--server", help="which of the user's servers")
     sign.add_argument(
         "--priority",
         type=whole(-PRIORITY_MAX, PRIORITY_MAX),

@@ -21,7 +21,7 @@ from .model.sessions import ImpossiblePlan
 from .model.simulation import ModelBroken
 from .notebookos import read_notebookos
 from .report import plan_text
-from .search import most_people
+from .search import most_users
 from .strategies import WAYS, Plan, answer
 from .trace import TraceError, read_trace
 from .workload import HOUR_S, Spread, Workload
@@ -31,7 +31,7 @@ SAID_EVERY_S = 0.5
 HOST_BYTES_PER_GPU = 256 * GIB  # servers with eight large GPUs often have 2 TiB; an assumption
 # Bounds of options: far more than a site has, and few enough that a plan comes to its end.
 GPUS_MAX, GIB_MAX = 1024, 1e6
-PEOPLE_MAX, DAYS_MAX, SEED_MAX = 100_000, 366, 1 << 63
+USERS_MAX, DAYS_MAX, SEED_MAX = 100_000, 366, 1 << 63
 SHARE_MIN = 0.001  # of their time that users use the GPU
 TIME_MAX_S = 7 * 86400.0
 SPREAD_MAX = 10.0  # the 75th percentile over the median
@@ -41,7 +41,7 @@ _WORKLOAD = Workload()
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     _add_machine(parser)
-    _add_people(parser)
+    _add_users(parser)
     _add_ways(parser)
     _add_answer(parser)
 
@@ -69,8 +69,8 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_people(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_argument_group("what people do")
+def _add_users(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what users do")
     what.add_argument("--trace", metavar="FILE", type=Path, help="replay this (CSV or JSON Lines)")
     what.add_argument(
         "--trace-format",
@@ -78,10 +78,10 @@ def _add_people(parser: argparse.ArgumentParser) -> None:
         default="cells",
         help="a line for each cell (cells), or the JSON workload templates of NotebookOS",
     )
-    many, seed, usual = whole(1, PEOPLE_MAX), whole(-SEED_MAX, SEED_MAX), _WORKLOAD
+    many, seed, usual = whole(1, USERS_MAX), whole(-SEED_MAX, SEED_MAX), _WORKLOAD
     _add_rows(
         what,
-        ("--people", "N", many, None, "how many; of a trace: its first, or again and again"),
+        ("--users", "N", many, None, "how many; of a trace: its first, or again and again"),
         ("--days", "N", whole(1, DAYS_MAX), usual.days, "working days (5)"),
         ("--seed", "N", seed, usual.seed, "of everything random (1)"),
     )
@@ -92,12 +92,12 @@ def _add_people(parser: argparse.ArgumentParser) -> None:
         metavar="H,H",
         type=_hours,
         default=usual.starts_h,
-        help="people come evenly between these hours of the day (8,11)",
+        help="users come evenly between these hours of the day (8,11)",
     )
     share = number(SHARE_MIN, 1)
     _add_rows(
         what,
-        ("--busy-people", "PART", number(0, 1), usual.busy_people, "(0.25)"),
+        ("--busy-users", "PART", number(0, 1), usual.busy_users, "(0.25)"),
         ("--busy-share", "PART", share, usual.busy_share, "of their time on the GPU (0.61)"),
         ("--quiet-share", "PART", share, usual.quiet_share, "the others' (0.05)"),
     )
@@ -147,7 +147,7 @@ def _add_answer(parser: argparse.ArgumentParser) -> None:
         "--search",
         metavar="S",
         type=number(0, TIME_MAX_S),
-        help="find the most people whose cells' p95 wait is at most S",
+        help="find the most users whose cells' p95 wait is at most S",
     )
     out.add_argument("--json", metavar="FILE", type=Path, help="write everything there")
     out.add_argument("--quiet", action="store_true", help="no progress")
@@ -205,12 +205,10 @@ def make_plan(options: argparse.Namespace) -> Plan:
     if options.trace is not None:
         read = read_notebookos if options.trace_format == "notebookos" else read_trace
         plan = replace(plan, trace=tuple(read(options.trace)))
-        return plan if options.people is None else plan.with_people(options.people)
-    names = {field.name for field in fields(Workload)} & vars(options).keys() - {"people"}
+        return plan if options.users is None else plan.with_users(options.users)
+    names = {field.name for field in fields(Workload)} & vars(options).keys() - {"users"}
     workload = Workload(**{name: getattr(options, name) for name in names})
-    return replace(
-        plan, workload=workload if options.people is None else workload.with_people(options.people)
-    )
+    return replace(plan, workload=workload if options.users is None else workload.with_users(options.users))
 
 
 def make_report(options: argparse.Namespace, plan: Plan, progress: Progress) -> dict[str, Any]:
@@ -233,7 +231,7 @@ def make_report(options: argparse.Namespace, plan: Plan, progress: Progress) -> 
         "search": None,
     }
     if options.search is not None:
-        report["search"] = most_people(plan, options.search, progress.tried, progress.beat)
+        report["search"] = most_users(plan, options.search, progress.tried, progress.beat)
     else:
         report["answer"] = answer(plan, progress.replayed)
     return report
@@ -252,9 +250,9 @@ class Progress:
         """Show how many cells of one way have been replayed."""
         self._say(f"{way}: {done} of {of} cells", is_step=False)
 
-    def tried(self, way: str, people: int, kept: bool) -> None:
+    def tried(self, way: str, users: int, kept: bool) -> None:
         """Show the result for one number of users."""
-        self._last = f"{way}: {people} people: {'within' if kept else 'beyond'} the bound"
+        self._last = f"{way}: {users} users: {'within' if kept else 'beyond'} the bound"
         self._say(self._last, is_step=True)
 
     def beat(self) -> None:

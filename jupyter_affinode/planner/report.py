@@ -76,7 +76,7 @@ def _spread(spread: Answer) -> str:
 
 def _answer(answer: Answer) -> list[str]:
     lines = [
-        f"{answer['people']} people ({answer['people_per_gpu']:.3g} a GPU), {answer['sessions']} sessions,"
+        f"{answer['users']} users ({answer['users_per_gpu']:.3g} a GPU), {answer['sessions']} sessions,"
         f" {answer['cells']} cells; they use a GPU {answer['active_share']:.0%} of their sessions' time",
         "",
     ]
@@ -140,7 +140,7 @@ def _moves(ours: Answer) -> str:
     if refused:
         text += "\nparks refused: " + ", ".join(f"{why} {count} times" for why, count in refused.items())
     if refused.get("no-host-memory"):
-        text += ": host memory is too small for what people hold together"
+        text += ": host memory is too small for what users hold together"
     return text
 
 
@@ -159,11 +159,11 @@ def _compute_limit(ours: Answer) -> list[str]:
 def _search(search: Answer) -> list[str]:
     bound = f"95 % of cells wait at most {wait_text(search['p95_wait_s'])}"
     rows: list[tuple[str, ...]] = [
-        ("WAY", "PEOPLE", "A GPU", "WAIT P95", "P99", "WAITED", "SLOWER", "LOST STATE")
+        ("WAY", "USERS", "A GPU", "WAIT P95", "P99", "WAITED", "SLOWER", "LOST STATE")
     ]
     for way, found in search["ways"].items():
         outcome = found["outcome"]
-        row = (way, str(found["people"]), f"{found['people_per_gpu']:.3g}")
+        row = (way, str(found["users"]), f"{found['users_per_gpu']:.3g}")
         if outcome is None:
             rows.append((*row, "not even for one", "", "", "", ""))
         else:
@@ -171,7 +171,7 @@ def _search(search: Answer) -> list[str]:
             waits = [wait_text(outcome["wait_s"][name]) for name in ("p95", "p99")]
             waited = f"{outcome['hours_waited']:.1f} h"
             rows.append((*row, *waits, waited, slower, _losses(outcome)))
-    return [f"The most people of whose cells {bound}:", "", *in_columns(rows), "", *_caution(search)]
+    return [f"The most users of whose cells {bound}:", "", *in_columns(rows), "", *_caution(search)]
 
 
 def _caution(search: Answer) -> list[str]:

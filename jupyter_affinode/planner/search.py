@@ -21,17 +21,17 @@ PER_GPU_MAX = 256  # users; the model is not meant for machines that serve more
 Say = Callable[[str, int, bool], None]  # way, users, whether the bound is kept
 
 
-def most_people(plan: Plan, wait_s: float, say: Say, on_progress: Callable[[], None]) -> dict[str, Any]:
+def most_users(plan: Plan, wait_s: float, say: Say, on_progress: Callable[[], None]) -> dict[str, Any]:
     """Return by way the most users, their outcome, and every number that was tried. Raises as `Plan.replay`."""
     found = {}
     for way in plan.ways:
         tried = _Tried(plan, wait_s, way, say, on_progress)
         most = tried.most()
         found[way] = {
-            "people": most,
-            "people_per_gpu": most / plan.machine.gpus,
+            "users": most,
+            "users_per_gpu": most / plan.machine.gpus,
             "outcome": tried.outcomes[most].as_dict() if most else None,
-            "tried": {str(people): tried.kept[people] for people in sorted(tried.kept)},
+            "tried": {str(users): tried.kept[users] for users in sorted(tried.kept)},
         }
     return {"p95_wait_s": wait_s, "ways": found}
 
@@ -61,12 +61,12 @@ class _Tried:
                 bad = middle
         return good
 
-    def _keeps(self, people: int) -> bool:
-        plan = self._plan.with_people(people)
+    def _keeps(self, users: int) -> bool:
+        plan = self._plan.with_users(users)
         sessions = plan.sessions()
         if not any(session.cells for session in sessions):
-            self.kept[people] = True  # no session needed the GPU
-            self.outcomes[people] = Outcome(self._way, self._way)
+            self.kept[users] = True  # no session needed the GPU
+            self.outcomes[users] = Outcome(self._way, self._way)
             return True
         plan.check(sessions)
         cells = sum(len(session.cells) for session in sessions)
@@ -76,12 +76,12 @@ class _Tried:
                 self._way, sessions, lambda *_: self._on_progress(), (self._wait_s, may_wait)
             )
         except TooSlow:
-            self.kept[people] = False
+            self.kept[users] = False
         else:
-            self.outcomes[people] = outcome
+            self.outcomes[users] = outcome
             is_whole = not any(
                 name.startswith("cells ") for name in outcome.counts if name != "cells preempted"
             )
-            self.kept[people] = is_whole and outcome.waits()["p95"] <= self._wait_s
-        self._say(self._way, people, self.kept[people])
-        return self.kept[people]
+            self.kept[users] = is_whole and outcome.waits()["p95"] <= self._wait_s
+        self._say(self._way, users, self.kept[users])
+        return self.kept[users]

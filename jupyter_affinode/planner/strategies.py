@@ -38,11 +38,11 @@ class Plan:
             return self.workload.sessions(self.machine.gpu_bytes)
         return [session for session in self.trace if session.cells]
 
-    def with_people(self, people: int) -> Plan:
+    def with_users(self, users: int) -> Plan:
         """Return the plan for more or fewer users; of a trace, its first users, or its users several times over."""
         if self.workload is not None:
-            return replace(self, workload=self.workload.with_people(people))
-        return replace(self, trace=tuple(_some_people(self.trace, people)))
+            return replace(self, workload=self.workload.with_users(users))
+        return replace(self, trace=tuple(_some_users(self.trace, users)))
 
     def replay(
         self,
@@ -52,16 +52,16 @@ class Plan:
         give_up: tuple[float, int] | None = None,
     ) -> Outcome:
         """Replay one way of sharing. `give_up`, and errors: as `SimulatedUsers`. Raises ImpossiblePlan."""
-        people = self._people(way, sessions, self.machine, on_progress)
-        people.give_up = give_up
-        return people.run()
+        replay = self._simulated(way, sessions, self.machine, on_progress)
+        replay.give_up = give_up
+        return replay.run()
 
     def without_waits(self, way: str, sessions: Sequence[Session]) -> Outcome:
         """Replay a way without parking, on as many GPUs as it takes for no waits."""
-        people = len({session.person for session in sessions})
-        return self._people(way, sessions, replace(self.machine, gpus=people), None).run()
+        users = len({session.user for session in sessions})
+        return self._simulated(way, sessions, replace(self.machine, gpus=users), None).run()
 
-    def _people(
+    def _simulated(
         self, way: str, sessions: Sequence[Session], machine: Machine, on_progress: Progress | None
     ) -> SimulatedUsers:
         if way == "affinode":
@@ -96,10 +96,10 @@ def answer(plan: Plan, report: Report) -> dict[str, Any]:
     outcomes = {}
     for way in plan.ways:
         outcomes[way] = plan.replay(way, sessions, _reporter(report, way))
-    people = len({session.person for session in sessions})
+    users = len({session.user for session in sessions})
     return {
-        "people": people,
-        "people_per_gpu": people / plan.machine.gpus,
+        "users": users,
+        "users_per_gpu": users / plan.machine.gpus,
         "sessions": len(sessions),
         "cells": sum(len(session.cells) for session in sessions),
         "active_share": active_share(sessions),
@@ -138,13 +138,13 @@ def _reporter(report: Report, way: str) -> Progress:
     return lambda done, of: report(way, done, of)
 
 
-def _some_people(trace: Sequence[Session], people: int) -> list[Session]:
-    persons = list(dict.fromkeys(session.person for session in trace))
+def _some_users(trace: Sequence[Session], users: int) -> list[Session]:
+    names = list(dict.fromkeys(session.user for session in trace))
     chosen: list[Session] = []
-    for number in range(people):
-        again, person = divmod(number, len(persons))
+    for number in range(users):
+        again, place = divmod(number, len(names))
         for session in trace:
-            if session.person == persons[person]:
+            if session.user == names[place]:
                 suffix = f"+{again}" if again else ""
-                chosen.append(replace(session, id=session.id + suffix, person=session.person + suffix))
+                chosen.append(replace(session, id=session.id + suffix, user=session.user + suffix))
     return chosen

@@ -8,7 +8,7 @@
 | `bytes` | needed | the GPU memory that its kernel held from then on |
 | `cpu_s` | 0 | how long it ran on without the GPU |
 | `compute_share` | as `--compute-share` | the part of a GPU's compute that the cell uses when it is alone there |
-| `person` | the session | the person, who did not begin the next session before this one had ended |
+| `user` | the session | the user, who did not begin the next session before this one had ended |
 | `session_start_s`, `session_end_s` | first and last cell | when the kernel was started and shut down |
 
 What is replayed are think times: from the end of one cell to the start of the next (0 where they overlap, as with
@@ -29,7 +29,7 @@ from .model.sessions import Cell, Session
 from .workload import LONGEST_S
 
 NEEDED = ("session", "start_s", "gpu_s", "bytes")
-OPTIONAL = ("cpu_s", "compute_share", "person", "session_start_s", "session_end_s")
+OPTIONAL = ("cpu_s", "compute_share", "user", "session_start_s", "session_end_s")
 
 
 class TraceError(ValueError):
@@ -45,7 +45,7 @@ class _Record:
     bytes: int
     cpu_s: float
     compute_share: float | None
-    person: str
+    user: str
     session_start_s: float | None
     session_end_s: float | None
 
@@ -129,7 +129,7 @@ def _record(row: Mapping[str, Any], where: str, line: int) -> _Record:
         int(size),
         times.get("cpu_s", 0.0),
         share,
-        str(row.get("person", session)),
+        str(row.get("user", session)),
         times.get("session_start_s"),
         times.get("session_end_s"),
     )
@@ -152,13 +152,13 @@ def _session(name: str, records: list[_Record], zero: float, path: Path) -> Sess
     start_s = min(given, default=records[0].start_s)
     if start_s > records[0].start_s:
         raise TraceError(f"{path}:{records[0].line}: session {name} has a cell before its start")
-    persons = {record.person for record in records}
-    if len(persons) > 1:
-        raise TraceError(f"{path}:{records[0].line}: session {name} is of several people")
+    users = {record.user for record in records}
+    if len(users) > 1:
+        raise TraceError(f"{path}:{records[0].line}: session {name} is of several users")
     now, cells = start_s, []
     for record in records:
         think_s = max(record.start_s - now, 0.0)
         cells.append(Cell(think_s, record.gpu_s, record.bytes, record.cpu_s, record.compute_share))
         now = max(now, record.start_s) + record.gpu_s + record.cpu_s
     ends = [record.session_end_s for record in records if record.session_end_s is not None]
-    return Session(name, persons.pop(), start_s - zero, tuple(cells), max(max(ends, default=now) - now, 0.0))
+    return Session(name, users.pop(), start_s - zero, tuple(cells), max(max(ends, default=now) - now, 0.0))

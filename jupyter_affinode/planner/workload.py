@@ -69,12 +69,12 @@ class Spread:
 class Workload:
     """Users on working days; seconds and bytes. Module docstring: what is published, what is assumed."""
 
-    people: int = 8
+    users: int = 8
     days: int = 5
     seed: int = 1
     run_s: Spread = Spread(120.0, 300.0)  # published
     think_s: Spread = Spread(180.0, 220.0)  # published cell to cell, less a run; the spread is assumed
-    busy_people: float = 0.25  # published; spread evenly among all, so that not even that is chance
+    busy_users: float = 0.25  # published; spread evenly among all, so that not even that is chance
     busy_share: float = 0.61  # published: of their time that they use the GPU
     quiet_share: float = 0.05  # published
     break_s: Spread = Spread(3600.0, 7200.0)  # assumed; how many there are follows from the shares
@@ -88,7 +88,7 @@ class Workload:
             most = self.run_s.mean / (self.run_s.mean + self.think_s.mean)
             if share > most + 0.01:
                 raise ImpossiblePlan(
-                    f"no person with {self.think_s.mean:.0f} s between cells of {self.run_s.mean:.0f} s (means)"
+                    f"no user with {self.think_s.mean:.0f} s between cells of {self.run_s.mean:.0f} s (means)"
                     f" uses the GPU for {share:.0%} of the time; {most:.0%} is the most"
                 )
             if self.breaks_a_cell(share) > BREAKS_MAX:
@@ -98,7 +98,7 @@ class Workload:
                 )
         first, last = self.starts_h
         if not 0 <= first <= last <= 24:
-            raise ImpossiblePlan(f"people come between two hours of the day, not {first:g} and {last:g}")
+            raise ImpossiblePlan(f"users come between two hours of the day, not {first:g} and {last:g}")
 
     def breaks_a_cell(self, share: float) -> float:
         """Return how many breaks there are for each cell, so that `share` of the time is computing."""
@@ -110,24 +110,24 @@ class Workload:
         self.check()
         sessions: list[Session] = []
         cells = 0
-        for person in range(self.people):
-            made = self._of_person(person, gpu_bytes)
+        for user in range(self.users):
+            made = self._of_user(user, gpu_bytes)
             sessions += made
             cells += sum(1 + len(session.cells) for session in made)
             if cells > ALL_CELLS_MAX:
                 raise ImpossiblePlan(
-                    f"{person + 1} of {self.people} people have more than {ALL_CELLS_MAX} cells in {self.days}"
-                    " days: plan for fewer people or days"
+                    f"{user + 1} of {self.users} users have more than {ALL_CELLS_MAX} cells in {self.days}"
+                    " days: plan for fewer users or days"
                 )
         return sessions
 
-    def with_people(self, people: int) -> Workload:
+    def with_users(self, users: int) -> Workload:
         """Return the same for more or fewer users."""
-        return replace(self, people=people)
+        return replace(self, users=users)
 
-    def _of_person(self, person: int, gpu_bytes: int) -> list[Session]:
-        chance = random.Random(f"affinode plan {self.seed} {person}")
-        is_busy = round_half_up((person + 1) * self.busy_people) > round_half_up(person * self.busy_people)
+    def _of_user(self, user: int, gpu_bytes: int) -> list[Session]:
+        chance = random.Random(f"affinode plan {self.seed} {user}")
+        is_busy = round_half_up((user + 1) * self.busy_users) > round_half_up(user * self.busy_users)
         breaks = self.breaks_a_cell(self.busy_share if is_busy else self.quiet_share)
         made = []
         for day in range(self.days):
@@ -135,7 +135,7 @@ class Workload:
             largest = int(gpu_bytes * LARGEST)
             size = min(max(int(self.footprint.draw(chance)), MIB), largest)
             cells, left_s = self._cells(chance, breaks, min(self.session_s.draw(chance), LONGEST_S), size)
-            made.append(Session(f"p{person}-d{day}", f"p{person}", start_s, cells, left_s))
+            made.append(Session(f"p{user}-d{day}", f"p{user}", start_s, cells, left_s))
         return made
 
     def _cells(

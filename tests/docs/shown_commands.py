@@ -122,7 +122,7 @@ COMMANDS: dict[str, Command] = {
         "jupyter affinode bench --quick --sizes 1 --zeros 0 --parts ceiling,driver,ours --json bench.json",
     ),
     "jupyter affinode plan": run(Place.USER, "jupyter affinode plan --days 1"),
-    "jupyter affinode plan --gpus 8 --people 60": run(Place.USER),
+    "jupyter affinode plan --gpus 8 --users 60": run(Place.USER),
     "jupyter affinode plan --gpus 8 --search 5 --set idle_timeout_s=60": run(Place.USER),
     "jupyter affinode plan --trace cells.csv --bench bench.json": run(
         Place.USER,  # it refuses speeds of a simulated GPU

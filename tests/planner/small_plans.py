@@ -23,10 +23,10 @@ FREE = Speeds(
 )  # what remains is the wait
 
 
-def session(name, cells, *, person=None, start_s=0.0, end_think_s=0.0):
+def session(name, cells, *, user=None, start_s=0.0, end_think_s=0.0):
     """A session from (think, run, GiB) triples."""
     made = tuple(Cell(think, run, round(size * GIB)) for think, run, size in cells)
-    return Session(name, person or name, start_s, made, end_think_s)
+    return Session(name, user or name, start_s, made, end_think_s)
 
 
 def replay(sessions, *, settings=PLAIN, speeds=None, exchanges=True, **machine):
@@ -35,10 +35,10 @@ def replay(sessions, *, settings=PLAIN, speeds=None, exchanges=True, **machine):
     return Replay(Machine(**machine), speeds or FREE, settings, sessions, exchanges=exchanges)
 
 
-def random_sessions(chance: random.Random, people: int, cells: int, most_gib: float):
+def random_sessions(chance: random.Random, users: int, cells: int, most_gib: float):
     """Anything goes: no cells, no time, sizes that grow and shrink."""
     made = []
-    for person in range(people):
+    for user in range(users):
         for number in range(chance.randint(1, 2)):
             size = [chance.choice([1, 5, 20, most_gib, chance.uniform(0.1, most_gib)]) for _ in range(3)]
             triples = [
@@ -50,9 +50,9 @@ def random_sessions(chance: random.Random, people: int, cells: int, most_gib: fl
                 for _ in range(chance.randint(0, cells))
             ]
             start = chance.choice([0.0, chance.uniform(0, 500)])
-            name = f"{person}-{number}"
+            name = f"{user}-{number}"
             made.append(
-                session(name, triples, person=str(person), start_s=start, end_think_s=chance.uniform(0, 50))
+                session(name, triples, user=str(user), start_s=start, end_think_s=chance.uniform(0, 50))
             )
     made.append(session("one at least", [(0.0, 1.0, 1)]))
     return made

@@ -1,4 +1,4 @@
-"""`jupyter affinode plan` as people call it."""
+"""`jupyter affinode plan` as users call it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from jupyter_affinode.cli import main
 from jupyter_affinode.planner.model.machine import GIB, Speeds, speeds_from_bench
 
-SMALL = ["plan", "--people", "4", "--days", "1", "--quiet"]
+SMALL = ["plan", "--users", "4", "--days", "1", "--quiet"]
 WAYS = {"affinode", "sharing", "culling", "reservation"}
 
 
@@ -43,15 +43,15 @@ def test_the_same_seed_gives_the_same_answer(tmp_path):
 
 
 def test_a_search_finds_the_most_people(tmp_path, capsys):
-    """Footprints of 30 GiB: four fit beside each other; with us more people do than with a GPU for each."""
+    """Footprints of 30 GiB: four fit beside each other; with us more users do than with a GPU for each."""
     arguments = ["plan", "--quiet", "--days", "1", "--footprint", "30,30", "--search", "20"]
     assert main([*arguments, "--json", str(tmp_path / "a.json")]) == 0
-    assert "The most people" in capsys.readouterr().out
+    assert "The most users" in capsys.readouterr().out
     search = json.loads((tmp_path / "a.json").read_text())["search"]
-    assert search["ways"]["affinode"]["people"] > search["ways"]["reservation"]["people"] >= 1
+    assert search["ways"]["affinode"]["users"] > search["ways"]["reservation"]["users"] >= 1
     for found in search["ways"].values():
-        if found["people"]:
-            assert found["tried"][str(found["people"])] and not found["tried"][str(found["people"] + 1)]
+        if found["users"]:
+            assert found["tried"][str(found["users"])] and not found["tried"][str(found["users"] + 1)]
             assert found["outcome"]["wait_s"]["p95"] <= 20
 
 
@@ -115,7 +115,7 @@ def test_a_bench_that_says_nothing_is_refused(tmp_path, capsys, changes, words):
 
 def test_ctrl_c_cancels(tmp_path):
     """A plan of hours; progress on stderr says that it has begun."""
-    command = [sys.executable, "-m", "jupyter_affinode.cli", "plan", "--people", "300", "--gpus", "8"]
+    command = [sys.executable, "-m", "jupyter_affinode.cli", "plan", "--users", "300", "--gpus", "8"]
     child = subprocess.Popen(
         [*command, "--search", "1", "--ways", "affinode,sharing"],
         stdout=subprocess.PIPE,

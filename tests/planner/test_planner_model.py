@@ -150,36 +150,36 @@ def test_passes_that_are_left_out_would_have_decided_nothing(seed):
     assert list(usual.waits_s) == pytest.approx(list(every.waits_s), abs=0.01)
 
 
-def machine_repair_wait(people: int, think_s: float, run_s: float) -> float:
+def machine_repair_wait(users: int, think_s: float, run_s: float) -> float:
     """The mean wait in the machine-repair model M/M/1//N (finite source, one server, first come first served).
 
     Kleinrock, Queueing Systems I (1975), 3.8: p_k = p_0 N!/(N-k)! (run/think)^k; by Little's law the mean wait is
     N / X - think - run, with the throughput X = (1 - p_0) / run.
     """
     ratio = run_s / think_s
-    weights = [math.perm(people, count) * ratio**count for count in range(people + 1)]
+    weights = [math.perm(users, count) * ratio**count for count in range(users + 1)]
     throughput = (1 - weights[0] / sum(weights)) / run_s
-    return people / throughput - think_s - run_s
+    return users / throughput - think_s - run_s
 
 
-@pytest.mark.parametrize("people", [2, pytest.param(5, marks=pytest.mark.long)])
-def test_mean_waits_are_those_of_the_machine_repair_model(people):
+@pytest.mark.parametrize("users", [2, pytest.param(5, marks=pytest.mark.long)])
+def test_mean_waits_are_those_of_the_machine_repair_model(users):
     """When a kernel needs the whole GPU and moves cost nothing, the GPU is a server and kernels are machines."""
     think_s, run_s, cells, runs = 100.0, 15.0, 100, 12
     means = []
     for seed in range(runs):
-        chance = random.Random(f"{people} {seed}")
+        chance = random.Random(f"{users} {seed}")
         sessions = [
             session(
                 f"{number}",
                 [(chance.expovariate(1 / think_s), chance.expovariate(1 / run_s), 100) for _ in range(cells)],
             )
-            for number in range(people)
+            for number in range(users)
         ]
         waits = replay(sessions).run().waits_s
-        means.append(mean(waits[people * 5 : -people * 10]))  # it begins with no kernel there, and ends so
+        means.append(mean(waits[users * 5 : -users * 10]))  # it begins with no kernel there, and ends so
     half_width = 4.437 * stdev(means) / math.sqrt(runs)  # Student's t, 11 degrees of freedom, 99.9 %
-    expected = machine_repair_wait(people, think_s, run_s)
+    expected = machine_repair_wait(users, think_s, run_s)
     assert abs(mean(means) - expected) < half_width, (
         f"{mean(means):.2f} ± {half_width:.2f} s, not {expected:.2f}"
     )
@@ -260,8 +260,8 @@ def test_shared_work_ends_when_arithmetic_says():
 
 def test_one_person_is_in_one_session_at_a_time():
     sessions = [
-        session("monday", [(0, 100, 1)], person="p"),
-        session("tuesday", [(5, 10, 1)], person="p", start_s=50),
+        session("monday", [(0, 100, 1)], user="p"),
+        session("tuesday", [(5, 10, 1)], user="p", start_s=50),
     ]
     outcome = replay(sessions).run()
     assert outcome.sessions_most == 1 and outcome.ended_s == 115
@@ -348,7 +348,7 @@ def test_sharing_without_parking_keeps_a_kernel_that_does_not_fit_waiting():
 
 
 def test_people_use_the_gpu_as_much_as_was_published():
-    sessions = Workload(people=200, days=1, seed=3, session_s=Spread(1e6, 1e6)).sessions(140 * GIB)
+    sessions = Workload(users=200, days=1, seed=3, session_s=Spread(1e6, 1e6)).sessions(140 * GIB)
     share = active_share(sessions)
     assert 0.17 < share < 0.21, share  # idle more than 81 % of the time; 0.25 * 0.61 + 0.75 * 0.05 = 0.19
     runs = sorted(cell.gpu_s for each in sessions for cell in each.cells)
@@ -357,9 +357,9 @@ def test_people_use_the_gpu_as_much_as_was_published():
 
 
 def test_with_one_person_more_the_others_stay_what_they_are():
-    few, many = (Workload(people=people).sessions(140 * GIB) for people in (5, 6))
+    few, many = (Workload(users=users).sessions(140 * GIB) for users in (5, 6))
     assert many[: len(few)] == few and len(many) > len(few)
-    assert Workload(people=5, seed=2).sessions(140 * GIB) != few
+    assert Workload(users=5, seed=2).sessions(140 * GIB) != few
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ def written(path, *records):
 
 def test_csv_and_json_lines_say_the_same(tmp_path):
     records = [
-        {**GOOD, "cpu_s": 1, "person": "p", "session_start_s": 1, "session_end_s": 100},
-        {**GOOD, "start_s": 20, "person": "p", "compute_share": 0.25},
+        {**GOOD, "cpu_s": 1, "user": "p", "session_start_s": 1, "session_end_s": 100},
+        {**GOOD, "start_s": 20, "user": "p", "compute_share": 0.25},
         {**GOOD, "session": "b", "start_s": 2},
     ]
     lines = read_trace(written(tmp_path / "t.jsonl", *records))
@@ -44,9 +44,9 @@ def test_cells_that_were_queued_follow_at_once(tmp_path):
 
 def test_few_people_of_a_trace_stand_for_more(tmp_path):
     trace = written(tmp_path / "t.jsonl", GOOD)
-    answer = ["plan", "--quiet", "--trace", str(trace), "--people", "3", "--json", str(tmp_path / "a.json")]
+    answer = ["plan", "--quiet", "--trace", str(trace), "--users", "3", "--json", str(tmp_path / "a.json")]
     assert main(answer) == 0
-    assert json.loads((tmp_path / "a.json").read_text())["answer"]["people"] == 3
+    assert json.loads((tmp_path / "a.json").read_text())["answer"]["users"] == 3
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_few_people_of_a_trace_stand_for_more(tmp_path):
         (json.dumps({**GOOD, "bytes": 1.5}), "a whole number"),
         (json.dumps({**GOOD, "gpus": 2}), "unknown field 'gpus'"),
         (json.dumps({**GOOD, "session_start_s": 6}), "a cell before its start"),
-        (json.dumps({**GOOD, "person": "other"}), "several people"),
+        (json.dumps({**GOOD, "user": "other"}), "several users"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, words):
@@ -73,7 +73,7 @@ def test_a_bad_line_is_named(tmp_path, line, words):
     path.write_text(json.dumps(GOOD) + "\n\n" + line + "\n")
     with pytest.raises(TraceError, match=words) as refused:
         read_trace(path)
-    assert f"{path}:3: " in str(refused.value) or "several people" in words or "before its start" in words
+    assert f"{path}:3: " in str(refused.value) or "several users" in words or "before its start" in words
     assert f"{path}:" in str(refused.value)
 
 

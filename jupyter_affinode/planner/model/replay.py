@@ -240,9 +240,9 @@ class Replay(SimulatedUsers):
             gpus=self._uuids if self._settings.allow_migration else (),
         )
         kernel.may_exchange = self._may_exchange
-        person, settings = live.session.person, self._settings
-        kernel.priority = int(rule_for(numbers(settings.priorities), person) or 0)
-        kernel.is_opted_out = is_named(names(settings.opt_out), person, ())
+        user, settings = live.session.user, self._settings
+        kernel.priority = int(rule_for(numbers(settings.priorities), user) or 0)
+        kernel.is_opted_out = is_named(names(settings.opt_out), user, ())
         kernel.started_at = kernel.last_activity = kernel.resident_since = self.now
         self._kernels[live.number] = self._by_id[kernel.id] = kernel
         return kernel

@@ -29,7 +29,7 @@ class Session:
     """One kernel from its start to its end."""
 
     id: str
-    person: str
+    user: str
     start_s: float  # not before that, and not before the user's previous session has ended
     cells: tuple[Cell, ...]
     end_think_s: float = 0.0  # from the end of its last cell until the kernel is shut down
@@ -50,12 +50,12 @@ class Session:
         return sum(cell.think_s + cell.gpu_s + cell.cpu_s for cell in self.cells) + self.end_think_s
 
 
-def by_person(sessions: Sequence[Session]) -> list[list[Session]]:
+def by_user(sessions: Sequence[Session]) -> list[list[Session]]:
     """Return each user's sessions in the order of their starts; users in the order of their first."""
-    persons: dict[str, list[Session]] = {}
+    users: dict[str, list[Session]] = {}
     for session in sorted(sessions, key=lambda session: (session.start_s, session.id)):
-        persons.setdefault(session.person, []).append(session)
-    return list(persons.values())
+        users.setdefault(session.user, []).append(session)
+    return list(users.values())
 
 
 def active_share(sessions: Sequence[Session]) -> float:

@@ -42,7 +42,7 @@ class SimulatedKernel:
         self.gpus = gpus
         self.changes = changes
         self.spare_bytes = RESUME_SPARE_BYTES
-        self.user = live.session.person
+        self.user = live.session.user
         self.priority = 0  # by the settings for users
         self.is_opted_out = False
         self.has_context = False

@@ -12,7 +12,7 @@ from functools import partial
 from .event_queue import Shared, Timeline
 from .machine import Machine
 from .results import EVERY_CELLS, OpenSessions, Outcome, Progress
-from .sessions import Cell, Session, by_person
+from .sessions import Cell, Session, by_user
 
 STUCK_AFTER = 1_000_000  # events of one moment: a policy that goes back and forth in no time
 
@@ -83,7 +83,7 @@ class SimulatedUsers(Host, ABC):
         self._counted = OpenSessions(outcome)
         self._numbers = 0
         self._compute: dict[Hashable, Shared] = {}
-        for queue in by_person(sessions):
+        for queue in by_user(sessions):
             self.timeline.at(queue[0].start_s, partial(self._arrive, queue))
 
     @property

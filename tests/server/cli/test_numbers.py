@@ -60,7 +60,7 @@ def test_every_option_that_is_a_number_refuses_absurd_ones_by_name(words, option
         (["--run", "1e300"], "--run: must be a number from 0.001 to 604800, not '1e300'"),
         (["--run", "1,1000"], "--run: the 75th percentile must be from 1 to 10 times the median"),
         (["--compute-share", "0"], "--compute-share: must be a number more than 0 and at most 1, not '0'"),
-        (["--people", "0"], "--people: must be a whole number from 1 to 100000, not '0'"),
+        (["--users", "0"], "--users: must be a whole number from 1 to 100000, not '0'"),
         (["--changed", "2"], "--changed: must be a number from 0 to 1, not '2'"),
         (["--search", "-1"], "--search: must be a number from 0 to 604800, not '-1'"),
         (["--days", "9" * 60], f"--days: must be a whole number from 1 to 366, not '{'9' * 40}…'"),
@@ -136,8 +136,8 @@ def test_a_hold_for_longer_than_a_life_is_cut_to_the_maximum():
 
 def test_a_plan_of_too_many_cells_is_refused_before_they_are_all_made(monkeypatch):
     monkeypatch.setattr(workload, "ALL_CELLS_MAX", 100)
-    with pytest.raises(ImpossiblePlan, match="of 100000 people have more than 100 cells in 5 days"):
-        Workload(people=100_000).sessions(1 << 37)
+    with pytest.raises(ImpossiblePlan, match="of 100000 users have more than 100 cells in 5 days"):
+        Workload(users=100_000).sessions(1 << 37)
 
 
 def test_no_cell_is_longer_than_a_month_whatever_the_tail():

@@ -76,16 +76,16 @@ def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: 
     than a park, or shorter than a round trip, would keep the GPU too.
 
     With the planner, an H200, 20 GiB each: `jupyter affinode plan --ways affinode --days 1 --seed 11 --seeds 10
-    --compute-share 0.1 --footprint 20,20 --busy-people 1 --session 0.5,0.5 --starts 8,8 --run 2,3` and
+    --compute-share 0.1 --footprint 20,20 --busy-users 1 --session 0.5,0.5 --starts 8,8 --run 2,3` and
 
     | | p95 of the wait, mean of the seeds | longest wait, seed 11 |
     |---|---|---|
-    | `--people 10 --think 5,7 --busy-share 0.28` | 6.1 s | 510 s became 8.5 s |
-    | `--people 20 --think 5,7 --busy-share 0.28 --host-memory 600` | 9.3 s | 1,898 s became 18.9 s |
-    | `--people 10 --think 15,25 --busy-share 0.1` | 15.2 s became 5.9 s | 30.4 s became 8.1 s |
+    | `--users 10 --think 5,7 --busy-share 0.28` | 6.1 s | 510 s became 8.5 s |
+    | `--users 20 --think 5,7 --busy-share 0.28 --host-memory 600` | 9.3 s | 1,898 s became 18.9 s |
+    | `--users 10 --think 15,25 --busy-share 0.1` | 15.2 s became 5.9 s | 30.4 s became 8.1 s |
 
     Where the table names one p95, it was 0 before: kernels that were kept out had no cells. With the published think
-    times (14 to 30 people, footprints of 8 to 60 GiB, 40 seeds each) the mean wait was shorter in 145 of 200 replays,
+    times (14 to 30 users, footprints of 8 to 60 GiB, 40 seeds each) the mean wait was shorter in 145 of 200 replays,
     longer in 19. Another victim order (by learnt lengths of pauses; the shortest idle first) changed no p95 by more
     than chance: where it matters hardly any kernel is left to choose from.
     """
