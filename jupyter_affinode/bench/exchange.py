@@ -117,7 +117,7 @@ def _rounds(
             raise WrongContent("words are not what was written before the exchange")
         pair.reverse()
         lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
-        steps = [line.split(" ", 2)[2] for line in lines]  # without the time and the process
+        steps = [line.split(" ", 2)[2].rstrip() for line in lines]  # without the time and the process
     return took[WARM_UP:], [step for step in steps if step.startswith(STEPS_OF)]
 
 
