@@ -13,9 +13,6 @@
 /* More than a park begins with; more than a window.  */
 #define BIG MiB(288)
 #define SMALLER MiB(160)
-/* Of parks: no host memory but lots.  */
-#define LOTS_ALONE (1ull << AFFINODE_MOVE_BUDGET_SHIFT)
-#define OVER (AFFINODE_MOVE_STREAM | AFFINODE_MOVE_HAND_OVER)
 /* What a park that hands over begins with.  */
 #define FIRST_LOTS (AFFINODE_WINDOW_BYTES / LOT)
 
@@ -103,7 +100,7 @@ static void park(void)
 
 	change();
 	lend(first);
-	epoch = prepare(OVER);
+	epoch = prepare(HANDS_OVER);
 	lacks = (unsigned)((controller_lacks(epoch) + LOT - 1) / LOT);
 	CHECK_EQUAL(first + lacks, lots);
 	controller_decide(epoch, true);
@@ -119,13 +116,13 @@ static void without_host_memory(void)
 {
 	struct affinode_reply reply;
 
-	reply = controller_reply(prepare(OVER));
+	reply = controller_reply(prepare(HANDS_OVER));
 	CHECK_EQUAL(reply.status, AFFINODE_NO_HOST_ROOM);
 	CHECK(reply.bytes > size);
 	lots = (unsigned)((reply.bytes + LOT - 1) / LOT);
 	is_resident();
 	lend(lots < FIRST_LOTS ? lots - 1 : FIRST_LOTS - 1);
-	CHECK_EQUAL(controller_reply(prepare(OVER)).status, AFFINODE_NO_HOST_ROOM);
+	CHECK_EQUAL(controller_reply(prepare(HANDS_OVER)).status, AFFINODE_NO_HOST_ROOM);
 	is_resident();
 	has_no_host_memory();
 }
@@ -146,7 +143,7 @@ static void there_and_back(void)
 	park();
 	CHECK_EQUAL(page_read().lot_bytes, lots * LOT);
 	rest = cuda_take(MiB(200));
-	epoch = controller_command(AFFINODE_COMMAND_RESUME, OVER);
+	epoch = controller_command(AFFINODE_COMMAND_RESUME, HANDS_OVER);
 	UNTIL(lots_lent() <= lots - 4);
 	CHECK(!controller_replied(epoch));
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESUMING);
@@ -165,7 +162,7 @@ static size_t come_in_part(CUdeviceptr *rest, bool aborted)
 	park();
 	*rest = cuda_take(MiB(110));
 	free_when_parked = cuda_free_bytes();
-	epoch = controller_command(AFFINODE_COMMAND_RESUME, OVER);
+	epoch = controller_command(AFFINODE_COMMAND_RESUME, HANDS_OVER);
 	UNTIL(lots_lent() <= lots - 2);
 	if (aborted)
 		controller_decide(epoch, false);
@@ -177,7 +174,7 @@ static size_t come_in_part(CUdeviceptr *rest, bool aborted)
 /* What another kind of resume has brought, the host keeps a copy of.  */
 static void give_back_retained(uint64_t how)
 {
-	if (how != OVER)
+	if (how != HANDS_OVER)
 		controller_command(AFFINODE_COMMAND_TRIM, 0);
 	has_no_host_memory();
 }
@@ -205,7 +202,7 @@ static void comes_back_wrong(bool late, uint64_t then)
 	rest = cuda_take(MiB(110));
 	if (!late)
 		board_arm("cuMemcpyHtoDAsync:CORRUPT=1MiB:1+");
-	epoch = controller_command(AFFINODE_COMMAND_RESUME, OVER);
+	epoch = controller_command(AFFINODE_COMMAND_RESUME, HANDS_OVER);
 	if (late) {
 		UNTIL(lots_lent() <= lots - 2);
 		board_arm("cuMemcpyHtoDAsync:CORRUPT=1MiB:1+");
@@ -243,7 +240,7 @@ static void the_rest_is_parked(void)
 	CHECK_EQUAL(cuda_free_bytes(), free_when_parked);
 	CHECK_EQUAL(move(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM | LOTS_ALONE).status, AFFINODE_NOTHING);
 	cuda_give(rest);
-	CHECK_EQUAL(move(AFFINODE_COMMAND_RESUME, OVER).status, AFFINODE_OK);
+	CHECK_EQUAL(move(AFFINODE_COMMAND_RESUME, HANDS_OVER).status, AFFINODE_OK);
 	thread_join(thread);
 	is_resident();
 	has_no_host_memory();
@@ -257,13 +254,13 @@ static void lots_do_not_come(void)
 
 	change();
 	lend(FIRST_LOTS);
-	epoch = prepare(OVER);
+	epoch = prepare(HANDS_OVER);
 	controller_decide(epoch, true);
 	reply = controller_reply(epoch);
 	CHECK_EQUAL(reply.status, AFFINODE_NO_HOST_ROOM);
 	CHECK(reply.bytes > size);
 	is_parked_in_part(free_when_resident + size + contents_bytes());
-	CHECK_EQUAL(move(AFFINODE_COMMAND_RESUME, OVER).status, AFFINODE_OK);
+	CHECK_EQUAL(move(AFFINODE_COMMAND_RESUME, HANDS_OVER).status, AFFINODE_OK);
 	is_resident();
 	has_no_host_memory();
 }
@@ -275,7 +272,7 @@ static void freed_in_part(void)
 	come_in_part(&rest, true);
 	cuda_give(rest);
 	CUDA(MemFree(block));
-	CHECK_EQUAL(move(AFFINODE_COMMAND_RESUME, OVER).status, AFFINODE_OK);
+	CHECK_EQUAL(move(AFFINODE_COMMAND_RESUME, HANDS_OVER).status, AFFINODE_OK);
 	contents_are_right();
 	CHECK_EQUAL(cuda_free_bytes(), free_when_resident + size);
 	has_no_host_memory();
@@ -297,7 +294,7 @@ static void on_disk_in_part(uint64_t most)
 	CHECK(on_disk >= most || page_read().copy_bytes == 0);
 	rest = cuda_take(MiB(110));
 	free_when_parked = cuda_free_bytes();
-	epoch = controller_command(AFFINODE_COMMAND_RESUME, OVER);
+	epoch = controller_command(AFFINODE_COMMAND_RESUME, HANDS_OVER);
 	PAGE_UNTIL(page.gpus[0].resident_bytes >= MiB(64));
 	controller_decide(epoch, false);
 	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_REVOKED);
@@ -308,7 +305,7 @@ static void on_disk_in_part(uint64_t most)
 	CHECK_EQUAL(page_read().gpus[0].resident_bytes, 0);
 	CHECK_EQUAL(page_read().disk_bytes, on_disk);
 	cuda_give(rest);
-	CHECK_EQUAL(move(AFFINODE_COMMAND_RESUME, OVER).status, AFFINODE_OK);
+	CHECK_EQUAL(move(AFFINODE_COMMAND_RESUME, HANDS_OVER).status, AFFINODE_OK);
 	is_resident();
 	has_no_host_memory();
 }
@@ -333,7 +330,7 @@ static void disk_cannot_be_read(void)
 	CHECK(bytes >= (ssize_t)size && bytes < (ssize_t)sizeof(kept));
 	free_when_parked = cuda_free_bytes();
 	rest = cuda_take(MiB(110));
-	epoch = controller_command(AFFINODE_COMMAND_RESUME, OVER);
+	epoch = controller_command(AFFINODE_COMMAND_RESUME, HANDS_OVER);
 	PAGE_UNTIL(page.gpus[0].resident_bytes >= MiB(64));
 	CHECK_EQUAL(ftruncate(fd, 0), 0);
 	cuda_give(rest);
@@ -343,11 +340,11 @@ static void disk_cannot_be_read(void)
 		CHECK_EQUAL(reply.status, AFFINODE_FAILED);
 		CHECK(strstr(reply.text, "disk") != NULL);
 		is_parked_in_part(free_when_parked);
-		epoch = controller_command(AFFINODE_COMMAND_RESUME, OVER);
+		epoch = controller_command(AFFINODE_COMMAND_RESUME, HANDS_OVER);
 	}
 	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_FAILED);
 	CHECK_EQUAL(pwrite(fd, kept, (size_t)bytes, 0), bytes);
-	CHECK_EQUAL(move(AFFINODE_COMMAND_RESUME, OVER).status, AFFINODE_OK);
+	CHECK_EQUAL(move(AFFINODE_COMMAND_RESUME, HANDS_OVER).status, AFFINODE_OK);
 	is_resident();
 	has_no_host_memory();
 }
@@ -359,7 +356,7 @@ static void ends_while_it_waits(void)
 
 	change();
 	lend(FIRST_LOTS);
-	epoch = prepare(OVER);
+	epoch = prepare(HANDS_OVER);
 	controller_decide(epoch, true);
 	UNTIL(cuda_free_bytes() > free_when_resident + MiB(64));
 	controller_command(AFFINODE_COMMAND_DYING, 0);
@@ -373,9 +370,9 @@ int main(int argc, char **argv)
 	spilling_begin();
 	allocate(SMALLER);
 	without_host_memory();
-	room_does_not_come(true, OVER);
+	room_does_not_come(true, HANDS_OVER);
 	room_does_not_come(false, AFFINODE_MOVE_STREAM);
-	comes_back_wrong(false, OVER);
+	comes_back_wrong(false, HANDS_OVER);
 	comes_back_wrong(true, 0);
 	the_rest_is_parked();
 	on_disk_in_part(MiB(64));

@@ -8,6 +8,7 @@
 
 #define READY_FD 9
 #define CHUNK MiB(2)
+#define PARTS_THAT_COME 2 /* of a process that is parked in part */
 
 static struct {
 	size_t bytes;
@@ -198,6 +199,40 @@ size_t contents_bytes_elsewhere(void)
 CUcontext contents_elsewhere(void)
 {
 	return elsewhere;
+}
+
+/* There is room for the first blocks alone.  */
+static void come_in_part(void)
+{
+	uint32_t epoch;
+
+	board_arm("cuMemCreate:OUT_OF_MEMORY:%u+", PARTS_THAT_COME + 1);
+	epoch = controller_command(AFFINODE_COMMAND_RESUME, HANDS_OVER);
+	PAGE_UNTIL(page.gpus[0].resident_bytes > 0 || controller_replied(epoch));
+	controller_decide(epoch, false);
+	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_REVOKED);
+	board_disarm();
+	CHECK(page_read().gpus[0].resident_bytes > 0 && page_read().gpus[0].parked_bytes > 0);
+}
+
+/* Host memory that is kept from an earlier move is given back, so that there is none but the lot.  */
+static void have_only_a_lot(void)
+{
+	uint64_t seen_ns = page_read().heartbeat_ns;
+
+	controller_command(AFFINODE_COMMAND_TRIM, 0);
+	PAGE_UNTIL(page.heartbeat_ns > seen_ns && page.kept_bytes == 0);
+	controller_lend(MiB(32));
+}
+
+void contents_make_ready(const struct move *move)
+{
+	if (move->of_rest || move->command == AFFINODE_COMMAND_RESUME)
+		controller_park();
+	else if (move->how & AFFINODE_MOVE_HAND_OVER)
+		have_only_a_lot();
+	if (move->of_rest)
+		come_in_part();
 }
 
 void contents_child(void)

@@ -35,6 +35,9 @@ void contents_are_right(void);
 /* Bytes of whole chunks that must be on the first GPU when all of it is resident, and on the second.  */
 size_t contents_bytes(void);
 size_t contents_bytes_elsewhere(void);
+/* Bring the process to where the move begins: parked for a resume, parked in part for a park of the rest.  */
+struct move;
+void contents_make_ready(const struct move *move);
 /* A child with all of it on the GPU, which does nothing but wait to be moved and killed; and its role, which is in `test_role`.  */
 pid_t contents_child_start(void);
 void contents_child(void);

@@ -68,8 +68,7 @@ static bool cycle(const struct move *at, enum meddling how, unsigned nth)
 	snprintf(test_step, sizeof(test_step), "%s, call %u, the program %s",
 		 at->name, nth, meddlings[how]);
 	CUDA(CtxSynchronize());
-	if (at->command == AFFINODE_COMMAND_RESUME)
-		controller_park();
+	contents_make_ready(at);
 	atomic_store(&done, false);
 	board_arm("*:HOLD:%u", nth);
 	epoch = controller_command(at->command, at->how);
@@ -86,7 +85,7 @@ static bool cycle(const struct move *at, enum meddling how, unsigned nth)
 	if (!held && status == AFFINODE_BUSY)
 		return cycle(at, how, nth); /* this machine was too slow for the mover's patience */
 	CHECK((unsigned)status <= AFFINODE_PREPARED);
-	if (!held || at->command == AFFINODE_COMMAND_RESUME)
+	if (!held || at->command == AFFINODE_COMMAND_RESUME || at->of_rest) /* whose calls wait anyway */
 		CHECK_EQUAL(status, AFFINODE_OK);
 	else
 		CHECK(status == AFFINODE_OK || status == AFFINODE_REVOKED || status == AFFINODE_BUSY);

@@ -43,8 +43,7 @@ static bool cycle(const struct move *at, unsigned nth)
 	if (nth % 2)
 		CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
-	if (at->command == AFFINODE_COMMAND_RESUME)
-		controller_park();
+	contents_make_ready(at);
 	left = leave_at(at, nth);
 	if (left) {
 		controller_listen_again();
@@ -59,8 +58,7 @@ static bool cycle(const struct move *at, unsigned nth)
 /* No call comes: the contents are read all the same.  */
 static void alone(const struct move *at, unsigned nth)
 {
-	if (at->command == AFFINODE_COMMAND_RESUME)
-		controller_park();
+	contents_make_ready(at);
 	CHECK(leave_at(at, nth));
 	contents_are_right();
 	controller_listen_again();

@@ -8,7 +8,6 @@
 
 /* More than a window of these moves.  */
 #define BYTES MiB(160)
-#define OVER (AFFINODE_MOVE_STREAM | AFFINODE_MOVE_HAND_OVER)
 
 static unsigned partly, parted, partly_on_disk;
 
@@ -38,7 +37,7 @@ static void park_anywhere(unsigned nth)
 
 static void come_back(unsigned nth)
 {
-	static const uint64_t ways[] = {0, AFFINODE_MOVE_STREAM, OVER};
+	static const uint64_t ways[] = {0, AFFINODE_MOVE_STREAM, HANDS_OVER};
 
 	CHECK_EQUAL(streamed_resume(ways[nth % 3]), AFFINODE_OK);
 	streamed_is_resident();
@@ -54,7 +53,7 @@ static bool resume_fails_at(const char *plus, unsigned nth)
 	park_anywhere(nth);
 	free_when_parked = cuda_free_bytes();
 	board_arm("*:UNKNOWN:%u%s", nth, plus);
-	status = streamed_resume(OVER);
+	status = streamed_resume(HANDS_OVER);
 	met = board_disarm();
 	snprintf(test_step, sizeof(test_step), "resume, failing at call %u%s: %s", nth, plus, board_struck());
 	if (status == AFFINODE_OK) {
@@ -80,7 +79,7 @@ static bool park_fails_at(const char *plus, unsigned nth)
 
 	streamed_change();
 	do
-		epoch = controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_PREPARE | OVER);
+		epoch = controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_PREPARE | HANDS_OVER);
 	while (!controller_prepared(epoch) && controller_reply(epoch).status == AFFINODE_BUSY);
 	board_arm("*:UNKNOWN:%u%s", nth, plus);
 	reply = streamed_decide(epoch, true);
@@ -105,7 +104,7 @@ static bool rest_fails_at(const char *plus, unsigned nth)
 
 	park_anywhere(nth);
 	taken = cuda_take(MiB(110));
-	epoch = controller_command(AFFINODE_COMMAND_RESUME, OVER);
+	epoch = controller_command(AFFINODE_COMMAND_RESUME, HANDS_OVER);
 	PAGE_UNTIL(page.gpus[0].resident_bytes >= MiB(64));
 	controller_decide(epoch, false);
 	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_REVOKED);

@@ -62,8 +62,7 @@ static bool killed_at(const struct move *at, unsigned nth)
 	int status;
 
 	snprintf(test_step, sizeof(test_step), "%s, call %u", at->name, nth);
-	if (at->command == AFFINODE_COMMAND_RESUME)
-		controller_park();
+	contents_make_ready(at);
 	do {
 		board_arm("*:KILL:%u", nth);
 		status = move_or_die(at);

@@ -299,11 +299,13 @@ struct affinode_reply controller_reply(uint32_t number)
 }
 
 const struct move kinds_of_move[MOVES] = {
-	{"park", AFFINODE_COMMAND_PARK, 0},
-	{"resume", AFFINODE_COMMAND_RESUME, 0},
-	{"streamed park", AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM},
-	{"streamed resume", AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM},
-	{"resume that hands over", AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM | AFFINODE_MOVE_HAND_OVER},
+	{"park", AFFINODE_COMMAND_PARK, 0, false},
+	{"resume", AFFINODE_COMMAND_RESUME, 0, false},
+	{"streamed park", AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM, false},
+	{"streamed resume", AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM, false},
+	{"resume that hands over", AFFINODE_COMMAND_RESUME, HANDS_OVER, false},
+	{"park that is handed lots", AFFINODE_COMMAND_PARK, HANDS_OVER | LOTS_ALONE, false},
+	{"park of the rest", AFFINODE_COMMAND_PARK, HANDS_OVER, true},
 };
 
 int controller_move(uint32_t what)

@@ -40,13 +40,18 @@ uint32_t controller_lend(uint64_t bytes);
 /* A lot whose memory the test has too; and have the shim unmap it, if it was given back.  */
 uint32_t controller_lend_file(int fd, uint64_t bytes);
 void controller_forget(int fd);
-/* The moves that are tried at each of their steps: at once, and part after part.  */
+/* The moves that are tried at each of their steps: at once, part after part, and where host memory is handed over.  */
 struct move {
 	const char *name;
 	uint32_t command;
 	uint64_t how;
+	bool of_rest; /* of a process that is parked in part */
 };
-enum { MOVES = 5 };
+enum { MOVES = 7 };
+/* A resume that hands its host memory over, or a park that is handed some.  */
+#define HANDS_OVER (AFFINODE_MOVE_STREAM | AFFINODE_MOVE_HAND_OVER)
+/* Of parks: no host memory but lots.  */
+#define LOTS_ALONE (1ull << AFFINODE_MOVE_BUDGET_SHIFT)
 extern const struct move kinds_of_move[MOVES];
 
 /* Park or resume, and wait: the reply's status.  */
