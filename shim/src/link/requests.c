@@ -20,14 +20,14 @@
 #define LOOK_LATE_NS (5 * S_NS) /* a longer pause between two looks is none of the machine's load */
 /* Without a controller no kernel is parked, but others may end or free something: the allocation is tried again
  * every second. One that was killed is started anew within seconds, and one that is stuck may come to itself; after
- * ALONE_ALL_S without one, over all attempts, it is out of memory. Only time in which we looked counts: where the
+ * ALONE_ALL_S without any since the last, over all attempts, it is out of memory. Only time in which we looked counts: where the
  * process or the whole machine was stopped meanwhile (a frozen container, a migrated one), the link is lost, too,
  * and the controller is there all the same.  */
 #define ALONE_NS S_NS
 #define ALONE_ALL_S 30
 #define SAY_ALONE_AFTER_NS (3 * S_NS / 2)
 /* Room was promised and gone again this often: give the program its answer.  */
-#define MAX_ATTEMPTS 100
+#define MAX_PROMISES 100
 
 enum { ASK_FREE = 0, ASK_UNSENT, ASK_SENT, ASK_ENDED, ASK_ANSWERED };
 
@@ -45,6 +45,7 @@ struct ask {
 static OF_PROCESS pthread_mutex_t asks_lock = PTHREAD_MUTEX_INITIALIZER;
 static OF_PROCESS struct ask asks[MAX_ASKS];
 static uint32_t next_number = 1;
+static _Atomic uint32_t controllers; /* that have welcomed the shim */
 static _Atomic uint32_t answers; /* futex: changes when any ask is answered */
 
 static struct ask *ask_begin(bool is_room, uint32_t kind, uint64_t argument, const struct device *device)
@@ -110,6 +111,18 @@ static enum standing stand_alone(struct room_wait *wait, uint64_t since)
 	return clock_ns() - since >= ALONE_NS ? AGAIN : GOES_ON;
 }
 
+/* During a long wait several controllers may end. What counts is the time since the last, even if that did not live for long.  */
+static void look_for_new_controller(struct room_wait *wait)
+{
+	uint32_t met = atomic_load(&controllers);
+
+	if (met == wait->controllers)
+		return;
+	wait->controllers = met;
+	wait->alone_ns = 0;
+	wait->said_alone = false;
+}
+
 /* One attempt, until it is answered, cancelled, or alone for too long.  */
 static CUresult wait_for_answer(struct ask *ask, struct room_wait *wait, uint32_t cancels)
 {
@@ -126,8 +139,10 @@ static CUresult wait_for_answer(struct ask *ask, struct room_wait *wait, uint32_
 			break;
 		if (ask_is_answered(ask)) {
 			result = ask->status ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+			wait->promises++;
 			break;
 		}
+		look_for_new_controller(wait);
 		if (link_is_connected() && alone_since) {
 			alone_since = 0;
 			interrupts_leave();
@@ -163,7 +178,7 @@ CUresult ask_for_room(const struct device *device, uint64_t bytes, struct room_w
 
 	if (!wait->since_ns)
 		wait->since_ns = clock_ns();
-	if (wait->attempts++ >= MAX_ATTEMPTS || !shim_is_on())
+	if (wait->promises >= MAX_PROMISES || !shim_is_on())
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	ask = ask_begin(true, 0, bytes, device);
 	if (!ask)
@@ -237,6 +252,7 @@ bool asks_next_message(struct ask_message *message)
 
 void asks_begin_again(void)
 {
+	atomic_fetch_add(&controllers, 1);
 	pthread_mutex_lock(&asks_lock);
 	for (int i = 0; i < MAX_ASKS; i++) {
 		if (asks[i].stage == ASK_SENT)

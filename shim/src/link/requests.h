@@ -14,9 +14,10 @@
 
 /* One call's wait for room, over all its attempts; begins as zeros.  */
 struct room_wait {
-	unsigned attempts;
+	unsigned promises; /* of room, after each of which the GPU was full again */
 	uint64_t since_ns;
-	uint64_t alone_ns; /* of it, without a controller */
+	uint32_t controllers;
+	uint64_t alone_ns; /* without a controller, since the last */
 	struct told_wait told;
 	bool said_alone;
 };

@@ -160,6 +160,22 @@ static void many_wait_without_a_controller(void)
 	controller_accept();
 }
 
+/* No controller for some twenty seconds, in which the waiting call looks again and again; then the next one.  */
+static void miss_controller(void)
+{
+	controller_stop();
+	for (int i = 0; i < 4; i++) {
+		uint64_t begin = true_ns(CLOCK_MONOTONIC);
+
+		atomic_fetch_add(&jumped_ns, 4900000000u);
+		UNTIL(true_ns(CLOCK_MONOTONIC) - begin > 450000000u);
+	}
+	controller_listen_again();
+	controller_accept();
+	controller_noticed(AFFINODE_NOTIFY_ROOM, NULL);
+	CHECK_EQUAL(atomic_load(&result), -1);
+}
+
 int main(int argc, char **argv)
 {
 	pthread_t thread;
@@ -167,7 +183,7 @@ int main(int argc, char **argv)
 	uint64_t begin;
 
 	setenv("AFFINODE_SIM_MEMORY", "256MiB", 1);
-	test_begin(argc, argv, 160); /* by its own clock, which jumps and runs */
+	test_begin(argc, argv, 200); /* by its own clock, which jumps and runs */
 	cuda_start();
 	controller_accept();
 	CUDA(MemAlloc(&got, MiB(2)));
@@ -257,6 +273,9 @@ int main(int argc, char **argv)
 	controller_accept();
 	controller_noticed(AFFINODE_NOTIFY_ROOM, NULL);
 	CHECK_EQUAL(atomic_load(&result), -1);
+	/* One controller after another ends: only the time without the last counts.  */
+	for (int i = 0; i < 2; i++)
+		miss_controller();
 	/* And no controller comes: it goes on waiting, and is tried again by itself when memory is freed.  */
 	begin = test_now_ns();
 	controller_stop();
