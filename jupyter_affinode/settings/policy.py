@@ -230,10 +230,7 @@ class Settings(_Life, _Users, _Queue, _Memory, _Idle):
 
     def changed(self, **changes: Any) -> Settings:
         """Return these settings with some changed. Raises SettingsRefused if they make no sense."""
-        for name, value in changes.items():
-            if name not in SETTINGS:
-                raise SettingsRefused(f"there is no setting {name!r}; there are {', '.join(SETTINGS)}")
-            SETTINGS[name].check(value)
+        check_each(changes)
         return replace(self, **changes)
 
     @property
@@ -260,6 +257,14 @@ class Settings(_Life, _Users, _Queue, _Memory, _Idle):
 
 
 SETTINGS: Mapping[str, Setting] = {each.name: each for each in settings_of(Settings)}
+
+
+def check_each(changes: Mapping[str, Any]) -> None:
+    """Raise SettingsRefused if a setting does not exist or cannot have its value, whatever the others are."""
+    for name, value in changes.items():
+        if name not in SETTINGS:
+            raise SettingsRefused(f"there is no setting {name!r}; there are {', '.join(SETTINGS)}")
+        SETTINGS[name].check(value)
 
 
 def default_host_reserve(total_bytes: int) -> int:

@@ -16,6 +16,7 @@ from tornado.netutil import add_accept_handler
 from tornado.web import Application
 
 from ...settings.declaration import SettingsRefused
+from ...settings.policy import check_each
 from ..controller import Controller
 from ..model.reasons import Refusal
 from ..system.peer_socket import ListeningSocket, PeerSocket
@@ -152,8 +153,9 @@ class PolicyHandler(Handler):
         self.for_admins("the settings of this machine's controller")
         changes = json_object(self.request.body)
         said_at, times = self._said_at(), self.controller.setting_times
-        newest = times.newest(changes, said_at)
         try:
+            check_each(changes)
+            newest = times.newest(changes, said_at)
             self.finish(self.controller.change_settings(**newest).as_dict())
             times.take(newest, said_at)
         except SettingsRefused as refused:

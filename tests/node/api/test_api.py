@@ -147,6 +147,13 @@ def test_a_bad_request_is_refused_with_words_and_changes_nothing(api, method, pa
     assert api("GET", "/policy")[1] == before
 
 
+def test_a_bad_setting_is_refused_even_if_a_later_configuration_overrides_it(api):
+    api("PATCH", "/policy", {"contended_idle_timeout_s": 5.0})
+    status, answer = api("PATCH", "/policy?configured_at=0", {"contended_idle_timeout_s": [5.0]})
+    assert status == 400 and answer["message"]
+    assert api("GET", "/policy")[1]["contended_idle_timeout_s"] == 5.0
+
+
 @pytest.mark.parametrize(
     "data",
     [

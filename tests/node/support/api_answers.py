@@ -17,7 +17,7 @@ DOCUMENT = json.loads((Path(jupyter_affinode.node.__file__).parent / "api" / "op
 def checked(method, path, answer):
     """The status and body of an answer, once the document agrees that they may be."""
     status, body = answer
-    template = re.sub(r"/kernels/[^/]+", "/kernels/{kernel_id}", f"/api/v1{path}")
+    template = re.sub(r"/kernels/[^/]+", "/kernels/{kernel_id}", f"/api/v1{path}".partition("?")[0])
     responses = DOCUMENT["paths"][template][method.lower()]["responses"]
     assert str(status) in responses, f"{method} {path} answered {status}, which is not described"
     response = responses[str(status)]
