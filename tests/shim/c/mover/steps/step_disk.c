@@ -1,0 +1,236 @@
+/* The disk fails at any one write of a spill, or at any one read of a resume, or at all from then on: it is full, it cannot be
+ * written or read, or it takes or gives less than it was asked for. Each chunk is in memory, on disk or on the GPU. So where the
+ * process is parked in part, and where only a part of it is on disk.  */
+#include <errno.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "board.h"
+#include "contents.h"
+#include "spilling.h"
+#include "streamed.h"
+
+/* What the shim keeps on disk has a descriptor from there on (spill_file.c).  */
+#define DESCRIPTOR_FROM 512
+/* More than a window of moves that hand over.  */
+#define BYTES MiB(160)
+#define DIRECT 4096
+/* Chunks that are not zero, at least, and in the process that has only some on disk.  */
+#define WRITTEN 6
+#define PART_WRITTEN 3
+
+enum way { WRITES, READS };
+enum { LESS = -1 }; /* half of it, and half of the rest … */
+
+static struct {
+	_Atomic int way, error;
+	_Atomic unsigned from, until; /* which calls, counted from 1 */
+	_Atomic unsigned calls, met;
+} disk;
+
+static void disk_fails(enum way way, int error, unsigned nth, bool for_good)
+{
+	atomic_store(&disk.from, 0);
+	atomic_store(&disk.way, way);
+	atomic_store(&disk.error, error);
+	atomic_store(&disk.calls, 0);
+	atomic_store(&disk.met, 0);
+	atomic_store(&disk.until, for_good ? UINT32_MAX : nth);
+	atomic_store(&disk.from, nth);
+}
+
+/* How often it failed.  */
+static unsigned disk_works(void)
+{
+	atomic_store(&disk.from, 0);
+	return atomic_load(&disk.met);
+}
+
+/* 0: the call is made as it is.  */
+static int failure(enum way way, int fd)
+{
+	unsigned from = atomic_load(&disk.from), call;
+
+	if (fd < DESCRIPTOR_FROM || !from || (int)way != atomic_load(&disk.way))
+		return 0;
+	call = atomic_fetch_add(&disk.calls, 1) + 1;
+	if (call < from || call > atomic_load(&disk.until))
+		return 0;
+	atomic_fetch_add(&disk.met, 1);
+	return atomic_load(&disk.error);
+}
+
+/* O_DIRECT wants whole sectors.  */
+static size_t less(size_t bytes)
+{
+	return bytes > DIRECT ? bytes / 2 / DIRECT * DIRECT : bytes;
+}
+
+/* For the shim.  */
+ssize_t pwrite(int fd, const void *from, size_t bytes, off_t at)
+{
+	int error = failure(WRITES, fd);
+
+	if (error > 0) {
+		errno = error;
+		return -1;
+	}
+	return syscall(SYS_pwrite64, fd, from, error == LESS ? less(bytes) : bytes, at);
+}
+
+ssize_t pread(int fd, void *to, size_t bytes, off_t at)
+{
+	int error = failure(READS, fd);
+
+	if (error > 0) {
+		errno = error;
+		return -1;
+	}
+	return syscall(SYS_pread64, fd, to, error == LESS ? less(bytes) : bytes, at);
+}
+
+static const char *name_of(int error)
+{
+	return error == ENOSPC ? "no room" : error == EIO ? "an error" : "less";
+}
+
+/* Each chunk that is not zero is in memory or on disk, or its place on the GPU is its own.  */
+static void is_parked(void)
+{
+	struct affinode_page page = page_read();
+
+	CHECK_EQUAL(page.state, AFFINODE_STATE_PARKED);
+	CHECK_EQUAL(page.gpus[0].resident_bytes + page.gpus[0].parked_bytes, streamed_bytes + contents_bytes());
+}
+
+static void park_anew(void)
+{
+	controller_reply(controller_spill(0, spill_folder)); /* everything is written again */
+	streamed_change();
+	streamed_park();
+}
+
+static void come_back(unsigned nth)
+{
+	static const uint64_t ways[] = {0, AFFINODE_MOVE_STREAM, HANDS_OVER};
+
+	CHECK_EQUAL(streamed_resume(ways[nth % 3]), AFFINODE_OK);
+	streamed_is_resident();
+}
+
+/* Parked in part: what a resume that handed over has brought stays on the GPU.  */
+static void bring_part(void)
+{
+	uint32_t epoch;
+
+	board_arm("cuMemCreate:OUT_OF_MEMORY:4+");
+	epoch = controller_command(AFFINODE_COMMAND_RESUME, HANDS_OVER);
+	PAGE_UNTIL(page.gpus[0].resident_bytes > 0 || controller_replied(epoch));
+	controller_decide(epoch, false);
+	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_REVOKED);
+	board_disarm();
+	CHECK(page_read().gpus[0].resident_bytes > 0);
+}
+
+/* False: it makes no such write.  */
+static bool spill_fails_at(int error, unsigned nth, bool for_good, bool in_part)
+{
+	struct affinode_reply reply;
+	uint64_t in_memory;
+	unsigned met;
+
+	park_anew();
+	snprintf(test_step, sizeof(test_step), "spill%s, %s at write %u%s", in_part ? " in part" : "", name_of(error), nth,
+		 for_good ? "+" : "");
+	if (in_part)
+		bring_part();
+	in_memory = page_read().copy_bytes;
+	disk_fails(WRITES, error, nth, for_good);
+	reply = spill_all();
+	met = disk_works();
+	if (!met || error == LESS)
+		CHECK_EQUAL(reply.status, AFFINODE_OK);
+	else
+		CHECK_EQUAL(reply.status, AFFINODE_FAILED);
+	if (reply.status != AFFINODE_OK)
+		CHECK(strstr(reply.text, error == ENOSPC ? "no room" : "disk") != NULL);
+	CHECK_EQUAL(page_read().disk_bytes, reply.bytes);
+	CHECK_EQUAL(page_read().copy_bytes + page_read().disk_bytes, in_memory);
+	is_parked();
+	if (nth % 2) { /* the rest can go there now */
+		reply = spill_all();
+		CHECK(reply.status == AFFINODE_OK || reply.status == AFFINODE_NOTHING);
+		CHECK_EQUAL(page_read().copy_bytes, 0);
+	}
+	come_back(nth);
+	return met > 0;
+}
+
+/* Some or all of it is on disk. False: it makes no such read.  */
+static bool resume_fails_at(int error, unsigned nth, bool for_good, uint64_t how, bool whole)
+{
+	struct affinode_reply reply;
+	uint64_t on_disk;
+	unsigned met;
+
+	park_anew();
+	snprintf(test_step, sizeof(test_step), "resume %llx, %s on disk, %s at read %u%s", (unsigned long long)how, whole ? "all" : "some", name_of(error), nth,
+		 for_good ? "+" : "");
+	CHECK_EQUAL(controller_reply(controller_spill(whole ? ALL : PART_WRITTEN * STREAMED_CHUNK, spill_folder)).status, AFFINODE_OK);
+	on_disk = page_read().disk_bytes;
+	disk_fails(READS, error, nth, for_good);
+	reply = controller_reply(controller_command(AFFINODE_COMMAND_RESUME, how));
+	met = disk_works();
+	if (!met || error == LESS) {
+		CHECK_EQUAL(reply.status, AFFINODE_OK);
+		streamed_is_resident();
+		return met > 0;
+	}
+	CHECK_EQUAL(reply.status, AFFINODE_FAILED);
+	CHECK(strstr(reply.text, "disk") != NULL);
+	is_parked();
+	CHECK_EQUAL(page_read().disk_bytes, on_disk);
+	if (nth % 3 == 0 && page_read().gpus[0].resident_bytes > 0) { /* what has arrived goes out again */
+		reply = controller_reply(controller_command(AFFINODE_COMMAND_PARK, HANDS_OVER));
+		CHECK_EQUAL(reply.status, AFFINODE_OK);
+		CHECK_EQUAL(page_read().gpus[0].resident_bytes, 0);
+	}
+	come_back(nth);
+	return true;
+}
+
+struct kind {
+	int error;
+	bool for_good;
+};
+
+int main(int argc, char **argv)
+{
+	static const struct kind of_writes[] = {{ENOSPC, true}, {EIO, false}, {EIO, true}, {LESS, true}},
+				 of_reads[] = {{EIO, false}, {EIO, true}, {LESS, true}};
+	static const uint64_t ways[] = {0, AFFINODE_MOVE_STREAM, HANDS_OVER};
+	unsigned nth;
+
+	contents_begin(argc, argv);
+	spilling_begin();
+	streamed_allocate(BYTES);
+	streamed_free_bytes = cuda_free_bytes();
+	for (unsigned i = 0; i < 8; i++) {
+		const struct kind *kind = &of_writes[i % 4];
+
+		for (nth = 1; spill_fails_at(kind->error, nth, kind->for_good, i / 4);)
+			nth++;
+		printf("%s at writes up to %u%s\n", name_of(kind->error), nth - 1, i / 4 ? ", parked in part" : "");
+		CHECK(nth > WRITTEN);
+	}
+	for (unsigned i = 0; i < 18; i++) {
+		const struct kind *kind = &of_reads[i % 3];
+		bool whole = i / 3 % 2;
+
+		for (nth = 1; resume_fails_at(kind->error, nth, kind->for_good, ways[i / 6], whole);)
+			nth++;
+		printf("%s at reads up to %u\n", name_of(kind->error), nth - 1);
+		CHECK(nth > (whole ? WRITTEN : PART_WRITTEN));
+	}
+	return 0;
+}
