@@ -1,4 +1,4 @@
-/* Parked contents go to disk, slab by slab. A chunk is in host memory until it has been written; only then its place in the file is
+/* Parked contents go to disk, lot by lot. A chunk is in host memory until it has been written; only then its place in the file is
  * what counts. So whatever ends a spill, each chunk is in one of the two.  */
 #include <errno.h>
 #include <pthread.h>
@@ -41,13 +41,13 @@ static bool must_end(void)
 	       mover_is_aborted();
 }
 
-static int by_slot(const void *a, const void *b)
+/* By address, as slots are given out: a lot can be given back only when all of its slabs are empty.  */
+static int by_address(const void *a, const void *b)
 {
-	const struct host_slot *one = &(*(struct chunk *const *)a)->slot, *other = &(*(struct chunk *const *)b)->slot;
+	const unsigned char *one = slot_memory(&(*(struct chunk *const *)a)->slot);
+	const unsigned char *other = slot_memory(&(*(struct chunk *const *)b)->slot);
 
-	if (one->slab != other->slab)
-		return one->slab < other->slab ? -1 : 1;
-	return one->index < other->index ? -1 : one->index > other->index;
+	return one < other ? -1 : one > other;
 }
 
 static bool is_parked(const struct block *block)
@@ -78,7 +78,7 @@ static struct chunk **spillable(size_t *count)
 	}
 	free(blocks);
 	if (chunks)
-		qsort(chunks, *count, sizeof(struct chunk *), by_slot);
+		qsort(chunks, *count, sizeof(struct chunk *), by_address);
 	return chunks;
 }
 

@@ -13,6 +13,8 @@
 
 #define LARGE MiB(64)
 #define CHUNK ((uint64_t)MiB(2))
+#define LOTS 4
+#define LOT ((uint64_t)MiB(64))
 
 static CUdeviceptr large;
 
@@ -264,6 +266,35 @@ static void freed_meanwhile(void)
 	come_back();
 }
 
+/* A lot that is to be given back must be empty: what goes to disk first lies together.  */
+static void lots_become_empty(void)
+{
+	struct affinode_reply reply;
+	CUdeviceptr block;
+
+	snprintf(test_step, sizeof(test_step), "lots");
+	controller_reply(controller_spill(0, spill_folder));
+	controller_command(AFFINODE_COMMAND_TRIM, 0);
+	PAGE_UNTIL(page.kept_bytes == 0);
+	CUDA(MemAlloc(&block, LOTS * LOT));
+	CHECK_EQUAL(launch_pattern(NULL, block, LOTS * LOT, 5), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+	for (unsigned i = 0; i <= LOTS; i++)
+		controller_lend(LOT);
+	do
+		reply = controller_reply(controller_command(AFFINODE_COMMAND_PARK, LOTS_ALONE));
+	while (reply.status == AFFINODE_BUSY);
+	CHECK_EQUAL(reply.status, AFFINODE_OK);
+	PAGE_UNTIL(page.lot_bytes == (LOTS + 1) * LOT);
+	for (unsigned left = LOTS; left > 0; left--) {
+		CHECK_EQUAL(controller_reply(controller_spill(LOT, spill_folder)).bytes, LOT);
+		PAGE_UNTIL(page.lot_bytes <= (uint64_t)left * LOT);
+	}
+	come_back();
+	CHECK(holds_pattern(block, LOTS * LOT, 5, 0));
+	CUDA(MemFree(block));
+}
+
 static void refused(const char *folder, const char *why)
 {
 	struct affinode_reply reply;
@@ -378,6 +409,7 @@ int main(int argc, char **argv)
 	ended_early(false);
 	although_a_call_waits();
 	freed_meanwhile();
+	lots_become_empty();
 	folders();
 	changed_on_disk();
 	return 0;
