@@ -109,7 +109,8 @@ class Controller:
         self.finished = asyncio.Event()
         self.exit_status = 0
         self.api_requests_open = 0
-        self.began = self.needed_at = time.monotonic()
+        self.began = self.needed_at = self._counted_until = time.monotonic()
+        self._ran_s = 0.0
         self._election = election
         self._heartbeat_s = heartbeat_s
         self._standby = handover.Standby(log) if self.access.is_shared else None
@@ -297,6 +298,7 @@ class Controller:
         busy = next(self.state.processes(), None) is not None or bool(self.state.room_requests)
         self._tick_handle = self._loop.call_later(TICK_S if busy else TICK_ALONE_S, self._tick)
         now = time.monotonic()
+        self._has_run_for(now)
         try:
             self._look_around(now, NVML_EVERY_S if busy else NVML_ALONE_EVERY_S)
             is_quiet = self._pacing.is_quiet(now, self.state.read_pages, waits=bool(self._waiting.estimates))
@@ -377,19 +379,27 @@ class Controller:
             host.read_limits(kernels)
             host.disk.look(self.state.settings, disk_used_bytes(kernels), now, self.log)
         self.moves.look_at_promises(self._snapshot, now)  # before another kernel is chosen
-        is_complete = now - self.began >= self.state.settings.settle_s * COMPLETE_AFTER_SETTLING
+        is_complete = self._has_run_for(now) >= self.state.settings.settle_s * COMPLETE_AFTER_SETTLING
         self._snapshot = self.state.snapshot(now, is_settled=self._is_settled(now), is_complete=is_complete)
         self._seen = {kernel.id: kernel for kernel in self._snapshot.kernels}
         self._look_at_queue(self._snapshot, now)
+
+    def _has_run_for(self, now: float) -> float:
+        """Return for how many seconds kernels could connect. A pause of this process or of the machine counts as one
+        second at most.
+        """
+        self._ran_s += min(now - self._counted_until, TICK_ALONE_S)
+        self._counted_until = now
+        return self._ran_s
 
     def _is_settled(self, now: float) -> bool:
         """Return whether every kernel and the GPUs' figures are known by now, and no other controller decides any more.
 
         The first look at NVML may take seconds; before it, every kernel would seem to fit.
         """
-        if now - self.began < self.state.settings.settle_s:
+        if self._has_run_for(now) < self.state.settings.settle_s:
             return False
-        if not self._nvml_answered and now - self.began < NVML_HANGS_AFTER_S:
+        if not self._nvml_answered and self._has_run_for(now) < NVML_HANGS_AFTER_S:
             return False
         if self._standby is None:
             return True

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from fake_shim import MIB, PARK
+import time
+
+from fake_nvml import FakeNvml
+from fake_shim import MIB, PARK, ROOM_ANSWER
 from thread_controller import ThreadController
 
 from jupyter_affinode.node.leadership import handover
@@ -23,3 +26,19 @@ def test_kernels_are_served_although_looking_around_fails(machine, shim, wait_un
         controller.stop()
     assert "this was not foreseen" in machine.controller_log()
     assert "a pass failed" not in machine.controller_log()
+
+
+def test_a_pause_of_the_machine_is_not_time_in_which_kernels_could_connect(
+    node, shim, passes, monkeypatch, wait_until
+):
+    """Until they can have done so, no allocation is denied, since they may have the memory that it lacks."""
+    jumped_s, monotonic = 0.0, time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + jumped_s)
+    node(nvml=FakeNvml(100 * MIB), settle_s=60.0)
+    asker = shim("asker", resident=300 * MIB)
+    wait_until(lambda: asker.heard.welcome)
+    asker.allocate(600 * MIB, number=1)
+    passes(2)
+    jumped_s = 1000.0
+    passes(4)
+    assert asker.heard.of(ROOM_ANSWER) == []
