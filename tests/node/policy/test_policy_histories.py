@@ -163,6 +163,7 @@ def test_a_user_with_many_kernels_keeps_another_with_one_waiting_for_one_turn():
         machine.step()
     turn_s = 4.0 + BASE.idle_timeout_s + 2 * MOVE_S + 4 * STEP_S
     assert machine.waits["bob-0"] <= 2 * turn_s
+    assert machine.outcome.counts["exchanges"] > 0
     run(machine)
 
 

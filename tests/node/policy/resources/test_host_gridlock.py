@@ -30,6 +30,7 @@ def random_machine(draw):
         [{}, {"/all": draw.randint(10, 90)}, {"/all": draw.randint(10, 90), "/all/a": draw.randint(5, 60)}]
     )
     leaves, context = draw.random() < 0.6, draw.choice([0, 0, 1])
+    exchanges = not leaves and not limits and draw.random() < 0.8
     sharers = []
     for number in range(draw.randint(2, 7)):
         gpu = draw.choice(list(gpus))
@@ -37,7 +38,8 @@ def random_machine(draw):
         inside = draw.choice([("/all",), ("/all/a", "/all")]) if "/all/a" in limits else tuple(limits)
         sharers.append(sharer(f"k{number}", size, gpu, inside, leaves=leaves, residency=Residency.PARKED))
     reserve = draw.choice([0, 2])
-    machine = ShortHost(gpus, draw.randint(10, 120), sharers, limits, reserve=reserve, context=context)
+    host = draw.randint(10, 120)
+    machine = ShortHost(gpus, host, sharers, limits, reserve=reserve, context=context, exchanges=exchanges)
     kernels = machine.kernels
     for each in kernels:
         each.has_parked = draw.random() < 0.8

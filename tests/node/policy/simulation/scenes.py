@@ -7,10 +7,10 @@ take the same time whatever their size. The planner's own checks of capacity hol
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from jupyter_affinode.node.model.actions import Action, EndKernel
+from jupyter_affinode.node.model.actions import Action, EndKernel, Park
 from jupyter_affinode.node.model.snapshot import Kernel, Node, Residency
 from jupyter_affinode.planner.model.event_queue import Shared
 from jupyter_affinode.planner.model.machine import Machine, Speeds
@@ -75,6 +75,12 @@ class Actor:
     @property
     def is_done(self) -> bool:
         return self.is_over or self.live.next_cell >= len(self.cells)
+
+
+def comes_in_exchange(actions: Sequence[Action]) -> Set[str]:
+    """The waiters that are resumed while their victims are parked."""
+    parks = [action for action in actions if isinstance(action, Park) and action.exchanges]
+    return {park.for_kernel for park in parks if park.for_kernel is not None}
 
 
 class SceneKernel(SimulatedKernel):
@@ -194,6 +200,9 @@ class Scene(Replay):
     def act(self, node: Node, decided: Sequence[Action]) -> None:
         ids = [action.kernel_id for action in decided]
         assert len(ids) == len(set(ids)), "two actions for one kernel"
+        for kernel_id in comes_in_exchange(decided):
+            comes = self._by_id[kernel_id]
+            assert kernel_id not in ids and comes.residency is Residency.QUEUED, "two moves for one kernel"
         self.actions += [(self.now, action) for action in decided]
         super().act(node, decided)
 
@@ -214,6 +223,9 @@ class Scene(Replay):
         actor = self.actors[live.session.id]
         gpus = self._uuids if actor.leaves and self._settings.allow_migration else ()
         kernel = self.kernel_type(actor, self.machine.context_bytes, gpus)
+        kernel.may_exchange = (
+            self._may_exchange and len(actor.on) == 1
+        )  # the planner's exchanges are of one GPU
         kernel.started_at = kernel.last_activity = kernel.resident_since = self.now
         if self.now == START:
             kernel.started_at += live.number

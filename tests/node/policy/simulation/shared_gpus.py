@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from scenes import Actor, Scene
+from scenes import Actor, Scene, comes_in_exchange
 
 from jupyter_affinode.node.model.actions import (
     Action,
@@ -82,12 +82,15 @@ class SharedGpus(Scene):
         for action in decided:
             kernel = by_id[action.kernel_id]
             if isinstance(action, Resume | GrantRoom):
-                self.last_served.take(
-                    kernel.charged_user, kernel.priority, self.actors[kernel.id].on, self.now
-                )
+                self._takes_turn(kernel)
             elif isinstance(action, Park):
                 self.change(kernel.id, park_requested=None)
+        for kernel_id in comes_in_exchange(decided):
+            self._takes_turn(by_id[kernel_id])
         super().act(node, decided)
+
+    def _takes_turn(self, kernel: Kernel) -> None:
+        self.last_served.take(kernel.charged_user, kernel.priority, self.actors[kernel.id].on, self.now)
 
     # ---- what users and faults do
 
@@ -102,7 +105,7 @@ class SharedGpus(Scene):
             self.change(actor.id, park_requested="asked", held_until=None)
         elif what == 2 and draw.random() < 0.2:
             self.kill(actor)
-        elif what == 3 and kernel.residency is Residency.PARKING:
+        elif what == 3 and kernel.residency is Residency.PARKING and kernel.exchange is None:
             self._revoke(kernel)
             if kernel.preempted_s is not None:
                 self._compute_cell(kernel)
@@ -153,6 +156,7 @@ class SharedGpus(Scene):
         By moments and classes alone, whatever order the queue came in.
         """
         served = {action.kernel_id for action in actions if isinstance(action, Resume | GrantRoom | DenyRoom)}
+        served |= comes_in_exchange(actions)
         parked_now = {action.kernel_id for action in actions if isinstance(action, Park)}
         left = []
         if self.settings.max_computing_per_gpu is not None:  # allocations pass those that may not compute

@@ -13,12 +13,13 @@ from functools import partial
 
 from scenes import NEVER_S, Actor, SameMoves, Scene, SceneKernel
 
-from jupyter_affinode.node.model.actions import Park, Trim
+from jupyter_affinode.node.model.actions import Action, Park, Trim
 from jupyter_affinode.node.model.snapshot import Host, Residency
 from jupyter_affinode.node.policy.resources.host_memory import (
     CGROUP_RESERVE,
     MARGIN_PART,
     SLAB_BYTES,
+    begins_with,
     with_margin,
 )
 from jupyter_affinode.planner.model.simulated_kernel import SimulatedKernel
@@ -63,12 +64,21 @@ class ShortHost(Scene):
         context: int = 0,
         others: int = 0,
         disk: int = 0,
+        exchanges: bool = False,
     ):
+        """`exchanges`: kernels change places and hand host memory over; their contexts stay on the GPU then.
+
+        Without `limits`: what is handed over are lots, which count in the controller's cgroup.
+        """
+        assert not (exchanges and limits)
         self.host_bytes, self.others_bytes = host * GIB, others * GIB  # the latter are other programs'
         self.limits = {cgroup: limit * GIB for cgroup, limit in (limits or {}).items()}
         self.failed_parks = 0
         # With the margin above it, `reserve` GiB.
         settings = SETTINGS.changed(host_reserve_bytes=reserve * GIB * MARGIN_PART // (MARGIN_PART + 1))
+        if exchanges:
+            settings = settings.changed(depth="memory")
+        self._hands_over = exchanges
         sizes = {uuid: size * GIB for uuid, size in gpus.items()}
         speeds = SameMoves(each_park_s=PARK_S, each_resume_s=RESUME_S)
         super().__init__(sizes, actors, settings, speeds, context_bytes=context * GIB, disk_bytes=disk * GIB)
@@ -97,7 +107,16 @@ class ShortHost(Scene):
     def _park(self, kernel: SimulatedKernel, action: Park) -> None:
         super()._park(kernel, action)
         self.failed_parks += kernel.residency is Residency.RESIDENT
-        self._check_reserve(kernel)
+        if (
+            not action.hands_over
+        ):  # else its waiter gives what it takes, from the beginning of the exchange on
+            self._check_reserve(kernel)
+
+    def _begin_exchanges(self, decided: Sequence[Action]) -> None:
+        super()._begin_exchanges(decided)
+        for action in decided:
+            if isinstance(action, Park) and action.exchanges:
+                self._check_reserve(self._kernel_of[action.kernel_id])
 
     def _parked(self, kernel: SimulatedKernel, leaves: bool) -> None:
         super()._parked(kernel, leaves)
@@ -143,8 +162,23 @@ class ShortHost(Scene):
                 for count in range(most + 1):
                     for parked in itertools.combinations(there, count):
                         frees = sum(each.held + each.context_bytes * each.leaves for each in parked)
-                        if frees >= lacks and self._host_holds(parked):
+                        if frees >= lacks and (
+                            self._host_holds(parked) or self._can_be_handed_over(waiter, parked)
+                        ):
                             yield waiter.id, uuid, tuple(each.id for each in parked)
+
+    def _can_be_handed_over(self, waiter: SceneKernel, parked: Sequence[SceneKernel]) -> bool:
+        """Whether host memory does for all of them with what the waiter has there, and for what they begin with."""
+        if not self._hands_over:
+            return False
+        takes = [max(each.movable - each.kept, 0) for each in parked]
+        left = self.left("") + sum(each.kept for each in self._others_than(parked))
+        return sum(map(begins_with, takes)) <= left and sum(takes) - waiter.on_host <= left
+
+    def _others_than(self, parked: Sequence[SceneKernel]) -> Iterator[SceneKernel]:
+        for kernel in self.kernels:
+            if kernel.residency is Residency.RESIDENT and kernel not in parked:
+                yield kernel
 
     def _host_holds(self, parked: Sequence[SceneKernel]) -> bool:
         """Whether host memory does for all of them, when all others have given back what they keep."""
