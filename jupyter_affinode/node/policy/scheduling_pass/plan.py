@@ -122,8 +122,7 @@ class Plan:
         """Decide an exchange in which the waiter hands its host memory over to `kernels`; `park` is the template of
         their parks.
 
-        If a little host memory is missing to begin with, others are asked to release it first. Return False if that is
-        not enough either.
+        If some host memory is missing, others are asked to release it first. Return False if that is not enough either.
         """
         first = [kernel for kernel in kernels if self._drops_caches(kernel, park.reason)]
         if first:
@@ -140,15 +139,15 @@ class Plan:
         return True
 
     def _make_room_to_hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> bool:
-        """Have others release what is missing to begin with, if the waiter's own memory does for the rest; return
-        whether they do.
+        """Have others release what is missing beside the waiter's own memory; return whether they do.
+
+        Nothing is spilled for more than what the kernels begin with.
         """
         host, retained = self.host.room, self.host.retained
         charges = host.charges_of_hand_over(waiter, kernels)
         lacks, short = host.shortage(charges, {}), host.shortage(charges, retained.coming)
-        if not lacks or max(charges.values()) > host.begins_with(kernels):
-            return False
-        if short and retained.left(short, [waiter, *kernels]):
+        to_disk = max(charges.values()) <= host.begins_with(kernels)
+        if not lacks or (short and retained.left(short, [waiter, *kernels], to_disk=to_disk)):
             return False
         for kernel in (waiter, *kernels):
             self._decided_with_parks(kernel)  # or goes, in a later pass

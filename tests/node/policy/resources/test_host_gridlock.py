@@ -204,3 +204,15 @@ def test_the_drivers_copy_of_a_context_is_counted():
     kernels = idle("idle", 20, leaves=True), queued("waits", 20)
     assert [type(action) for action in decided(machine_with(*kernels, host=41, context=1))] == [Park]
     assert not any(isinstance(action, Park) for action in decided(machine_with(*kernels, host=40, context=1)))
+
+
+def test_what_others_retain_is_asked_back_for_a_hand_over_that_lacks_it():
+    """Neither what is retained nor what the waiter hands over is enough by itself."""
+    kernels = idle("large", 24), idle("retains", 10), queued("waits", 17)
+    machine = machine_with(*kernels, host=10 + 17 + 5, exchanges=True)
+    machine.kernel("retains").kept = 10 * GIB
+    assert machine.ways()
+    assert [(type(action), action.kernel_id) for action in decided(machine)] == [(Trim, "retains")]
+    machine.pass_time(10)
+    assert machine.outcome.counts["exchanges that handed over"] == 1
+    assert machine.kernel("waits").residency is Residency.RESIDENT
