@@ -2,8 +2,8 @@
 
 `python tests/chaos/chaos.py --faults 1000` prints what was injected, at which residencies it hit, and how it ended;
 with `--seed` the same faults are drawn in the same order, as far as processes allow. Kernels change places, and host
-memory is short, so that parts of them go to disk. Only kernels with more than a window (256 MiB) hand over host memory,
-which these are not. The suite injects a few faults (test_chaos.py).
+memory is short, so that parts of them go to disk. Only kernels with more than a hand-over begins with (320 MiB) hand
+over host memory: with `--ballast 480` all have that much. The suite injects a few faults (test_chaos.py).
 """
 
 from __future__ import annotations
@@ -60,6 +60,13 @@ WRITTEN_OF = {
     "parts brought back": re.compile(r"^.*resume .* a part of it ", re.M),
 }
 COPY_RATE = "200MiB"  # of the simulated link, so that moves last long enough to be hit
+LARGE_COPY_RATE = "1GiB"
+LOT_MIB = 256  # parked memory lies in lots of that size (state/host/lots.py)
+BEGINS_WITH_MIB = (
+    384  # free when as many are parked as do not fit on the GPU: for a hand-over, not for a park
+)
+# Where kernels are so large that the GPU is always nearly full.
+PARK_FOR_WAITERS = ("--low-watermark=0", "--contended-idle-timeout=1")
 
 
 @dataclass
@@ -107,23 +114,31 @@ class Chaos:
         servers: int,
         block_s: float = 5.0,
         spill_dir: str = "",
-        mebibytes: int = 0,
-        host_mib: int = HOST_MIB,
+        ballast_mib: int = 0,
+        host_mib: int = 0,
     ):
         """`spill_dir`: where parked memory goes when host memory is short, which it is then: `host_mib`.
 
-        `mebibytes`: what each kernel may have on the GPU, rather than a little.
+        `ballast_mib`: what each kernel has on the GPU beside the little that it works with.
         """
         self.machine = machine
         self.account = Account(seed)
         self.threads: list[threading.Thread] = []
+        self._hands_over = bool(ballast_mib and spill_dir)  # host memory is short only then
         # With a disk they have more, since less than LEAST_BYTES (policy/resources/disk.py) never goes there.
-        mebibytes = mebibytes or (48 if spill_dir else 20)
+        mebibytes = 48 if spill_dir and not ballast_mib else 20
         # … and think for longer, so that kernels are idle that can change places with waiters.
-        workload = Workload(mebibytes, think_ms=1000 if spill_dir else 150, work_ms=5)
-        disk = (f"--spill-dir={spill_dir}", f"--spill-limit-bytes={SPILL_MIB << 20}") if spill_dir else ()
+        workload = Workload(mebibytes, 1000 if spill_dir else 150, work_ms=5, ballast_mib=ballast_mib)
+        spill_mib = ballast_mib or SPILL_MIB
+        options = (f"--spill-dir={spill_dir}", f"--spill-limit-bytes={spill_mib << 20}") if spill_dir else ()
         worth = WORTH_WITH_DISK if spill_dir else WORTH
-        machine.simulate(f"{gpu_mib(kernels + f.OLD_SHIMS_MAX, worth, workload)}MiB", copy_rate=COPY_RATE)
+        if ballast_mib:
+            options += PARK_FOR_WAITERS
+            parked_mib = -(-(ballast_mib + mebibytes) // LOT_MIB) * LOT_MIB
+            host_mib = host_mib or (kernels - worth) * parked_mib + BEGINS_WITH_MIB
+        host_mib = host_mib or HOST_MIB
+        rate = LARGE_COPY_RATE if ballast_mib else COPY_RATE
+        machine.simulate(f"{gpu_mib(kernels + f.OLD_SHIMS_MAX, worth, workload)}MiB", copy_rate=rate)
         self._clocks = f.Clocks(machine.folder / "clocks")
         self.disk = f.Disk(Path(spill_dir) if spill_dir else None, machine.folder / "disk")
         machine.environment |= {
@@ -137,7 +152,7 @@ class Chaos:
                 [str(HERE / "hooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
             ),
         }
-        self.light = LightMachine(machine, workload, seed, (*CONTROLLER, *disk))
+        self.light = LightMachine(machine, workload, seed, (*CONTROLLER, *options))
         self._numbers = itertools.count(1)
         self._kernels_each = kernels // servers
         self._due: list[tuple[float, int, Callable[[], object]]] = []
@@ -240,8 +255,11 @@ class Chaos:
 
     # ---- the run
 
-    def run(self, count: int, gap_s: float) -> Account:
-        """Inject so many faults, about `gap_s` apart; AssertionError with the machine's state at a problem."""
+    def run(self, count: int, gap_s: float, tell: Callable[[str], object] = lambda line: None) -> Account:
+        """Inject so many faults, about `gap_s` apart; AssertionError with the machine's state at a problem.
+
+        `tell` is told each time that everything was well again.
+        """
         source = random.Random(self.account.seed)
         began = time.monotonic()
         self.recover("the start")
@@ -252,6 +270,12 @@ class Chaos:
             self.light.wait(lambda until=until: time.monotonic() >= until, 60, "a moment", self.undo_due)
             if number % CHECK_EVERY == 0 or number == count:
                 self.recover(f"fault {number}, {fault}")
+                moves = ", ".join(f"{times} {what}" for what, times in self.moves_written_of().items())
+                tell(f"{number} faults in {time.monotonic() - began:.0f} s: {moves}")
+        if self._hands_over:
+            self.light.wait(
+                lambda: self.moves_written_of()["hand-overs"], RECOVER_S, "a hand-over", self.undo_due
+            )
         self.light.end(RECOVER_S, self.undo_due)
         boards = [kernel.board.seen for kernel in self.light.kernels.values()]
         self.account.cells = sum(board.cells for board in boards)
@@ -365,9 +389,11 @@ def main() -> None:
         help="a folder on a disk: parked memory goes to one made in it, and host memory is short; empty: to none",
     )
     parser.add_argument(
-        "--mebibytes", type=int, default=0, help="of each kernel; above 256 they hand over host memory"
+        "--ballast", type=int, default=0, help="more MiB of each kernel: above 320 they hand over host memory"
     )
-    parser.add_argument("--host-mib", type=int, default=HOST_MIB, help="host memory, where there is a disk")
+    parser.add_argument(
+        "--host-mib", type=int, default=0, help="host memory, where there is a disk; 0: a little too little"
+    )
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
@@ -378,11 +404,11 @@ def main() -> None:
             given.kernels,
             given.servers,
             spill_dir=spill_dir,
-            mebibytes=given.mebibytes,
+            ballast_mib=given.ballast,
             host_mib=given.host_mib,
         )
         try:
-            print(chaos.run(given.faults, given.gap))
+            print(chaos.run(given.faults, given.gap, lambda line: print(line, flush=True)))
         except AssertionError:
             chaos.account.moves = chaos.moves_written_of()
             print(chaos.account)

@@ -1,8 +1,9 @@
 /* A kernel that is light enough for forty of them on a small machine: it thinks, runs a cell of random GPU work, thinks.
  *
- *   light_kernel BOARD SEED MEBIBYTES THINK_MS WORK_MS
+ *   light_kernel BOARD SEED MEBIBYTES THINK_MS WORK_MS BALLAST_MIB
  *
- * It keeps at most MEBIBYTES on the GPU and knows each word of them. What it does and what it met is on its board, a
+ * It keeps at most MEBIBYTES on the GPU and knows each word of them; and BALLAST_MIB, which it fills and looks at by samples, so
+ * that moves of it are long and cells are not. What it does and what it met is on its board, a
  * file of `struct board` that others map (light_kernels.py): a driver's error, out of memory and a wrong word are never
  * corrected, only told. It ends as ipykernel does when its parent is gone.  */
 #include <execinfo.h>
@@ -15,6 +16,9 @@
 
 #define BLOCKS 6
 #define LEAST_MIB 2
+#define CHUNK MiB(2) /* of the ballast: one word over and over */
+#define CHUNKS_MOST 1024
+#define SAMPLES 16
 #define ADDS 4
 #define POLL_PARENT_US 100000
 
@@ -39,6 +43,12 @@ static struct block {
 	size_t bytes;
 	uint32_t seed, added;
 } blocks[BLOCKS];
+
+static struct {
+	CUdeviceptr at;
+	size_t chunks;
+	uint32_t words[CHUNKS_MOST];
+} ballast;
 
 static struct board *board;
 static uint64_t random_state;
@@ -82,6 +92,59 @@ static size_t held(void)
 	return sum;
 }
 
+static void tell_bytes(void)
+{
+	board->bytes = held() + (ballast.at ? ballast.chunks * CHUNK : 0);
+}
+
+static void change_chunk(size_t i)
+{
+	ballast.words[i] = (uint32_t)test_random(&random_state);
+	MUST(cu.MemsetD32Async(ballast.at + i * CHUNK, ballast.words[i], CHUNK / 4, NULL));
+}
+
+/* All of it, or a few chunks.  */
+static void change_ballast(void)
+{
+	if (pick(2))
+		for (size_t i = 0; i < ballast.chunks; i++)
+			change_chunk(i);
+	else
+		for (unsigned i = 0; i < SAMPLES; i++)
+			change_chunk(pick(ballast.chunks));
+}
+
+static void take_ballast(void)
+{
+	MUST(cu.MemAlloc(&ballast.at, ballast.chunks * CHUNK));
+	for (size_t i = 0; i < ballast.chunks; i++)
+		change_chunk(i);
+	tell_bytes();
+}
+
+static void check_chunk(size_t i, size_t first, size_t words)
+{
+	static uint32_t seen[CHUNK / 4];
+
+	MUST(cu.MemcpyDtoH(seen, ballast.at + i * CHUNK + first * 4, words * 4));
+	for (size_t j = 0; j < words; j++)
+		if (seen[j] != ballast.words[i])
+			break_down("a wrong word of the ballast, in chunk", (long)i);
+	board->words_checked += words;
+}
+
+static void check_samples(void)
+{
+	for (unsigned i = 0; i < SAMPLES && ballast.at; i++)
+		check_chunk(pick(ballast.chunks), pick(CHUNK / 4), 1);
+}
+
+static void check_ballast(void)
+{
+	for (size_t i = 0; i < ballast.chunks && ballast.at; i++)
+		check_chunk(i, 0, CHUNK / 4);
+}
+
 static void check(struct block *block)
 {
 	uint32_t *words;
@@ -110,7 +173,7 @@ static void give_up(struct block *block)
 	if (block->at)
 		MUST(cu.MemFree(block->at));
 	*block = (struct block){0};
-	board->bytes = held();
+	tell_bytes();
 }
 
 static void allocate(struct block *block)
@@ -126,7 +189,7 @@ static void allocate(struct block *block)
 		mib = room;
 	MUST(cu.MemAlloc(&block->at, MiB(mib)));
 	*block = (struct block){block->at, MiB(mib), (uint32_t)test_random(&random_state), 0};
-	board->bytes = held();
+	tell_bytes();
 	MUST(launch_pattern(NULL, block->at, block->bytes, block->seed));
 }
 
@@ -168,10 +231,15 @@ static void cell(void)
 	board->cell_since_ns = began;
 	board->cells++;
 	set_phase(IN_CELL);
+	if (ballast.chunks && !ballast.at)
+		take_ballast();
+	else if (ballast.chunks && pick(2))
+		change_ballast();
 	for (uint64_t n = pick(6) + 1; n; n--)
 		act();
 	if (pick(5) == 0)
 		check_all();
+	check_samples();
 	MUST(cu.CtxSynchronize());
 	lasted = test_now_ns() - began;
 	board->cell_sum_ns += lasted;
@@ -227,7 +295,7 @@ int main(int argc, char **argv)
 {
 	pthread_t follower;
 
-	CHECK_EQUAL(argc, 6);
+	CHECK_EQUAL(argc, 7);
 	signal(SIGSEGV, tell_crash);
 	signal(SIGBUS, tell_crash);
 	signal(SIGABRT, tell_crash);
@@ -236,7 +304,8 @@ int main(int argc, char **argv)
 	limit = MiB(strtoull(argv[3], NULL, 10));
 	think_ns = strtoull(argv[4], NULL, 10) * 1000000u;
 	work_ns = strtoull(argv[5], NULL, 10) * 1000000u;
-	CHECK(limit >= MiB(LEAST_MIB) && work_ns > 0);
+	ballast.chunks = MiB(strtoull(argv[6], NULL, 10)) / CHUNK;
+	CHECK(limit >= MiB(LEAST_MIB) && work_ns > 0 && ballast.chunks <= CHUNKS_MOST);
 	thread_start(&follower, follow_parent, (void *)(intptr_t)getppid());
 	cuda_start();
 	while (!is_told(&board->end)) {
@@ -244,8 +313,11 @@ int main(int argc, char **argv)
 		think();
 	}
 	check_all();
+	check_ballast();
 	for (unsigned i = 0; i < BLOCKS; i++)
 		give_up(&blocks[i]);
+	if (ballast.at)
+		MUST(cu.MemFree(ballast.at));
 	set_phase(ENDED);
 	return 0;
 }

@@ -154,11 +154,15 @@ def _map_page(pid: int) -> mmap.mmap | None:
 
 @dataclass(frozen=True)
 class Workload:
-    """What each light kernel does: at most `mebibytes` on the GPU, thinking and computing so long on average."""
+    """What each light kernel does: at most `mebibytes` on the GPU, thinking and computing so long on average.
+
+    `ballast_mib`: what it has there beside that, and mostly does not look at.
+    """
 
     mebibytes: int = 24
     think_ms: int = 400
     work_ms: int = 10
+    ballast_mib: int = 0
 
 
 class LightMachine:
@@ -181,7 +185,7 @@ class LightMachine:
         work = self.workload
         log = (self.machine.folder / "light.log").open("ab")
         arguments = [name, self._boards, self._program, kernels, self.seed]
-        arguments += [work.mebibytes, work.think_ms, work.work_ms, *self.controller]
+        arguments += [work.mebibytes, work.think_ms, work.work_ms, work.ballast_mib, *self.controller]
         self.servers[name] = self.machine.start(
             sys.executable, str(HERE / "light_server.py"), *map(str, arguments), stdout=log, stderr=log
         )

@@ -1,6 +1,6 @@
 """A light server: starts light kernels, restarts those that die, and tells the controller of their cells.
 
-`light_server.py NAME BOARDS PROGRAM KERNELS SEED MEBIBYTES THINK_MS WORK_MS [CONTROLLER ARGUMENT …]`
+`light_server.py NAME BOARDS PROGRAM KERNELS SEED MEBIBYTES THINK_MS WORK_MS BALLAST_MIB [CONTROLLER ARGUMENT …]`
 
 It does to the controller what a Jupyter server with our extension does, and starts one where none answers. Ends
 when all its kernels have ended by themselves.
@@ -59,7 +59,7 @@ class LightServer:
 
     def __init__(self, arguments: list[str]):
         self.name, boards, self.program, count, seed, *rest = arguments
-        self.boards, self.seed, self.work, self.controller = Path(boards), int(seed), rest[:3], rest[3:]
+        self.boards, self.seed, self.work, self.controller = Path(boards), int(seed), rest[:4], rest[4:]
         self.socket = environment.socket_path()
         self.known: tuple[int, int] | None = (
             None  # the controller's socket that our kernels were described to

@@ -77,7 +77,9 @@ class Account:
 
 def gpu_mib(kernels: int, worth: int, workload: Workload) -> int:
     """A GPU with every kernel's context and room for `worth` kernels' memory."""
-    return kernels * (CONTEXT_MIB + FIXED_MIB) + worth * workload.mebibytes + MARGIN_MIB
+    return (
+        kernels * (CONTEXT_MIB + FIXED_MIB) + worth * (workload.mebibytes + workload.ballast_mib) + MARGIN_MIB
+    )
 
 
 def share(

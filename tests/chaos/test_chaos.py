@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from chaos import Chaos
+from chaos import Chaos, spill_folder
 from live_machine import Machine
 
 FAULTS = int(os.environ.get("CHAOS_FAULTS", "12"))
@@ -20,3 +20,14 @@ def test_no_fault_loses_a_kernel_or_holds_one_up_for_ever(native, machine: Machi
     with capsys.disabled():
         print(f"\n{account}")
     assert account.faults == FAULTS and account.cells > 0 and account.words_checked > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(FAULTS + 600)
+def test_nor_does_one_where_kernels_hand_their_host_memory_over(native, machine: Machine, capsys):
+    with spill_folder() as spill_dir:
+        chaos = Chaos(machine, SEED, kernels=4, servers=2, block_s=1.0, spill_dir=spill_dir, ballast_mib=480)
+        account = chaos.run(FAULTS, GAP_S)
+    with capsys.disabled():
+        print(f"\n{account}")
+    assert account.faults == FAULTS and account.moves["hand-overs"] > 0
