@@ -61,6 +61,7 @@ WRITTEN_OF = {
 }
 COPY_RATE = "200MiB"  # of the simulated link, so that moves last long enough to be hit
 LARGE_COPY_RATE = "1GiB"
+CALM_CELLS = 3  # of each kernel, where moves are that long
 LOT_MIB = 256  # parked memory lies in lots of that size (state/host/lots.py)
 BEGINS_WITH_MIB = (
     384  # free when as many are parked as do not fit on the GPU: for a hand-over, not for a park
@@ -128,7 +129,8 @@ class Chaos:
         # With a disk they have more, since less than LEAST_BYTES (policy/resources/disk.py) never goes there.
         mebibytes = 48 if spill_dir and not ballast_mib else 20
         # … and think for longer, so that kernels are idle that can change places with waiters.
-        workload = Workload(mebibytes, 1000 if spill_dir else 150, work_ms=5, ballast_mib=ballast_mib)
+        think_ms = 4000 if ballast_mib else 1000 if spill_dir else 150
+        workload = Workload(mebibytes, think_ms, work_ms=5, ballast_mib=ballast_mib)
         spill_mib = ballast_mib or SPILL_MIB
         options = (f"--spill-dir={spill_dir}", f"--spill-limit-bytes={spill_mib << 20}") if spill_dir else ()
         worth = WORTH_WITH_DISK if spill_dir else WORTH
@@ -296,7 +298,10 @@ class Chaos:
             heapq.heappop(self._due)[2]()
 
     def recover(self, after: str) -> None:
-        """Let everything be well again, and every kernel run another cell: one that does not is stuck."""
+        """Let everything be well again, and every kernel run another cell: one that does not is stuck.
+
+        Where moves are long, a few cells: faults leave them little time.
+        """
         while self._due:
             self.undo_due()
             time.sleep(0.01)
@@ -310,12 +315,15 @@ class Chaos:
         began = time.monotonic()
         self.light.wait(self.everyone_lives, RECOVER_S, f"all kernels to be started after {after}")
         everyone = self.light.living()
+        cells_each = CALM_CELLS if self._hands_over else 1
         cells = {kernel: kernel.board.seen.cells for kernel in everyone}
 
         def is_through(kernel: LightKernel) -> bool:
             seen = kernel.board.seen
             more = seen.cells - cells[kernel]
-            return kernel.may_die or more > 1 or (more == 1 and seen.phase is Phase.THINKING)
+            return (
+                kernel.may_die or more > cells_each or (more == cells_each and seen.phase is Phase.THINKING)
+            )
 
         left = list(everyone)
 
