@@ -1,11 +1,11 @@
 """The queue: which kernels wait for the GPU, and in which order; pure.
 
 **Order.** On each GPU, the users of a priority class are served round-robin. A waiter counts as waiting since it began
-to wait, or since its user was last served there (`LastServed`) if that is later. So each other waiting user is served before
-a user's next kernel, however many kernels it has. Among one user's waiters for the same GPUs, and on a user's own
-controller, the order is first come, first served. Waiting ages: each `ageing_s` lifts a waiter by one class. Ageing is
-the same for all, so the order needs no clock: it is that of `since - priority * ageing_s`. It changes only when a user
-is served.
+to wait, or since its user was last served there (`LastServed`) if that is later. So each other waiting user is served
+before a user's next kernel, however many kernels it has. Among one user's waiters for the same GPUs, and on a user's
+own controller, the order is first come, first served. Waiting ages: each `ageing_s` lifts a waiter by one class. Ageing
+is the same for all, so the order needs no clock: it is that of `since - priority * ageing_s`. It changes only when a
+user is served.
 
 **Bound.** The oldest waiter of a user and class on a GPU keeps its place until it is served. Classes reach from
 PRIORITY_MIN to PRIORITY_MAX (rules.py). So whatever the classes, only waiters that came, or whose user was served, less
