@@ -13,7 +13,7 @@ from traitlets import Bool, CaselessStrEnum, Float, Integer, List, TraitError, U
 from traitlets.config import Configurable
 
 from jupyter_affinode import environment
-from jupyter_affinode.units import bytes_in_words, ordinal, size_in_bytes
+from jupyter_affinode.units import bytes_in_words, ordinal, sentence, size_in_bytes
 
 from . import grants
 from .free_room import as_html, free_room_line
@@ -199,12 +199,12 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
                 "no GPU room was asked for: %s; the server of %s starts", answer.text, self.user.name
             )
         elif answer.state == "done":
-            self.gpu_tell(_sentence(answer.text))
+            self.gpu_tell(sentence(answer.text))
         elif answer.code in ("timeout", "too-large", "limit") and self._refuses():
             self._refuse(answer)
         else:
             place = f", {ordinal(answer.place)} in line" if answer.place else ""
-            self.gpu_tell(f"{_sentence(answer.text)}. Your server starts; its first GPU cell waits{place}")
+            self.gpu_tell(f"{sentence(answer.text)}. Your server starts; its first GPU cell waits{place}")
 
     def gpu_grant(self) -> str | None:
         """Return a new grant for the server; None if the site signs none, or signing failed (the log has the error)."""
@@ -243,7 +243,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
     def _tell_line(self, line: dict[str, Any]) -> None:
         if line["text"]:
             place = f" ({ordinal(line['place'])} of {line['waiting']} in line)" if line["waiting"] > 1 else ""
-            self.gpu_tell(f"{_sentence(line['text'])}{place}")
+            self.gpu_tell(f"{sentence(line['text'])}{place}")
 
     def _refuses(self) -> bool:
         """Return whether the site wants refusals, and a refusal does not end the Hub."""
@@ -261,7 +261,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
         """Raise the refusal, in words that the page and the API show."""
         size = bytes_in_words(self.gpu_bytes())
         text = f"No GPU has room for {size} at the moment: {answer.text}. Try again later."
-        self.log.info("the server of %s is refused: %s", self.user.name, answer.text)
+        self.log.info("the server of %s is refused: %s", self.user.name, answer.code)
         raise _refusal(text)
 
 
@@ -291,7 +291,3 @@ def _simulation() -> dict[str, str]:
     """Return what kernels of a simulated machine need, which the Hub does not hand on by itself."""
     names = (environment.SIM, environment.SOCKET, *SIMULATION)
     return {name: os.environ[name] for name in names if os.environ.get(name)}
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -101,6 +101,11 @@ def bound_in_words(seconds: float | None) -> str:
     return f"at most {duration_in_words(max(math.ceil(seconds / unit), 1) * unit)} more"
 
 
+def sentence(text: str) -> str:
+    """Return a text with a capital letter, unless it begins with a file's name."""
+    return text if "." in text.split(" ", 1)[0] else text[:1].upper() + text[1:]
+
+
 def ordinal(number: int) -> str:
     """`1st`, `2nd`, `3rd`, `11th`."""
     suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
-from ..units import bound_in_words, number, ordinal, size_in_bytes, whole
+from ..units import bound_in_words, number, ordinal, sentence, size_in_bytes, whole
 
 DESCRIPTION = """Free the GPU memory of idle kernels until a GPU has room for SIZE, as for a kernel's first allocation,
 and say how that stands. Nothing is reserved: the first kernel that allocates has the room. Ctrl-C withdraws the
@@ -75,7 +75,7 @@ def _text(line: dict[str, Any]) -> str:
         if line["waiting"] > 1 and line["place"]:
             text = f"{ordinal(line['place'])} of {line['waiting']} in line: {text}"
         text += f"; {bound_in_words(line['estimate_s'])}"
-    return text[:1].upper() + text[1:]
+    return sentence(text)
 
 
 def _failed(arguments: argparse.Namespace, slug: str, message: str, status: int) -> int:

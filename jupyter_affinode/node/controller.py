@@ -58,6 +58,7 @@ from .views import serializers as describe
 from .views.event_stream import EventHub
 from .views.text import notice_in_words
 from .views.visibility import node_view
+from .views.waits import wait_json
 
 TICK_S = 0.25  # with kernels: pages are looked at this often even if no message comes
 TICK_ALONE_S = 1.0
@@ -333,7 +334,7 @@ class Controller:
             self._tidy(now)
             self._shown = self.kernels_json()
             self._tell_places(self._shown)
-            self.room_requests.tell(self._waiting.estimates, now)
+            self._tell_room_requests(now)
             self.observers.looked(
                 now, [each for each in self._waiting.queue if each.kernel.id in self.state.kernels]
             )
@@ -475,6 +476,15 @@ class Controller:
                 if process.told != told and process.connection is not None:
                     process.told = told
                     process.connection.notice(place, waiting, text)
+
+    def _tell_room_requests(self, now: float) -> None:
+        """Tell each request for room how it stands, in the words that a waiting kernel of the same user would hear."""
+        estimates, kernels = self._waiting.outlooks, self.state.kernels
+        waits = {
+            each.id: wait_json(each.record, outlooks.get(each.id), kernels, now)
+            for each in self.state.room_requests.values()
+        }
+        self.room_requests.tell(waits, len(outlooks))
 
     def _end_if_unneeded(self, now: float) -> None:
         needed = self.events.subscribers or self.api_requests_open

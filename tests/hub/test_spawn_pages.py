@@ -65,7 +65,9 @@ def picture(page, name):
 def test_the_spawn_page_tells_why_it_waits_and_goes_on(patient, open_page, request):
     patient.busy(True)
     page = open_page(patient, "ana")
-    expect(page.locator("#progress-message")).to_contain_text("its kernels are computing", timeout=WAIT_MS)
+    expect(page.locator("#progress-message")).to_contain_text(
+        "another user's notebook is computing", timeout=WAIT_MS
+    )
     page.get_by_text("Event log").click()
     picture(page, f"spawn-{request.node.callspec.id}")
     patient.busy(False)

@@ -214,7 +214,7 @@ def test_three_refusals_in_a_row_do_not_end_the_hub(wait_until):
             told = page.whole()
             assert "No GPU has room for 500 MiB at the moment" in told[-1], told
             assert page.events[-1]["failed"] is True
-            assert "its kernels are computing" in page.events[-1]["html_message"]
+            assert "another user&#x27;s notebook is computing" in page.events[-1]["html_message"]
         assert site.hub.process.poll() is None
         assert site.hub.ask("GET", "/users")[0] == 200
         assert "Traceback" not in site.hub.log()

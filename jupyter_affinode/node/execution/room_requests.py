@@ -13,7 +13,7 @@ from ..identity.identity import Identity
 from ..model.actions import Action, DenyRoom, GrantRoom
 from ..model.reasons import Cause
 from ..model.snapshot import Node, Residency
-from ..policy.wait_estimates import IS_NEXT, WaitEstimate
+from ..policy.wait_estimates import IS_NEXT
 from ..state.records.kernel import KernelRecord
 from ..state.registry import NodeState
 from ..state.room_requests import PREFIX, RequestedRoom
@@ -99,10 +99,12 @@ class RoomRequests:
         if request is not None:
             request.parked[kernel.id] = sum(gpu.resident_bytes for gpu in kernel.by_gpu().values())
 
-    def tell(self, estimates: Mapping[str, WaitEstimate], now: float) -> None:
-        """Tell each waiting request its status, if that has changed."""
+    def tell(self, waits: Mapping[str, Mapping[str, Any]], waiting: int) -> None:
+        """Tell each waiting request its status, if that has changed: its wait as its user may know it (`views.waits`),
+        and how many wait.
+        """
         for request in self._state.room_requests.values():
-            line = self._line(request, estimates, now)
+            line = self._line(request, waits[request.id], waiting)
             if _lasting(line) != _lasting(request.line):
                 request.news.set()
             request.line = line
@@ -115,18 +117,13 @@ class RoomRequests:
             line = {**line, "place": None, "estimate_s": None}
         return {**line, "state": request.state, "text": text, "code": request.code}
 
-    def _line(
-        self, request: RequestedRoom, estimates: Mapping[str, WaitEstimate], now: float
-    ) -> dict[str, Any]:
-        estimate = estimates.get(request.id)
+    def _line(self, request: RequestedRoom, wait: Mapping[str, Any], waiting: int) -> dict[str, Any]:
+        reason = wait["wait_reason"] or ""
         return {
-            "place": None if estimate is None else estimate.place,
-            "waiting": len(estimates),
-            "estimate_s": None
-            if estimate is None or estimate.estimate_s is None
-            else round(estimate.estimate_s, 1),
-            "text": self._parks(request)
-            or ("" if estimate is None or estimate.reason == IS_NEXT else estimate.reason),
+            "place": wait["place"],
+            "waiting": waiting,
+            "estimate_s": wait["estimate_s"],
+            "text": self._parks(request) or ("" if reason == IS_NEXT else reason),
         }
 
     def _parks(self, request: RequestedRoom) -> str:
@@ -155,7 +152,8 @@ class RoomRequests:
 
     def _end(self, request: RequestedRoom, state: str, text: str, code: str = "") -> None:
         del self._state.room_requests[request.id]
-        self._log.info("room of %s for %s: %s", bytes_in_words(request.bytes), self._user(request), text)
+        how = code or text  # the text of a refusal may name a notebook of the user's
+        self._log.info("room of %s for %s: %s", bytes_in_words(request.bytes), self._user(request), how)
         request.end(state, text, code)
 
     @staticmethod

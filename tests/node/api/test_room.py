@@ -146,9 +146,11 @@ def test_a_kernel_at_work_stays_and_the_request_ends_at_its_time(node, gpus, our
     busy.page.calls_in_flight = 1
     busy.page.write()
     wait_until(lambda: machine.kernel("busy"))
+    assert machine.ask("PUT", "/kernels/busy", {"path": "work/train.ipynb"})[0] == 200
     last = ask(bytes=500 * MIB, timeout_s=1.5).last()
     assert (last["state"], last["code"]) == ("refused", "timeout")
-    assert re.match(r"after \d", last["text"]) and "its kernels are computing" in last["text"]
+    assert re.fullmatch(r"after [\d.]+ s, train\.ipynb is computing", last["text"])
+    assert "train.ipynb" not in machine.controller_log()
     assert not busy.heard.of(PARK)
     assert busy.state == RESIDENT
     assert machine.node()["queue"] == []
@@ -292,6 +294,21 @@ def test_administrators_name_a_user_others_only_themselves(shared, wait_until):
     for each in asked:
         each.hang_up()
     wait_until(lambda: root.ask("GET", "/node")[1]["queue"] == [])
+
+
+def test_the_kernel_in_the_way_is_named_to_its_own_user_alone(shared, wait_until):
+    alice, carol = Person(shared, ALICE), Person(shared, CAROL)
+    assert carol.ask("PUT", "/kernels/busy", {"path": "work/train.ipynb"})[0] == 200
+
+    def is_told(text, *being, **whose):
+        asked = Asking(shared.socket, *being, bytes=500 * MIB, timeout_s=600, **whose)
+        wait_until(lambda: asked.lines and asked.lines[-1]["text"] == text)
+        asked.hang_up()
+
+    is_told("train.ipynb is computing", carol.being)
+    is_told("train.ipynb is computing", user=str(CAROL))  # on the page of the spawn, which the Hub asks for
+    is_told("another user's notebook is computing", alice.being)
+    is_told("another user's notebook is computing", user=str(ALICE))
 
 
 def test_an_administrator_raises_the_class_and_a_user_only_lowers_it(shared, wait_until):

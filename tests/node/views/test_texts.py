@@ -7,7 +7,7 @@ import pytest
 from jupyter_affinode.node.model.snapshot import Residency
 from jupyter_affinode.node.views.text import residency_in_words
 from jupyter_affinode.settings.policy import GIB, MIB
-from jupyter_affinode.units import bytes_in_words, duration_in_words, ordinal
+from jupyter_affinode.units import bytes_in_words, duration_in_words, ordinal, sentence
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,9 @@ def test_residency(residency, change, words):
         "is_simulated": False,
     }
     assert residency_in_words(residency, **{**facts, **change}) == words
+
+
+def test_a_sentence_begins_with_a_capital_letter_but_for_a_files_name():
+    assert sentence("another user's notebook is computing") == "Another user's notebook is computing"
+    assert sentence("train.ipynb is computing") == "train.ipynb is computing"
+    assert sentence("") == ""
