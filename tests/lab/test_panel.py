@@ -33,11 +33,18 @@ def test_without_the_server_part_the_panel_says_how_to_get_it(machine, lab, open
     assert notebook.run_cell(0) == "499500"
 
 
+@pytest.fixture
+def gateway(machine):
+    """Another machine's server, which starts kernels for a server that asks; it ends after page and server have."""
+    made = JupyterServer(machine)
+    yield made
+    made.stop()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["Switched off", "Your kernels run on another machine"])
-def test_a_server_that_follows_no_kernel_says_why_and_no_alert(machine, server, lab, open_lab, how):
+def test_a_server_that_follows_no_kernel_says_why_and_no_alert(gateway, lab, open_lab, how):
     switched_off = "--AffinodeExtension.enabled=False"
-    gateway = JupyterServer(machine)
     if how == "Switched off":
         lab(switched_off)
     else:
@@ -51,8 +58,6 @@ def test_a_server_that_follows_no_kernel_says_why_and_no_alert(machine, server, 
     notebook = page.open_notebook("plain.ipynb", lab_cells.CPU)
     assert notebook.run_cell(0) == "499500"
     expect(notebook.chip()).to_have_count(0)
-    server.stop()
-    gateway.stop()
 
 
 def test_a_page_of_another_version_than_the_server_offers_to_reload(page, open_lab):
@@ -100,17 +105,34 @@ def test_a_user_who_may_only_look_is_told_so_and_changes_nothing(gpu_machine, se
     page.show_panel()
     expect(page.state_of("seen.ipynb")).to_have_text("On the GPU: 64 MiB")
     notebook.chip().click()
-    for place in (page.row("seen.ipynb"), notebook.popover()):
-        free = place.get_by_role("button", name="Free: seen.ipynb")
-        expect(free).to_have_attribute("aria-disabled", "true")
-        expect(free).to_have_attribute("title", "You may look but not change anything here.")
-    expect(page.panel.get_by_role("switch")).to_have_count(0)
-    page.page.keyboard.press("Escape")
+
+    def is_told() -> None:
+        for place in (page.row("seen.ipynb"), notebook.popover()):
+            free = place.get_by_role("button", name="Free: seen.ipynb")
+            expect(free).to_have_attribute("aria-disabled", "true")
+            expect(free).to_have_attribute("title", "You may look but not change anything here.")
+        expect(page.panel.get_by_role("switch")).to_have_count(0)
+
+    is_told()
     server.allow("read", "write")
     page.panel.get_by_role("button", name="Refresh").click()
     expect(page.panel.get_by_role("switch")).to_be_visible()
     page.button("seen.ipynb", "Free").click()
     expect(page.state_of("seen.ipynb")).to_have_text("GPU freed, 64 MiB safe in RAM")
+    page.button("seen.ipynb", "Get back").click()
+    expect(page.state_of("seen.ipynb")).to_have_text("On the GPU: 64 MiB")
+
+    page.hide_panel()
+    server.allow("read")  # the page learns of it by the first refusal
+    kernel_id = notebook.kernel_id()
+    page.command("affinode:park", kernelId=kernel_id)
+    expect(page.notices()).to_contain_text("seen.ipynb: you may look but not change anything here")
+    page.page.wait_for_function(
+        "kernelId => !window.jupyterapp.commands.isEnabled('affinode:park', { kernelId })", arg=kernel_id
+    )
+    page.show_panel()
+    notebook.chip().click()
+    is_told()
 
 
 @pytest.mark.long

@@ -49,20 +49,6 @@ def test_a_wait_is_stopped_in_its_banner_and_leaves_nothing_behind(page):
 
 
 @pytest.mark.long
-def test_a_reader_is_told_that_nothing_can_be_changed(page):
-    notebook = page.open_notebook("readonly.ipynb", lab_cells.allocate(64))
-    notebook.run_cell(0)
-    page.page.route("**/affinode/api/kernels/*/park*", lambda route: route.fulfill(status=403, json={}))
-    notebook.chip().click()
-    free = notebook.popover().get_by_role("button", name="Free: readonly.ipynb")
-    free.click()
-    expect(page.notices()).to_contain_text("readonly.ipynb: you may look but not change anything here")
-    expect(free).to_have_attribute("aria-disabled", "true")
-    expect(free).to_have_attribute("title", "You may look but not change anything here.")
-    page.load()  # it is asked anew
-
-
-@pytest.mark.long
 def test_the_running_panel_frees_a_notebook(page):
     notebook = page.open_notebook("listed.ipynb", lab_cells.allocate(64))
     notebook.run_cell(0)
