@@ -103,9 +103,10 @@ class LabPage:
         return self.page.locator("#jp-affinode-panel")
 
     def show_panel(self) -> Locator:
-        """Open the panel as a person does, by its icon."""
+        """Open the panel as a person does, by its icon; it takes the focus as soon as it is drawn."""
         if not self.panel.is_visible():
             self.page.locator("li[data-id='jp-affinode-panel']").click()
+            expect(self.panel.locator(":focus")).to_have_count(1)
         expect(self.panel).to_be_visible()
         return self.panel
 

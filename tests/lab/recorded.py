@@ -245,15 +245,15 @@ def activity(look: int) -> dict[str, Any]:
 
 
 def busy_machine() -> dict[str, Any]:
-    """30 kernels on 8 GPUs."""
+    """30 kernels on 8 GPUs, none of them a kernel of another state: a page remembers which rows its user has opened."""
     kernels = [
-        waiting(0, 40, [blocker(2, "computing"), blocker(3, "held", 1500)]),
-        waiting(1, 24, [blocker(None, "idle", 90)], place=2, estimate_s=115),
+        waiting(100, 40, [blocker(102, "computing"), blocker(103, "held", 1500)]),
+        waiting(101, 24, [blocker(None, "idle", 90)], place=2, estimate_s=115),
     ]
     names = ["train", "finetune", "embeddings", "diffusion", "analysis", "tokenizer", "eval", "rag"]
-    for number in range(2, 19):
+    for number in range(102, 119):
         name = names[number % len(names)]
-        folder = "thesis" if number < 10 else "course/week-3"
+        folder = "thesis" if number < 110 else "course/week-3"
         is_active = number % 3 == 2
         kernels.append(
             resident(
@@ -262,13 +262,13 @@ def busy_machine() -> dict[str, Any]:
                 f"{folder}/{name}.ipynb",
                 gpu=number % 8,
                 cell_open=is_active,
-                idle_s=1.0 if is_active else 37.0 * number,
-                held_for_s=1500.0 if number == 3 else None,
+                idle_s=1.0 if is_active else 37.0 * (number - 100),
+                held_for_s=1500.0 if number == 103 else None,
             )
         )
-    kernels += [parked(number, 8 + number % 5, gpu=number % 8) for number in range(19, 24)]
-    kernels += [elsewhere(number, 10, gpu=number % 8) for number in range(24, 27)]
-    kernels += [kernel(number) for number in range(27, 30)]
+    kernels += [parked(number, 8 + number % 5, gpu=number % 8) for number in range(119, 124)]
+    kernels += [elsewhere(number, 10, gpu=number % 8) for number in range(124, 127)]
+    kernels += [kernel(number) for number in range(127, 130)]
     return machine(kernels, gpus=8)
 
 

@@ -76,6 +76,7 @@ def test_thirty_kernels_on_eight_gpus_fit_into_a_thousand_pixels(panel, width):
         """panel => [...panel.querySelectorAll('.jp-affinode-toolbar, .jp-affinode-body > *')]
             .reduce((sum, part) => sum + part.offsetHeight, 0)"""
     )
+    print(f"{width} pixels wide, {height} high")
     assert height < TALLEST
     body = panel.root.locator(".jp-affinode-body")
     assert body.evaluate("body => body.scrollWidth <= body.clientWidth")
