@@ -51,7 +51,7 @@ export function offered(kernel: IKernel): NamedAction[] {
     ['park', canPark(kernel)],
     ['resume', canResume(kernel)],
     ['release', canRelease(kernel)],
-    ['hold', canHold(kernel) && !canRelease(kernel)]
+    ['hold', canHold(kernel) && !canRelease(kernel) && !canStopWaiting(kernel)]
   ];
   return possible.filter(([, may]) => may).map(([action]) => action);
 }

@@ -13,7 +13,7 @@ test('in each state the useful actions are offered, the first one first', () => 
   assert.deepStrictEqual(offered(resident), ['park', 'hold']);
   assert.deepStrictEqual(offered({ ...resident, held_for_s: 60 }), ['park', 'release']);
   assert.deepStrictEqual(offered(kernel({ residency: 'parked' })), ['resume']);
-  assert.deepStrictEqual(offered(kernel({ residency: 'queued' })), ['cancel-wait', 'hold']);
+  assert.deepStrictEqual(offered(kernel({ residency: 'queued' })), ['cancel-wait']);
   assert.deepStrictEqual(offered(kernel({ residency: 'lost' })), ['restart']);
   assert.deepStrictEqual(offered({ ...resident, own: false }), []);
 });

@@ -45,9 +45,7 @@ export function Details(props: IDetailsProps): JSX.Element {
   const isWaiting = kernel.residency === 'queued';
   const isLost = kernel.residency === 'lost';
   const mayCount = kernel.own && kernel.calls !== null && !isWaiting && !isLost;
-  const actions = (kernel.own ? offered(kernel) : []).filter(
-    action => !isWaiting || action !== 'hold'
-  );
+  const actions = offered(kernel);
   return (
     <div className="jp-affinode-details">
       {isWaiting ? (
