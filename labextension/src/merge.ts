@@ -45,7 +45,7 @@ export function complete(answer: IStatus): IStatus {
 }
 
 /** A kernel with every field that views read. */
-export function completeKernel(kernel: IKernel): IKernel {
+function completeKernel(kernel: IKernel): IKernel {
   const made = { ...UNKNOWN, ...dropUndefined(kernel) } as IKernel;
   made.last_park = lastMove(made.last_park);
   made.last_resume = lastMove(made.last_resume);

@@ -6,7 +6,7 @@
  * not send: a field that is missing is null.
  */
 
-import { NoticeKind, Residency, StuckReason, UnmovableReason } from './reasons';
+import { BlockerReason, NoticeKind, Residency, StuckReason, UnmovableReason } from './reasons';
 
 export { Residency };
 
@@ -37,7 +37,9 @@ export interface IProcess {
 
 /** Figures and words that a code's sentence needs; none of them must be there. */
 export interface ICodeArgs {
+  /** For which notebooks: the user's own or another user's. */
   for?: 'own' | 'other' | null;
+  bytes?: number | null;
   [name: string]: unknown;
 }
 
@@ -59,7 +61,7 @@ export interface ILastMove {
 export interface IBlocker {
   kernel_id: string | null;
   own: boolean;
-  why: 'computing' | 'held' | 'idle' | 'opted-out' | 'moving' | 'outside';
+  why: BlockerReason;
   free_in_s: number | null;
 }
 

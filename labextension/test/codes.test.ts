@@ -2,6 +2,8 @@ import * as assert from 'node:assert';
 import { readFileSync } from 'node:fs';
 import { resolve } from 'node:path';
 import { test } from 'node:test';
+import { BlockerReason } from '../src/reasons';
+import { IBlocker, IWait } from '../src/status';
 import {
   blockerText,
   callClassText,
@@ -27,11 +29,16 @@ import { kernel, trans } from './examples';
 
 const GIB = 1024 ** 3;
 const nameOf = (id: string) => (id === 'a' ? 'train.ipynb' : null);
-const blocker = (why: string, free_in_s: number | null = null, own = true) => ({
+const blocker = (why: string, free_in_s: number | null = null, own = true): IBlocker => ({
   kernel_id: own ? 'a' : null,
   own,
-  why,
+  why: why as BlockerReason,
   free_in_s
+});
+const wait = (code: string, blockers: IBlocker[] = [], args = {}): IWait => ({
+  code,
+  args,
+  blockers
 });
 
 test('no code of a newer server is shown, and none is without words', () => {
@@ -45,7 +52,7 @@ test('no code of a newer server is shown, and none is without words', () => {
     unmovableText(code, trans),
     callClassText(code, trans),
     controllerText(code, trans),
-    waitText({ code }, nameOf, trans),
+    waitText(wait(code), nameOf, trans),
     blockerText(blocker(code), nameOf, trans),
     noticeText(code, null, 'a.ipynb', trans),
     noticeText(code, null, null, trans)
@@ -63,7 +70,7 @@ test('every code that the server declares has words of its own', () => {
   };
   const say: [string, (code: string) => string | null, string[]][] = [
     ['Cause', code => reasonText(code, null, trans), ['other']],
-    ['WaitReason', code => waitText({ code }, nameOf, trans), ['full', 'held']],
+    ['WaitReason', code => waitText(wait(code), nameOf, trans), ['full', 'held']],
     ['BlockerReason', code => blockerText(blocker(code), nameOf, trans), []],
     ['StuckReason', code => stuckText(code, trans), []],
     ['UnmovableReason', code => unmovableText(code, trans), []],
@@ -102,8 +109,8 @@ test('a reason names for which notebook memory was freed, never another user', (
 });
 
 test('a wait names the notebook that is in the way', () => {
-  const said = (code: string, ...blockers: object[]) =>
-    waitText({ code, blockers: blockers as never }, nameOf, trans);
+  const said = (code: string, ...blockers: IBlocker[]) =>
+    waitText(wait(code, blockers), nameOf, trans);
   assert.strictEqual(said('computing', blocker('computing')), 'train.ipynb is computing');
   assert.strictEqual(said('held', blocker('held', 90)), 'train.ipynb is kept on the GPU for 2 min');
   assert.strictEqual(
@@ -131,7 +138,7 @@ test('a kernel in the way that is not of this server is named by where or whose 
   const names = namesOf(id => found.find(one => one.id === id), trans);
   const said = (kernel_id: string) => {
     const computing = { ...blocker('computing'), kernel_id };
-    return waitText({ code: 'computing', blockers: [computing] }, names, trans);
+    return waitText(wait('computing', [computing]), names, trans);
   };
   assert.deepStrictEqual(['b', 'c', 'uid-7/d', 'gone'].map(said), [
     'A notebook of yours on another server is computing',
@@ -142,7 +149,7 @@ test('a kernel in the way that is not of this server is named by where or whose 
 });
 
 test('a wait says how many kernels compute on which GPU', () => {
-  const said = (args: object) => waitText({ code: 'compute', args }, nameOf, trans);
+  const said = (args: object) => waitText(wait('compute', [], args), nameOf, trans);
   assert.strictEqual(
     said({ kernels: 2, gpu: 0 }),
     'Computing on GPU 0: 2 kernels, as many as allowed'
@@ -152,13 +159,13 @@ test('a wait says how many kernels compute on which GPU', () => {
 });
 
 test('an estimate is an upper bound, or it is said why there is none', () => {
-  const wait = { code: 'computing', blockers: [blocker('computing')] };
+  const computing = wait('computing', [blocker('computing')]);
   const said = (estimate_s: number | null) =>
-    estimateText({ place: 1, estimate_s, wait }, nameOf, trans);
+    estimateText({ estimate_s, wait: computing }, nameOf, trans);
   assert.strictEqual(said(180), 'at most 3 min');
   assert.strictEqual(said(null), 'how long cannot be said: train.ipynb is computing');
   assert.strictEqual(
-    waitSentence({ place: 1, estimate_s: null, wait }, nameOf, trans),
+    waitSentence({ estimate_s: null, wait: computing }, nameOf, trans),
     'train.ipynb is computing. How long cannot be said.'
   );
 });

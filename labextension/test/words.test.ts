@@ -7,6 +7,7 @@ import {
   basename,
   bytes,
   bytesOf,
+  bytesPer,
   chipLabel,
   details,
   freedText,
@@ -54,6 +55,8 @@ test('sizes are rounded as the server rounds them', () => {
 test('a part of a whole names the unit once where it is the same', () => {
   assert.strictEqual(bytesOf(3.7 * GIB, 4 * GIB, trans), '3.7 of 4 GiB');
   assert.strictEqual(bytesOf(512 * MIB, 4 * GIB, trans), '512 MiB of 4 GiB');
+  assert.strictEqual(bytesPer(3.7 * GIB, 4 * GIB), '3.7/4 GiB');
+  assert.strictEqual(bytesPer(512 * MIB, 4 * GIB), '512 MiB/4 GiB');
 });
 
 test('times are rounded to what a user cares about', () => {

@@ -7,7 +7,7 @@ import * as React from 'react';
 import { UsedMemory } from './usedMemory';
 import { gpuIcon } from '../icons';
 import { CommandIDs, IAffinode } from '../tokens';
-import { asOf, bytes, bytesOf } from '../words';
+import { asOf, bytes, bytesOf, bytesPer } from '../words';
 
 /** One element for all renderings, which React then leaves as it is: a LabIcon works each time it is rendered. */
 const ICON = <gpuIcon.react tag="span" className="jp-affinode-statusIcon" aria-hidden="true" />;
@@ -35,9 +35,7 @@ class StatusItem extends ReactWidget {
       kernel => kernel.own && kernel.residency === 'queued'
     ).length;
     const parts = [
-      total === null
-        ? trans.__('GPU %1', bytes(used))
-        : trans.__('GPU %1', `${short(used, total)}/${bytes(total)}`)
+      total === null ? trans.__('GPU %1', bytes(used)) : trans.__('GPU %1', bytesPer(used, total))
     ];
     if (waiting > 0) {
       parts.push(trans.__('%1 waiting', waiting));
@@ -75,13 +73,6 @@ class StatusItem extends ReactWidget {
   }
 
   private readonly _memory = new UsedMemory();
-}
-
-/** A part in the unit of its whole: "71" of "80 GiB". */
-function short(part: number, whole: number): string {
-  const [one, all] = [bytes(part), bytes(whole)];
-  const [number, unit] = one.split(' ');
-  return all.endsWith(` ${unit}`) ? number : one;
 }
 
 /** Adds the item to JupyterLab's status bar, where there is one. */

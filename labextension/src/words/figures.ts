@@ -26,9 +26,18 @@ export function bytes(count: number): string {
 
 /** A part and its whole, the unit once where it is the same: "3.7 of 4 GiB", "512 MiB of 4 GiB". */
 export function bytesOf(part: number, whole: number, trans: IWords): string {
+  return trans.__('%1 of %2', ...inOneUnit(part, whole));
+}
+
+/** The same where there is little room: "3.7/4 GiB", "512 MiB/4 GiB". */
+export function bytesPer(part: number, whole: number): string {
+  return inOneUnit(part, whole).join('/');
+}
+
+function inOneUnit(part: number, whole: number): [string, string] {
   const [one, all] = [bytes(part), bytes(whole)];
   const [number, unit] = one.split(' ');
-  return trans.__('%1 of %2', all.endsWith(` ${unit}`) ? number : one, all);
+  return [all.endsWith(` ${unit}`) ? number : one, all];
 }
 
 /** A span of time, rounded to what a user cares about: "12 s", "4 min", "1 h", "1 h 30 min", "2 d". */

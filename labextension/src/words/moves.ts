@@ -1,22 +1,10 @@
 /** Moves of GPU memory: how much, how long, how fast. */
 
+import { ILastMove, IMove } from '../status';
 import { bytes, IWords, seconds, span } from './figures';
 
-/** A move that is under way. */
-export interface IMoveWords {
-  kind: 'park' | 'resume';
-  bytes: number;
-}
-
-/** A move that is over. */
-export interface ILastMoveWords {
-  bytes: number;
-  duration_s: number;
-  ago_s: number;
-}
-
 /** "Freeing: 12 GiB", "Getting it back: 12 GiB". */
-export function moveText(move: IMoveWords, trans: IWords): string {
+export function moveText(move: Pick<IMove, 'kind' | 'bytes'>, trans: IWords): string {
   const size = bytes(move.bytes);
   return move.kind === 'park'
     ? trans.__('Freeing: %1', size)
@@ -29,7 +17,7 @@ export function doneText(done: number, trans: IWords): string {
 }
 
 /** "Freed 12 GiB in 0.4 s (30 GiB/s), 3 min ago". */
-export function lastMoveText(kind: 'park' | 'resume', move: ILastMoveWords, trans: IWords): string {
+export function lastMoveText(kind: 'park' | 'resume', move: ILastMove, trans: IWords): string {
   const size = bytes(move.bytes);
   const took = seconds(move.duration_s, trans);
   const ago = span(move.ago_s, trans);

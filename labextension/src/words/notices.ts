@@ -1,7 +1,8 @@
 /** Notices: what a user hears of once, built of a kind and its arguments. */
 
+import { ICodeArgs } from '../status';
 import { bytes, IWords } from './figures';
-import { forWhom, ICodeArgs, stuckText } from './reasons';
+import { forWhom, stuckText } from './reasons';
 import { refusalText } from './refusals';
 
 /** The arguments that kinds of notices have; none of them must be there. */

@@ -1,16 +1,8 @@
 /** Why a kernel is where it is, and what of it cannot be moved. */
 
-import { IUnmanaged } from '../status';
 import { CallClass, StuckReason, UnmovableReason } from '../reasons';
+import { ICodeArgs, IUnmanaged } from '../status';
 import { bytes, IWords } from './figures';
-
-/** Arguments of a code; none of them must be there. */
-export interface ICodeArgs {
-  /** For which notebooks: the user's own or another user's. */
-  for?: 'own' | 'other' | null;
-  bytes?: number | null;
-  [name: string]: unknown;
-}
 
 /** A sentence for each code of one kind. */
 export type Sentences = Readonly<

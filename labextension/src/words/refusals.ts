@@ -1,7 +1,8 @@
 /** Why the GPU controller, or the server, does not do what was asked. */
 
+import { ICodeArgs } from '../status';
 import { bytes, IWords } from './figures';
-import { ICodeArgs, sentence, Sentences } from './reasons';
+import { sentence, Sentences } from './reasons';
 
 const unknownAction = (trans: IWords): string =>
   trans.__('the server does not know this action; its version may differ');

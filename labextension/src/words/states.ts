@@ -5,9 +5,6 @@ import { bytes, IWords, place, span } from './figures';
 
 const SMALL = 64 * 1024 ** 2; // host memory is taken in slabs: less is not worth a word
 
-/** Bytes of a kernel that are on disk; a server of an earlier version does not say. */
-type Spilled = { disk_bytes?: number | null };
-
 /** All bytes that a kernel has on GPUs, also those that cannot move. */
 export function onGpu(kernel: IKernel): number {
   return kernel.fixed.reduce((sum, fixed) => sum + fixed.bytes, kernel.resident_bytes);
@@ -36,7 +33,7 @@ export function stateName(residency: Residency, trans: IWords): string {
 }
 
 /** A state with its size or place: "On the GPU: 12 GiB", "GPU freed, 12 GiB safe in RAM", "Waiting: 2nd". */
-export function stateText(kernel: IKernel & Spilled, trans: IWords): string {
+export function stateText(kernel: IKernel, trans: IWords): string {
   const state = stateName(kernel.residency, trans);
   switch (kernel.residency) {
     case 'resident':
@@ -51,15 +48,15 @@ export function stateText(kernel: IKernel & Spilled, trans: IWords): string {
 }
 
 /** Where parked memory is: "12 GiB safe in RAM", "12 GiB safe on disk", "12 GiB safe, 4 GiB of it on disk". */
-function safeText(kernel: IKernel & Spilled, trans: IWords): string {
+function safeText(kernel: IKernel, trans: IWords): string {
   const all = bytes(kernel.parked_bytes);
-  const disk = kernel.disk_bytes ?? 0;
-  if (disk <= 0) {
+  const { disk_bytes, parked_bytes } = kernel;
+  if (disk_bytes <= 0) {
     return trans.__('%1 safe in RAM', all);
   }
-  return disk >= kernel.parked_bytes
+  return disk_bytes >= parked_bytes
     ? trans.__('%1 safe on disk', all)
-    : trans.__('%1 safe, %2 of it on disk', all, bytes(disk));
+    : trans.__('%1 safe, %2 of it on disk', all, bytes(disk_bytes));
 }
 
 /** "Other users: 3 kernels, 40 GiB on the GPU, 12 GiB freed, 1 waiting"; null where they have none. */
@@ -164,12 +161,9 @@ export function details(
 }
 
 /** What a kernel has in RAM, where its size on the GPU does not say it already. */
-export function hostMemory(kernel: IKernel & Spilled, trans: IWords): string | null {
-  const { copy_bytes, kept_bytes, parked_bytes } = kernel;
-  if (
-    kernel.residency === 'parked' &&
-    copy_bytes < parked_bytes - (kernel.disk_bytes ?? 0) - SMALL
-  ) {
+export function hostMemory(kernel: IKernel, trans: IWords): string | null {
+  const { copy_bytes, disk_bytes, kept_bytes, parked_bytes } = kernel;
+  if (kernel.residency === 'parked' && copy_bytes < parked_bytes - disk_bytes - SMALL) {
     return trans.__('takes %1 of RAM, the rest is zeros', bytes(copy_bytes));
   }
   if (kernel.residency === 'resident' && kept_bytes > SMALL) {

@@ -1,35 +1,11 @@
 /** What a waiting kernel waits for, which kernel is in the way, and for how much longer. */
 
-import { IKernel } from '../status';
+import { IBlocker, IKernel, IWait } from '../status';
 import { whose } from '../whose';
 import { atMost, bytes, IWords, span, title } from './figures';
 
-/** A kernel, or memory outside, that is in the way of a waiting kernel. */
-export interface IBlockerWords {
-  kernel_id: string | null;
-  own: boolean;
-  why: string;
-  free_in_s: number | null;
-}
-
-/** The wait of a kernel, as codes. */
-export interface IWaitWords {
-  code: string;
-  args?: {
-    bytes?: number | null;
-    limit?: string | null;
-    kernels?: number | null;
-    gpu?: number | null;
-  } | null;
-  blockers?: IBlockerWords[] | null;
-}
-
-/** A kernel's wait with its estimate, an upper bound. */
-export interface IWaitingKernel {
-  place: number | null;
-  estimate_s: number | null;
-  wait?: IWaitWords | null;
-}
+/** What a sentence about a wait needs of the kernel; the estimate is an upper bound. */
+type Waiting = Pick<IKernel, 'estimate_s' | 'wait'>;
 
 /** A kernel's name in a sentence, by its id; null where it is not known. */
 export type NameOf = (kernelId: string) => string | null;
@@ -58,7 +34,7 @@ function nameInSentence(kernel: IKernel, trans: IWords): string {
 }
 
 /** What is in the way, as a subject: "train.ipynb", "another user’s notebook", "a program outside Jupyter". */
-export function blockerName(blocker: IBlockerWords, nameOf: NameOf, trans: IWords): string {
+function blockerName(blocker: IBlocker, nameOf: NameOf, trans: IWords): string {
   const name = blocker.own && blocker.kernel_id !== null ? nameOf(blocker.kernel_id) : null;
   if (name !== null) {
     return name;
@@ -70,7 +46,7 @@ export function blockerName(blocker: IBlockerWords, nameOf: NameOf, trans: IWord
 }
 
 /** Why a kernel keeps its memory: "train.ipynb is computing", "notes.ipynb is idle and may be freed in 12 s". */
-export function blockerText(blocker: IBlockerWords, nameOf: NameOf, trans: IWords): string {
+export function blockerText(blocker: IBlocker, nameOf: NameOf, trans: IWords): string {
   const name = blockerName(blocker, nameOf, trans);
   const soon = blocker.free_in_s;
   switch (blocker.why) {
@@ -96,12 +72,8 @@ export function blockerText(blocker: IBlockerWords, nameOf: NameOf, trans: IWord
 }
 
 /** Why a kernel waits, a whole sentence without a full stop; the first blocker by name where there is one. */
-export function waitText(
-  wait: IWaitWords | null | undefined,
-  nameOf: NameOf,
-  trans: IWords
-): string {
-  const blocker = wait?.blockers?.[0];
+export function waitText(wait: IWait | null, nameOf: NameOf, trans: IWords): string {
+  const blocker = wait?.blockers[0];
   switch (wait?.code) {
     case 'turn':
       return trans.__('It is next');
@@ -122,7 +94,7 @@ export function waitText(
     case 'limit':
       return trans.__('Your other kernels use all GPU memory that you may have');
     case 'too-large':
-      return typeof wait.args?.bytes === 'number'
+      return typeof wait.args.bytes === 'number'
         ? trans.__('It needs %1, more than can become free', bytes(wait.args.bytes))
         : trans.__('It needs more than can become free');
     case 'starting':
@@ -141,12 +113,12 @@ export function waitText(
 }
 
 /** How many compute where: "Computing on GPU 0: 2 kernels, as many as allowed". */
-function computeText(args: IWaitWords['args'], trans: IWords): string {
-  const kernels = args?.kernels ?? null;
+function computeText(args: IWait['args'], trans: IWords): string {
+  const kernels = args.kernels ?? null;
   if (kernels === null) {
     return trans.__('As many kernels compute on the GPU as allowed');
   }
-  return typeof args?.gpu === 'number'
+  return typeof args.gpu === 'number'
     ? trans._n(
         'Computing on GPU %2: %1 kernel, as many as allowed',
         'Computing on GPU %2: %1 kernels, as many as allowed',
@@ -163,25 +135,25 @@ function computeText(args: IWaitWords['args'], trans: IWords): string {
 }
 
 /** For how much longer: "at most 3 min", "cannot be said: train.ipynb is computing". */
-export function estimateText(kernel: IWaitingKernel, nameOf: NameOf, trans: IWords): string {
+export function estimateText(kernel: Waiting, nameOf: NameOf, trans: IWords): string {
   if (kernel.estimate_s !== null) {
     return trans.__('at most %1', atMost(kernel.estimate_s, trans));
   }
-  const computing = kernel.wait?.blockers?.find(each => each.why === 'computing');
+  const computing = kernel.wait?.blockers.find(each => each.why === 'computing');
   return computing
     ? trans.__('how long cannot be said: %1', blockerText(computing, nameOf, trans))
     : trans.__('how long cannot be said');
 }
 
 /** The bound as a sentence: "At most 3 min.", "How long cannot be said." */
-export function boundText(kernel: Pick<IWaitingKernel, 'estimate_s'>, trans: IWords): string {
+export function boundText(kernel: Pick<Waiting, 'estimate_s'>, trans: IWords): string {
   return kernel.estimate_s === null
     ? trans.__('How long cannot be said.')
     : trans.__('At most %1.', atMost(kernel.estimate_s, trans));
 }
 
 /** The whole wait in two sentences, for a notice or a popover. */
-export function waitSentence(kernel: IWaitingKernel, nameOf: NameOf, trans: IWords): string {
+export function waitSentence(kernel: Waiting, nameOf: NameOf, trans: IWords): string {
   return trans.__('%1. %2', waitText(kernel.wait, nameOf, trans), boundText(kernel, trans));
 }
 
