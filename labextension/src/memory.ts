@@ -27,15 +27,7 @@ export function gpuSegments(gpu: IGpu, kernels: IKernel[], trans: IWords): ISegm
       segments.push({ key: kernel.id, kind: 'kernel', label, bytes, kernelId: kernel.id });
     }
   }
-  const others = Math.max(0, gpu.managed_bytes - managed);
-  if (others > 0) {
-    segments.push({
-      key: 'others',
-      kind: 'others',
-      label: trans.__('Other users'),
-      bytes: others
-    });
-  }
+  segments.push(...ofOthers(gpu.managed_bytes - managed, trans));
   if (gpu.context_bytes) {
     const label = trans.__('CUDA contexts');
     segments.push({ key: 'contexts', kind: 'contexts', label, bytes: gpu.context_bytes });
@@ -50,10 +42,14 @@ export function gpuSegments(gpu: IGpu, kernels: IKernel[], trans: IWords): ISegm
   return segments;
 }
 
-/** A GPU's name, without the vendor's, which they all share; where there are several, with its number. */
+/** A GPU's name without the vendor's, which they all share. */
+export function gpuModel(gpu: IGpu): string {
+  return gpu.name.replace(/^NVIDIA /, '');
+}
+
+/** The same; where there are several GPUs, with its number. */
 export function gpuName(gpu: IGpu, gpus: IGpu[], trans: IWords): string {
-  const name = gpu.name.replace(/^NVIDIA /, '');
-  return gpus.length > 1 ? trans.__('GPU %1: %2', gpu.index, name) : name;
+  return gpus.length > 1 ? trans.__('GPU %1: %2', gpu.index, gpuModel(gpu)) : gpuModel(gpu);
 }
 
 /** On which GPU a kernel is, or was before it was moved away; nothing where there is only one to be on. */
@@ -87,16 +83,14 @@ export function parkedSegments(node: INode, kernels: IKernel[], trans: IWords): 
       kernelId: kernel.id
     });
   }
-  const others = Math.max(0, node.host.copy_bytes - own);
-  if (others > 0) {
-    segments.push({
-      key: 'others',
-      kind: 'others',
-      label: trans.__('Other users'),
-      bytes: others
-    });
-  }
-  return segments;
+  return [...segments, ...ofOthers(node.host.copy_bytes - own, trans)];
+}
+
+/** The segment of other users; none where they have nothing. */
+function ofOthers(bytes: number, trans: IWords): ISegment[] {
+  return bytes > 0
+    ? [{ key: 'others', kind: 'others', label: trans.__('Other users'), bytes }]
+    : [];
 }
 
 function isOfThisUser(kernel: IKernel): boolean {

@@ -68,7 +68,7 @@ export class Banner extends ReactWidget {
     const { affinode, commands, trans } = this._options;
     const nameOf = namesOf(id => affinode.kernel(id), trans);
     const { waiting_s } = kernel;
-    const since = waiting_s === null ? '' : trans.__('For %1.', span(waiting_s, trans));
+    const since = waiting_s === null ? '' : trans.__('Waiting for %1.', span(waiting_s, trans));
     return (
       <>
         <span className="jp-affinode-bannerText">

@@ -76,29 +76,21 @@ function headline(problem: IProblem, trans: TranslationBundle): string {
 
 function Remedy(props: { problem: IProblem; trans: TranslationBundle }): JSX.Element | null {
   const { problem, trans } = props;
-  if (problem.kind === 'missing') {
-    return (
-      <>
-        <p>
-          {trans.__(
-            'It has to be installed in the environment of that server. To see what is missing there, run:'
-          )}
-        </p>
-        <code tabIndex={0}>jupyter affinode doctor</code>
-      </>
-    );
+  if (problem.kind !== 'missing' && problem.kind !== 'controller') {
+    return null;
   }
-  if (problem.kind === 'controller') {
-    return (
-      <>
-        <p>
-          {trans.__(
-            'Notebooks run on as they are; no GPU is freed meanwhile. To see what is wrong, run:'
-          )}
-        </p>
-        <code tabIndex={0}>jupyter affinode doctor</code>
-      </>
-    );
-  }
-  return null;
+  return (
+    <>
+      <p>
+        {problem.kind === 'missing'
+          ? trans.__(
+              'It has to be installed in the environment of that server. To see what is missing there, run:'
+            )
+          : trans.__(
+              'Notebooks run on as they are; no GPU is freed meanwhile. To see what is wrong, run:'
+            )}
+      </p>
+      <code tabIndex={0}>jupyter affinode doctor</code>
+    </>
+  );
 }

@@ -66,6 +66,7 @@ function Line(props: IRowProps & { name: string }): JSX.Element {
   const { affinode, trans } = view;
   const StateIcon = residencyIcons[kernel.residency].react;
   const kept = keptText(kernel, trans);
+  const quick = isOpen ? [] : offered(kernel).slice(0, 2);
   return (
     <div className="jp-affinode-line">
       <button
@@ -91,20 +92,18 @@ function Line(props: IRowProps & { name: string }): JSX.Element {
       <Calls kernel={kernel} view={view} />
       <span className="jp-affinode-size">{sizeText(kernel)}</span>
       <ActivityClock kernel={kernel} view={view} />
-      {kernel.own && !isOpen && (
+      {quick.length > 0 && (
         <span className="jp-affinode-quick">
-          {offered(kernel)
-            .slice(0, 2)
-            .map((action, index) => (
-              <ActionButton
-                key={index}
-                action={action}
-                commands={view.commands}
-                kernel={kernel}
-                slot={`action${index}`}
-                trans={trans}
-              />
-            ))}
+          {quick.map((action, index) => (
+            <ActionButton
+              key={index}
+              action={action}
+              commands={view.commands}
+              kernel={kernel}
+              slot={`action${index}`}
+              trans={trans}
+            />
+          ))}
         </span>
       )}
     </div>

@@ -1,7 +1,7 @@
 import * as React from 'react';
-import { gpuName, gpuSegments, ISegment, parkedSegments } from '../memory';
+import { gpuModel, gpuName, gpuSegments, ISegment, parkedSegments } from '../memory';
 import { IGpu, IKernel, INode } from '../status';
-import { bytes, bytesOf, unmanaged } from '../words';
+import { bytes, bytesOf, bytesPer, unmanaged } from '../words';
 import { MemoryBar, segmentClass } from './MemoryBar';
 import { percentSteps, Sparkline } from './Sparkline';
 import { IView } from './view';
@@ -23,7 +23,7 @@ export function Gpus(props: { kernels: IKernel[]; node: INode; view: IView }): J
       {!isFew && (
         <div className="jp-affinode-gpusTitle">
           {names.size === 1
-            ? trans.__('%1 × %2', node.gpus.length, node.gpus[0].name)
+            ? trans.__('%1 × %2', node.gpus.length, gpuModel(node.gpus[0]))
             : trans.__('%1 GPUs', node.gpus.length)}
           <Simulated node={node} view={view} />
         </div>
@@ -75,7 +75,7 @@ function Gpu(props: {
     gpu.total_bytes === null
       ? bytes(gpu.used_bytes)
       : isCompact
-        ? compact(gpu.used_bytes, gpu.total_bytes)
+        ? bytesPer(gpu.used_bytes, gpu.total_bytes)
         : bytesOf(gpu.used_bytes, gpu.total_bytes, trans);
   const busySaid = trans.__('%1 % busy', busy ?? 0);
   return (
@@ -215,11 +215,4 @@ export function HostMemory(props: {
       />
     </section>
   );
-}
-
-/** "71/80 GiB", or with both units where they differ. */
-function compact(used: number, total: number): string {
-  const [one, all] = [bytes(used), bytes(total)];
-  const [number, unit] = one.split(' ');
-  return all.endsWith(` ${unit}`) ? `${number}/${all}` : `${one}/${all}`;
 }

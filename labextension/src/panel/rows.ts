@@ -30,7 +30,7 @@ export interface IFilter {
 }
 
 /** A kernel's place, by what it needs, whose it is and where its GPU memory is. */
-export function sectionOf(kernel: IKernel): SectionId {
+function sectionOf(kernel: IKernel): SectionId {
   if (canRestart(kernel) || endable(kernel).length > 0) {
     return 'problems';
   }
