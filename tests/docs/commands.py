@@ -1,6 +1,6 @@
 """Run the commands that the documentation shows, in a clean clone and in an environment with nothing of ours.
 
-`python tests/docs/commands.py [--places demo user clone …] [REPOSITORY]` takes the better part of an hour and uses the
+`python tests/docs/commands.py [REPOSITORY] [--places demo user clone …]` takes the better part of an hour and uses the
 network for packages. It prints each command with its seconds and, at the end, a table of the pages. What is run where
 stands in `shown_commands.py`. `newcomer`, `one_machine` and `binder` are scripts of their own, which are started, too.
 """
