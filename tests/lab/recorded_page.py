@@ -10,7 +10,7 @@ from typing import Any
 
 import recorded
 from lab_page import LabPage, Notebook
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Locator, Route, expect
 
 import jupyter_affinode
 
@@ -90,11 +90,17 @@ class RecordedPanel:
     def open_calls(self, answer: dict[str, Any]) -> None:
         """Show an answer, and the CUDA calls of its first kernel."""
         self.show(answer)
-        row = self.root.locator(f"[data-kernel-id='{answer['kernels'][0]['id']}']")
-        if row.get_by_role("button", name="CUDA calls").count() == 0:
-            row.get_by_role("button", name="Details of").click()
+        row = self.open_details(answer["kernels"][0])
         row.get_by_role("button", name="CUDA calls").click()
         expect(row.get_by_role("table")).to_have_count(2)
+
+    def open_details(self, kernel: dict[str, Any]) -> Locator:
+        """Open a kernel's row, unless a test before has opened it in this page; the row."""
+        row = self.root.locator(f"[data-kernel-id='{kernel['id']}']")
+        caret = row.get_by_role("button", name="Details of")
+        if caret.get_attribute("aria-expanded") == "false":
+            caret.click()
+        return row
 
     def widen(self, width: int) -> None:
         """Pull the sidebar's edge."""

@@ -100,14 +100,15 @@ def test_the_focus_stays_with_a_kernel_whose_row_moves_to_another_section(panel)
 
 @pytest.mark.long
 def test_a_wait_names_what_resolves_it(panel):
-    panel.show(recorded.states()["waiting"])
+    waiting = recorded.states()["waiting"]
+    panel.show(waiting)
     row = panel.lab.row("notebook-12.ipynb")
     expect(row.locator(".jp-affinode-wait")).to_contain_text("train.ipynb is computing")
     for label in ("Stop keeping tokenizer.ipynb", "Free notes.ipynb", "Stop waiting: notebook-12.ipynb"):
         expect(row.get_by_role("button", name=label)).to_be_visible()
     expect(panel.lab.row("notebook-13.ipynb")).to_contain_text("at most 2 min")
-    panel.lab.row("notes.ipynb").get_by_role("button", name="Details of notes.ipynb").click()
-    expect(panel.lab.row("notes.ipynb")).to_contain_text("may be freed in 1:")
+    notes = next(each for each in waiting["kernels"] if each["path"] == "thesis/notes.ipynb")
+    expect(panel.open_details(notes)).to_contain_text("may be freed in 1:")
 
 
 @pytest.mark.long
