@@ -1,7 +1,6 @@
 /** How a memory bar is cut into segments. Pure. */
 
-import { IGpu, IKernel, IKernelOnGpu, INode } from './status';
-import { whose } from './whose';
+import { IGpu, IKernel, IKernelOnGpu, INode, ownership } from './status';
 import { IWords, title } from './words';
 
 /** One part of a bar. */
@@ -94,5 +93,5 @@ function ofOthers(bytes: number, trans: IWords): ISegment[] {
 }
 
 function isOfThisUser(kernel: IKernel): boolean {
-  return whose(kernel) !== 'others';
+  return ownership(kernel) !== 'others';
 }

@@ -142,6 +142,17 @@ export interface IKernel {
   disk_bytes: number;
 }
 
+/** Of this server; of the same user, but on another server or on none; of another user. */
+export type Ownership = 'here' | 'elsewhere' | 'others';
+
+/** Only administrators are told of other users' kernels, by ids that begin with the owner. */
+export function ownership(kernel: IKernel): Ownership {
+  if (kernel.own) {
+    return 'here';
+  }
+  return kernel.id.includes('/') ? 'others' : 'elsewhere';
+}
+
 /** A process on a GPU that is not managed; another user's has no name. */
 export interface IUnmanaged {
   pid: number | null;

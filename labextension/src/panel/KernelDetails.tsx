@@ -3,8 +3,7 @@ import * as React from 'react';
 import { endable, offered, remedies } from '../actions';
 import { whichGpu } from '../memory';
 import { ActionButton } from '../shell/ActionButton';
-import { IKernel } from '../status';
-import { whose } from '../whose';
+import { IKernel, ownership } from '../status';
 import {
   actionLabel,
   aged,
@@ -133,7 +132,7 @@ function Facts(props: IDetailsProps): JSX.Element {
   const { kernel, view } = props;
   const { affinode, trans } = view;
   const reason =
-    whose(kernel) === 'others' // its words are for its user
+    ownership(kernel) === 'others' // its words are for its user
       ? null
       : reasonText(kernel.reason_code, kernel.reason_args, trans);
   const facts = [

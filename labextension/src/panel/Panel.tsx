@@ -85,7 +85,7 @@ export function Panel(props: IPanelProps): JSX.Element {
   );
 }
 
-/** What to look for, whose, and a look now. */
+/** The filter, by name and by server, and the button that asks the server now. */
 const Toolbar = React.memo(
   (props: {
     filter: IFilter;

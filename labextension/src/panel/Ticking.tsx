@@ -28,36 +28,25 @@ class Clock {
 
 const clock = new Clock();
 
-/** Text that changes by the second, written without rendering anything anew. */
-export function Ticking(props: {
-  text: () => string;
-  className?: string;
-  title?: string;
-}): JSX.Element {
-  const node = React.useRef<HTMLSpanElement>(null);
-  const { text, ...attributes } = props;
-  React.useEffect(
-    () =>
-      clock.add(() => {
-        const shown = text();
-        // The text node is React's: its data may change, its place may not.
-        const child = node.current?.firstChild as Text | null | undefined;
-        if (child && child.data !== shown) {
-          child.data = shown;
-        }
-      }),
-    [text]
-  );
-  return (
-    <span ref={node} {...attributes}>
-      {text() || '\u00a0'}
-    </span>
-  );
-}
-
 /** Runs something once a second while the component is there. */
 export function useTick(tick: Tick): void {
   React.useEffect(() => clock.add(tick), [tick]);
+}
+
+/** Text that changes by the second, written without rendering anything anew. */
+export function Ticking(props: { text: () => string }): JSX.Element {
+  const { text } = props;
+  const node = React.useRef<HTMLSpanElement>(null);
+  const write = React.useCallback(() => {
+    const shown = text();
+    // The text node is React's: its data may change, its place may not.
+    const child = node.current?.firstChild as Text | null | undefined;
+    if (child && child.data !== shown) {
+      child.data = shown;
+    }
+  }, [text]);
+  useTick(write);
+  return <span ref={node}>{text() || '\u00a0'}</span>;
 }
 
 /** A clock's face: "0:07", "12:40", "3:05:00". */

@@ -1,8 +1,7 @@
 /** Which kernels are shown, in which section and order, and by which names. Pure. */
 
 import { canRestart, endable } from '../actions';
-import { IKernel } from '../status';
-import { whose } from '../whose';
+import { IKernel, ownership } from '../status';
 import { IWords, title } from '../words';
 
 /** The panel's sections, in their order. */
@@ -34,7 +33,7 @@ function sectionOf(kernel: IKernel): SectionId {
   if (canRestart(kernel) || endable(kernel).length > 0) {
     return 'problems';
   }
-  const owner = whose(kernel);
+  const owner = ownership(kernel);
   if (owner !== 'here') {
     return owner;
   }

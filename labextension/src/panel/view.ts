@@ -1,8 +1,7 @@
 import { TranslationBundle } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
-import { IKernel, INode } from '../status';
+import { IKernel, INode, ownership } from '../status';
 import { IAffinode } from '../tokens';
-import { whose } from '../whose';
 import { NameOf } from '../words';
 
 /** What every part of the panel draws from. */
@@ -34,5 +33,5 @@ export function swatchClass(kernel: IKernel, affinode: IAffinode): string {
   if (kernel.residency === 'none') {
     return 'jp-mod-absent';
   }
-  return whose(kernel) === 'others' ? 'jp-mod-others' : hueClass(affinode.hue(kernel.id));
+  return ownership(kernel) === 'others' ? 'jp-mod-others' : hueClass(affinode.hue(kernel.id));
 }

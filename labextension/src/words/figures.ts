@@ -1,7 +1,6 @@
 /** Sizes, times, places and names. */
 
-import { IKernel } from '../status';
-import { whose } from '../whose';
+import { IKernel, ownership } from '../status';
 
 /** The part of a TranslationBundle that words need. */
 export interface IWords {
@@ -107,7 +106,7 @@ export function notice(text: string): string {
 
 /** What a kernel is called in the panel: its notebook, else its name; of others only where or whose they are. */
 export function title(kernel: IKernel, trans: IWords): string {
-  if (whose(kernel) === 'others') {
+  if (ownership(kernel) === 'others') {
     return kernel.user ?? trans.__('Another user');
   }
   if (!kernel.own) {

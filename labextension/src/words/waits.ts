@@ -1,7 +1,6 @@
 /** What a waiting kernel waits for, which kernel is in the way, and for how much longer. */
 
-import { IBlocker, IKernel, IWait } from '../status';
-import { whose } from '../whose';
+import { IBlocker, IKernel, IWait, ownership } from '../status';
 import { atMost, bytes, IWords, span, title } from './figures';
 
 /** What a sentence about a wait needs of the kernel; the estimate is an upper bound. */
@@ -19,7 +18,7 @@ export function namesOf(find: (id: string) => IKernel | undefined, trans: IWords
 }
 
 function nameInSentence(kernel: IKernel, trans: IWords): string {
-  switch (whose(kernel)) {
+  switch (ownership(kernel)) {
     case 'here':
       return title(kernel, trans);
     case 'elsewhere':
