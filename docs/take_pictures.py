@@ -18,7 +18,7 @@ TESTS = (
     "tests/lab/test_notebook_pictures.py::test_a_wait_around_a_notebook_in_both_themes",
 )
 PICTURES = {  # by the name that the tests give them
-    "panel-light": ROOT / "labextension" / "screenshots" / "panel-light.png",
+    "lab-light": ROOT / "labextension" / "screenshots" / "panel-light.png",
     "notebook-freed-light": ROOT / "docs" / "pictures" / "freed.png",
     "notebook-waiting-light": ROOT / "docs" / "pictures" / "waiting.png",
 }

@@ -156,7 +156,7 @@ COMMANDS: dict[str, Command] = {
     "python docs/generate.py": run(Place.CLONE),
     "python docs/take_pictures.py": run(Place.CLONE),
     "python shim/tools/entry_points.py --headers FOLDER": run(
-        Place.CLONE, "python shim/tools/entry_points.py --headers $CUDA_HEADERS && git diff --exit-code"
+        Place.CLONE, "python shim/tools/entry_points.py --headers $CUDA_HEADERS && git diff --exit-code shim"
     ),
     "make dist": run(Place.CLONE),
     "CC=aarch64-linux-gnu-gcc _PYTHON_HOST_PLATFORM=linux-aarch64 python -m build --wheel": run(Place.CLONE),
