@@ -479,12 +479,12 @@ class Controller:
 
     def _tell_room_requests(self, now: float) -> None:
         """Tell each request for room how it stands, in the words that a waiting kernel of the same user would hear."""
-        estimates, kernels = self._waiting.outlooks, self.state.kernels
+        estimates, kernels = self._waiting.estimates, self.state.kernels
         waits = {
-            each.id: wait_json(each.record, outlooks.get(each.id), kernels, now)
+            each.id: wait_json(each.record, estimates.get(each.id), kernels, now)
             for each in self.state.room_requests.values()
         }
-        self.room_requests.tell(waits, len(outlooks))
+        self.room_requests.tell(waits, len(estimates))
 
     def _end_if_unneeded(self, now: float) -> None:
         needed = self.events.subscribers or self.api_requests_open
