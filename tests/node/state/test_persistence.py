@@ -1,4 +1,4 @@
-"""What users said outlives the controller: holds, wishes, and ends that were asked for."""
+"""Users' requests outlive the controller: holds, resumes, and ends that were asked for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jupyter_affinode.node.state import servers
 from jupyter_affinode.node.state.persistence import FILE_NAME, StoredRequests
 from jupyter_affinode.node.state.records.kernel import Ending, KernelRecord
 
-LOG = logging.getLogger("remembered")
+LOG = logging.getLogger("persistence")
 DAY_S = 86400.0
 
 
