@@ -262,9 +262,14 @@ static void think(void)
 		usleep(2000);
 }
 
-static void *follow_parent(void *parent)
+/* It tells its number: a kernel whose server was killed at once has another parent from the beginning.  */
+static void *follow_server(void *unused)
 {
-	while (getppid() == (pid_t)(intptr_t)parent)
+	const char *server = getenv("LIGHT_SERVER");
+
+	(void)unused;
+	CHECK(server != NULL);
+	while (getppid() == atoi(server))
 		usleep(POLL_PARENT_US);
 	_exit(0);
 }
@@ -306,7 +311,7 @@ int main(int argc, char **argv)
 	work_ns = strtoull(argv[5], NULL, 10) * 1000000u;
 	ballast.chunks = MiB(strtoull(argv[6], NULL, 10)) / CHUNK;
 	CHECK(limit >= MiB(LEAST_MIB) && work_ns > 0 && ballast.chunks <= CHUNKS_MOST);
-	thread_start(&follower, follow_parent, (void *)(intptr_t)getppid());
+	thread_start(&follower, follow_server, NULL);
 	cuda_start();
 	while (!is_told(&board->end)) {
 		cell();

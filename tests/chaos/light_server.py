@@ -66,7 +66,7 @@ class LightServer:
         )
         self.ask_again_at = self.look_at = 0.0
         self.kernels = [Kernel(f"{self.name}-{number}", number) for number in range(int(count))]
-        self.environment = dict(os.environ)
+        self.environment = dict(os.environ) | {"LIGHT_SERVER": str(os.getpid())}
         manage(self.environment, "", [self.program], python=False, server=True)
 
     def serve(self) -> None:
