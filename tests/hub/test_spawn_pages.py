@@ -66,7 +66,7 @@ def test_the_spawn_page_tells_why_it_waits_and_goes_on(patient, open_page, reque
     patient.busy(True)
     page = open_page(patient, "ana")
     expect(page.locator("#progress-message")).to_contain_text(
-        "another user's notebook is computing", timeout=WAIT_MS
+        "Another user's notebook is computing", timeout=WAIT_MS
     )
     page.get_by_text("Event log").click()
     picture(page, f"spawn-{request.node.callspec.id}")
