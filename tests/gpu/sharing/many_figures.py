@@ -16,9 +16,11 @@ from pathlib import Path
 from statistics import median
 
 import pynvml
+from controlled import say
 from many_people import Person
 
 from jupyter_affinode.client.api import ControllerClient
+from jupyter_affinode.client.errors import ControllerUnavailable
 from jupyter_affinode.node.policy.resources.host_memory import CGROUP_RESERVE
 from jupyter_affinode.node.system.host_memory import cgroup_memory, host_memory
 from jupyter_affinode.settings.policy import GIB, Settings
@@ -143,8 +145,11 @@ def read_ledger(path: Path) -> Told:
 
 
 def end_controller(path: Path) -> None:
-    """End it and wait until it has written its ledger. Raises TimeoutError."""
-    pid = int(asyncio.run(ControllerClient(path).node())["controller"]["pid"])
+    """End it and wait until it has written its ledger; say so if it has ended by itself. Raises TimeoutError."""
+    try:
+        pid = int(asyncio.run(ControllerClient(path).node())["controller"]["pid"])
+    except ControllerUnavailable as error:
+        return say(f"the controller has ended by itself; its log beside {path} says why ({error})")
     ending = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(ending, signal.SIGTERM)

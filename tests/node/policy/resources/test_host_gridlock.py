@@ -210,7 +210,7 @@ def test_what_others_retain_is_asked_back_for_a_hand_over_that_lacks_it():
     """Neither what is retained nor what the waiter hands over is enough by itself."""
     kernels = idle("large", 24), idle("retains", 10), queued("waits", 17)
     machine = machine_with(*kernels, host=10 + 17 + 5, exchanges=True)
-    machine.kernel("retains").kept = 10 * GIB
+    machine.kernel("retains").retained = 10 * GIB
     assert machine.ways()
     assert [(type(action), action.kernel_id) for action in decided(machine)] == [(Trim, "retains")]
     machine.pass_time(10)

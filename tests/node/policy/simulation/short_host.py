@@ -171,8 +171,8 @@ class ShortHost(Scene):
         """Whether host memory does for all of them with what the waiter has there, and for what they begin with."""
         if not self._hands_over:
             return False
-        takes = [max(each.movable - each.kept, 0) for each in parked]
-        left = self.left("") + sum(each.kept for each in self._others_than(parked))
+        takes = [max(each.movable - each.retained, 0) for each in parked]
+        left = self.left("") + sum(each.retained for each in self._others_than(parked))
         return sum(map(begins_with, takes)) <= left and sum(takes) - waiter.on_host <= left
 
     def _others_than(self, parked: Sequence[SceneKernel]) -> Iterator[SceneKernel]:
