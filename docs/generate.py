@@ -17,7 +17,7 @@ from typing import Any
 from traitlets import HasTraits
 
 from hub_spawner.kubernetes import KubernetesGpuPolicy
-from hub_spawner.policy import GpuPolicy
+from hub_spawner.spawner_mixin import GpuPolicy
 from jupyter_affinode.node.model.reasons import (
     BlockerReason,
     Cause,

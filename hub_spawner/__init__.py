@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .enabling import NotEnabled as NotEnabled
     from .enabling import enable as enable
-    from .policy import GpuPolicy as GpuPolicy
+    from .spawner_mixin import GpuPolicy as GpuPolicy
 
-_WHERE = {"enable": ".enabling", "NotEnabled": ".enabling", "GpuPolicy": ".policy"}
+_WHERE = {"enable": ".enabling", "NotEnabled": ".enabling", "GpuPolicy": ".spawner_mixin"}
 
 
 def __getattr__(name: str) -> Any:

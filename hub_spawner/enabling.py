@@ -8,7 +8,7 @@ from typing import Any
 
 from traitlets.config import Config
 
-from .policy import GpuPolicy
+from .spawner_mixin import GpuPolicy
 
 OLDEST = (5, 0)
 DEFAULT = "jupyterhub.spawner.LocalProcessSpawner"

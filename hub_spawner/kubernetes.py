@@ -31,7 +31,7 @@ from traitlets import Unicode
 from jupyter_affinode.environment import GRANT, GRANT_FILE, LIBRARY, NODE_SOCKET, SHIM_NAME, SOCKET
 
 from .nodes import Nodes
-from .policy import GpuPolicy
+from .spawner_mixin import GpuPolicy
 
 SHIM_FOLDER = "/opt/affinode"
 INIT_CONTAINER = "affinode"

@@ -24,7 +24,7 @@ from shown_commands import CODE, COMMANDS, PAGES, TOP, Place, shown
 from traitlets import HasTraits
 from traitlets.config import Config
 
-from hub_spawner.policy import GpuPolicy
+from hub_spawner.spawner_mixin import GpuPolicy
 from jupyter_affinode.cli import _parser
 from jupyter_affinode.node.app import NodeController
 from jupyter_affinode.server.extension import AffinodeExtension

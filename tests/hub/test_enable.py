@@ -12,7 +12,7 @@ from traitlets.config import Config
 
 import hub_spawner
 from hub_spawner import GpuPolicy, NotEnabled
-from hub_spawner.policy import _refusal
+from hub_spawner.spawner_mixin import _refusal
 
 
 class SiteSpawner(LocalProcessSpawner):
