@@ -159,7 +159,10 @@ COMMANDS: dict[str, Command] = {
         Place.CLONE, "python shim/tools/entry_points.py --headers $CUDA_HEADERS && git diff --exit-code shim"
     ),
     "make dist": run(Place.CLONE),
-    "CC=aarch64-linux-gnu-gcc _PYTHON_HOST_PLATFORM=linux-aarch64 python -m build --wheel": run(Place.CLONE),
+    "CC=aarch64-linux-gnu-gcc _PYTHON_HOST_PLATFORM=linux-aarch64 python -m build --wheel": run(
+        Place.CLONE,
+        "CC=aarch64-linux-gnu-gcc _PYTHON_HOST_PLATFORM=linux-aarch64 python -m build --wheel && make native",
+    ),
     "python tests/upstream/run.py jupyter_client": run(
         Place.CLONE, "python tests/upstream/run.py jupyter_client --only-ours"
     ),
