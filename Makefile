@@ -82,7 +82,7 @@ $(Z2JH):
 
 # What pip does takes less than one core, and the C tests mostly wait: they are made and run beside it.
 c-tests:
-	@MAKEFLAGS= $(MAKE) --silent --keep-going --jobs=3 -C shim test-quick
+	@MAKEFLAGS= $(MAKE) --silent --keep-going --jobs=5 -C shim test-quick
 
 tests-quick: tests-bytecode
 	$(PYTEST) -m 'not long'
