@@ -12,6 +12,7 @@ from .snapshot import Kernel, Residency
 
 LEAST_S = 1.0  # less is no pause: cells compute between calls, too
 MOST = 256  # remembered of all users together, and of each user where there is one
+USERS = 32  # of so many users, those with the newest pauses
 
 
 class Pauses:
@@ -38,13 +39,16 @@ class Pauses:
     def add(self, user: str, length_s: float) -> None:
         """Add the time between two uses of a kernel, if it is long enough for a pause."""
         if length_s >= LEAST_S:
-            self._by_user.setdefault(user, deque(maxlen=MOST)).append(length_s)
+            pauses = self._by_user[user] = self._by_user.pop(user, deque(maxlen=MOST))  # now the last
+            pauses.append(length_s)
+            if len(self._by_user) > USERS:
+                del self._by_user[next(iter(self._by_user))]
             self._lengths = None
 
     @property
     def lengths_s(self) -> tuple[float, ...]:
         """Return the lengths of the newest pauses in seconds, the shortest first."""
         if self._lengths is None:
-            share = max(MOST // len(self._by_user), 1)
+            share = MOST // len(self._by_user)
             self._lengths = tuple(sorted(s for user in self._by_user.values() for s in list(user)[-share:]))
         return self._lengths

@@ -39,6 +39,15 @@ def test_what_has_not_used_the_gpu_yet_or_has_ended_makes_no_pause():
     assert seen.lengths_s == (10.0,)
 
 
+def test_a_user_without_new_pauses_counts_no_more_once_enough_others_have_some():
+    seen = Pauses()
+    for number in range(pauses.USERS + 1):
+        seen.add(f"user-{number}", 10.0 + number)
+        seen.add("always", 5.0)
+    assert len(seen.lengths_s) == pauses.USERS - 1 + pauses.MOST // pauses.USERS
+    assert seen.lengths_s[pauses.MOST // pauses.USERS] == 12.0  # the first two are forgotten
+
+
 def test_each_users_newest_pauses_count_alike(monkeypatch):
     monkeypatch.setattr(pauses, "MOST", 8)
     seen = Pauses()
