@@ -23,7 +23,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ....settings.policy import GIB, MIB, Settings
@@ -387,7 +387,12 @@ class LotStock:
         freed = self._thread.submit(stocked.lot.revoke)
         if self._keeping is not None and not self._is_closed:
             loop = self._keeping.get_loop()
-            freed.add_done_callback(lambda _: loop.call_soon_threadsafe(self._freed.set))
+
+            def tell(_freed: Future[None]) -> None:
+                with contextlib.suppress(RuntimeError):  # the controller has ended: its loop is closed
+                    loop.call_soon_threadsafe(self._freed.set)
+
+            freed.add_done_callback(tell)
 
     def close(self) -> None:
         """Free what was not lent, as this controller ends; the rest stays with its processes."""
