@@ -19,14 +19,6 @@ struct arrival {
 	} spent_ns; /* waiting for them, and with them */
 };
 
-static uint64_t add_since(uint64_t *sum, uint64_t begin)
-{
-	uint64_t now = clock_ns();
-
-	*sum += now - begin;
-	return now;
-}
-
 static bool may_wait_for_room(const struct arrival *arrival)
 {
 	return !mover_is_aborted() && !atomic_load(&gate.dying) &&

@@ -110,18 +110,17 @@ static bool release_window(struct moved *moved, struct survey *survey, const str
 /* NULL, or what was in the way.  */
 static const char *finish(struct departure *departure, struct window *window)
 {
-	uint64_t begin = clock_ns(), copied;
+	uint64_t begin = clock_ns();
 	bool is_known, is_released;
 	CUresult result = complete(departure->survey, window, &departure->moved->copied, &is_known);
 
-	copied = clock_ns();
-	departure->spent_ns.copies += copied - begin;
+	begin = add_since(&departure->spent_ns.copies, begin);
 	if (result != CUDA_SUCCESS)
 		return "the driver could not copy all of the GPU's memory out";
 	if (!is_known)
 		return "GPU memory was written to without a CUDA call";
 	is_released = release_window(departure->moved, departure->survey, window);
-	departure->spent_ns.releases += clock_ns() - copied;
+	add_since(&departure->spent_ns.releases, begin);
 	return is_released ? NULL : "the driver could not release the GPU's memory";
 }
 
@@ -135,7 +134,7 @@ static bool wait_for_host_memory(struct departure *departure)
 	pthread_mutex_lock(&mover_queue.lock);
 	mover_wait_for_change(MS_NS);
 	pthread_mutex_unlock(&mover_queue.lock);
-	departure->spent_ns.host_memory += clock_ns() - begin;
+	add_since(&departure->spent_ns.host_memory, begin);
 	return true;
 }
 

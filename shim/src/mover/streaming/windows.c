@@ -1,5 +1,7 @@
 #include "mover/streaming/windows.h"
 
+#include "base/monotonic_futex.h"
+
 struct part part_of(const struct survey *survey, size_t item)
 {
 	struct block *block = survey->items[item].block;
@@ -43,4 +45,12 @@ void window_add(struct walk *walk, struct window *window, const struct part *par
 		walk->at = window->begin = part->begin;
 	else
 		walk->at = window->end = part->end;
+}
+
+uint64_t add_since(uint64_t *sum, uint64_t begin_ns)
+{
+	uint64_t now = clock_ns();
+
+	*sum += now - begin_ns;
+	return now;
 }

@@ -50,4 +50,7 @@ bool window_takes(const struct walk *walk, const struct window *window, const st
 /* Put the walk's next part into the window.  */
 void window_add(struct walk *walk, struct window *window, const struct part *part);
 
+/* Add the time since then to what a step has taken; the time now.  */
+uint64_t add_since(uint64_t *sum, uint64_t begin_ns);
+
 #endif
