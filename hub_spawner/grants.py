@@ -55,7 +55,7 @@ class GrantNotGiven(Exception):
 
 
 def grant_for(model: Mapping[str, Any], key: str, audience: Sequence[str], lifetime_s: float) -> str:
-    """Return a grant for the server whose token the Hub described by `model`.
+    """Return a grant for a server. `model`: how the Hub describes its token.
 
     Raises GrantNotGiven, and OSError where the key cannot be read.
     """
@@ -67,7 +67,7 @@ def grant_for(model: Mapping[str, Any], key: str, audience: Sequence[str], lifet
 
 
 def server_of(model: Mapping[str, Any]) -> str:
-    """Return the name of the server whose own token it is; "" is the user's default server. Raises GrantNotGiven."""
+    """Return the name of the server that the token was made for; "" is the user's default one. Raises GrantNotGiven."""
     if model.get("kind") != "user":
         raise GrantNotGiven("grants are for users' servers")
     own = f"access:servers!server={model['name']}/"  # one that is shared with the user is another user's

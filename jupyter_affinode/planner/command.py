@@ -147,7 +147,7 @@ def _add_answer(parser: argparse.ArgumentParser) -> None:
         "--search",
         metavar="S",
         type=number(0, TIME_MAX_S),
-        help="find the most users whose cells' p95 wait is at most S",
+        help="find how many users a machine serves with a p95 wait of at most S",
     )
     out.add_argument("--json", metavar="FILE", type=Path, help="write everything there")
     out.add_argument("--quiet", action="store_true", help="no progress")

@@ -157,7 +157,7 @@ def _compute_limit(ours: Answer) -> list[str]:
 
 
 def _search(search: Answer) -> list[str]:
-    bound = f"95 % of cells wait at most {wait_text(search['p95_wait_s'])}"
+    bound = f"95 % of their cells wait at most {wait_text(search['p95_wait_s'])}"
     rows: list[tuple[str, ...]] = [
         ("WAY", "USERS", "A GPU", "WAIT P95", "P99", "WAITED", "SLOWER", "LOST STATE")
     ]
@@ -171,7 +171,7 @@ def _search(search: Answer) -> list[str]:
             waits = [wait_text(outcome["wait_s"][name]) for name in ("p95", "p99")]
             waited = f"{outcome['hours_waited']:.1f} h"
             rows.append((*row, *waits, waited, slower, _losses(outcome)))
-    return [f"The most users of whose cells {bound}:", "", *in_columns(rows), "", *_caution(search)]
+    return [f"The most users served while {bound}:", "", *in_columns(rows), "", *_caution(search)]
 
 
 def _caution(search: Answer) -> list[str]:

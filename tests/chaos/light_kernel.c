@@ -262,7 +262,7 @@ static void think(void)
 		usleep(2000);
 }
 
-/* It tells its number: a kernel whose server was killed at once has another parent from the beginning.  */
+/* It tells its number: a kernel has another parent from the beginning if its server was killed at once.  */
 static void *follow_server(void *unused)
 {
 	const char *server = getenv("LIGHT_SERVER");

@@ -200,7 +200,7 @@ def test_what_a_spill_may_have_written_counts_until_its_process_says_what_it_wro
 def test_a_folder_that_others_may_change_takes_no_parked_memory_and_the_log_says_so_once(
     tmp_path, mode, may, caplog
 ):
-    """Each shim refused it, and nobody was told but by its log."""
+    """Each shim refused it, again and again, and status showed no problem."""
     tmp_path.chmod(mode)
     disk, settings = Disk(), replace(Settings(), spill_dir=str(tmp_path))
     for now in (0.0, 10.0):
