@@ -183,7 +183,8 @@ def open_lab(
     errors = [error for page in opened for error in page.errors]
     for page in opened:
         if request.node.stash.get(FAILED, False):
-            print(f"what the page looked like: {page.picture(f'failed-{request.node.name}')}")
+            name = f"failed-{request.node.name}-{opened.index(page) + 1}"
+            print(f"what the page looked like: {page.picture(name)}")
         page.page.context.close()
     assert not errors, f"uncaught in the page: {[error.stack or error for error in errors]}"
 

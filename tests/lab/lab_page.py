@@ -32,9 +32,15 @@ class LabPage:
         self.wait_for_lab()
 
     def wait_for_lab(self) -> None:
-        """Wait until JupyterLab has restored its layout; before, a sidebar that is opened may be closed again."""
+        """Wait until JupyterLab has restored its layout and given the focus away: to the launcher that it opens
+        where nothing else is open, some time after the rest. Before, a sidebar that is opened may be closed again,
+        and what has the focus may lose it.
+        """
         self.page.wait_for_function("() => window.jupyterapp !== undefined")
         self.page.evaluate("() => window.jupyterapp.restored.then(() => undefined)")
+        self.page.wait_for_function(
+            "() => window.jupyterapp.name !== 'JupyterLab' || document.activeElement !== document.body"
+        )
 
     def command(self, name: str, **arguments: object) -> None:
         """Execute a command of JupyterLab."""
