@@ -44,15 +44,18 @@ def test_a_page_at_400_percent_cuts_nothing_off(sized):
     assert found == {name: [] for name in states}
 
 
-def test_what_is_drawn_is_seen_where_the_system_forces_its_colours(page):
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("system", ["light", "dark"])
+def test_what_is_drawn_is_seen_where_the_system_forces_its_colours(page, theme, system):
+    page.theme(THEMES[theme])
     panel, looks = RecordedPanel(page), Looks(page)
-    page.page.emulate_media(forced_colors="active")
+    page.page.emulate_media(forced_colors="active", color_scheme=system)
     for name in ("resident", "moving", "waiting"):
         panel.show(recorded.states()[name])
         pairs = looks.pairs(PANEL)
         assert {pair["what"] for pair in pairs} > {"jp-affinode-switch", "jp-affinode-stateIcon"}
         assert contrast.too_weak(pairs) == [], name
-    page.page.emulate_media(forced_colors="none")
+    page.page.emulate_media(forced_colors="none", color_scheme="light")
 
 
 @pytest.mark.long
