@@ -60,6 +60,7 @@ def test_a_kernel_used_for_a_moment_now_and_then_keeps_no_other_user_from_the_gp
         thread.join()
 
 
+@pytest.mark.long  # its rounds count only on a machine that has nothing else to do
 def test_another_users_kernels_keep_a_waiter_waiting_for_one_turn(quick_scene, wait_until):
     """And for the one that began before: all four had asked for the GPU earlier."""
     scene, over = quick_scene, threading.Event()

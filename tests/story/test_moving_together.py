@@ -121,9 +121,9 @@ def test_while_one_process_computes_none_is_parked_and_then_all_are_together(gro
 
 
 def test_a_call_to_the_ready_process_while_the_other_still_copies_does_not_wait(group):
-    """The child's memory takes half a minute at the throttled rate; the kernel itself is ready long before."""
+    """The child's memory takes twelve seconds at the throttled rate; the kernel itself is ready long before."""
     g = group(child_mib=4, copy_rate="8MiB")
-    size = 224 * MIB  # written on the GPU, since the rate is that of the test's own copies, too
+    size = 96 * MIB  # written on the GPU, since the rate is that of the test's own copies, too
     g.tell(
         f"more = ok(cu.cuMemAlloc({size}))",
         f"ok(cu.cuMemsetD8(more, 7, {size}))",
