@@ -57,8 +57,10 @@ class _Idle:
         """The same while another kernel waits for the GPU, or as long as parking and resuming the idle kernel takes,
         if that is more. Once a kernel has waited for a third of this time, or for twice that round trip, being idle
         for a round trip (a second at least) is enough, so that users with short pauses keep no GPU from others. Where
-        the two kernels can change places, a fifteenth of this time, or one round trip, is long enough to wait. A
-        kernel whose cell runs on without using the GPU has four times as long.""",
+        the two kernels can change places, a fifteenth of this time, or one round trip, is long enough to wait; and
+        where pauses on this machine mostly outlast a round trip, it is enough that the idle kernel has been idle for
+        that fifteenth (a second at least). A kernel whose cell runs on without using the GPU has four times as
+        long.""",
     )
     low_watermark: float = setting(
         0.05,

@@ -349,19 +349,21 @@ class _View:
         A kernel that used the GPU just now is not counted on, but may be parked if it stays idle.
         """
         plan, settings = self.plan, self.plan.settings
+        speeds, pauses_s = plan.node.speeds, plan.node.pauses_s
         parkable: dict[str, list[Parkable]] = {}
         parks: dict[str, list[tuple[float, float]]] = {}
         for kernel in plan.node.kernels:
-            idle = eligible_at(kernel, settings, waits_since=since, speeds=plan.node.speeds)
+            idle = eligible_at(kernel, settings, waits_since=since, speeds=speeds, pauses_s=pauses_s)
             slice_ends = preemptible_at(kernel, settings.time_slice_s) if slices else None
             counted_on = [slice_ends] if is_at_work(plan.now, kernel, settings) else [idle, slice_ends]
             # For a waiter before, too, which may have waited for longer.
-            first = eligible_at(kernel, settings, waits_since=min(self._sinces), speeds=plan.node.speeds)
+            longest = min(self._sinces)
+            first = eligible_at(kernel, settings, waits_since=longest, speeds=speeds, pauses_s=pauses_s)
             soonest = min((moment for moment in (first, slice_ends) if moment is not None), default=None)
             moment = min((moment for moment in counted_on if moment is not None), default=None)
             for uuid, size in kernel.frees_bytes.items():
                 if size and soonest is not None:
-                    parks.setdefault(uuid, []).append((soonest, park_s(kernel, plan.node.speeds)))
+                    parks.setdefault(uuid, []).append((soonest, park_s(kernel, speeds)))
                 if size and moment is not None:
                     parkable.setdefault(uuid, []).append((moment, size, kernel))
         for entries in parkable.values():

@@ -161,7 +161,13 @@ def _idle_json(
     """Return for how long it has been idle, and when that is long enough to be parked."""
     if seen is None:
         return {"idle_s": None, "eligible": False, "eligible_in_s": None}
-    moment = eligible_at(seen, state.settings, waits_since=waits_since, speeds=state.speeds.by_gpu())
+    moment = eligible_at(
+        seen,
+        state.settings,
+        waits_since=waits_since,
+        speeds=state.speeds.by_gpu(),
+        pauses_s=state.pauses.lengths_s,
+    )
     return {
         "idle_s": round(max(now - seen.last_activity, 0.0), 3),
         "eligible": moment is not None and moment <= now,

@@ -89,7 +89,7 @@ class Replay(SimulatedUsers):
         resume_s = max(speeds.wake_s, LEAST_S)
         known = Speed(LEAST_S, speeds.park_bytes_per_s, resume_s, speeds.resume_bytes_per_s, touch_s)
         self._known_speeds = dict.fromkeys(self._uuids, known)
-        self._wakes = Wakes(self.timeline, self._books, settings, self._known_speeds)
+        self._wakes = Wakes(self.timeline, self._books, settings, self._known_speeds, self._pauses)
         self._carry_out: dict[type, Callable[[SimulatedKernel, Any], None]] = {
             actions.Park: self._park,
             actions.RefusePark: self._refuse_park,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from ...node.model.pauses import Pauses
 from ...node.model.snapshot import Speed
 from ...node.policy.victims.eligibility import LEAST_PAUSE_S, eligible_at
 from ...settings.policy import Settings
@@ -24,8 +25,16 @@ MOMENT_S = 1e-6  # after a time-out has passed, so that no rounding hides it
 class Wakes:
     """Puts passes on the timeline."""
 
-    def __init__(self, timeline: Timeline, books: Books, settings: Settings, speeds: Mapping[str, Speed]):
+    def __init__(
+        self,
+        timeline: Timeline,
+        books: Books,
+        settings: Settings,
+        speeds: Mapping[str, Speed],
+        pauses: Pauses,
+    ):
         self._timeline, self._books, self._settings, self._speeds = timeline, books, settings, speeds
+        self._pauses = pauses
         self._wake_at: float | None = None
         self._passes_ahead = self._passes_alone = 0
         self._eligible_at: dict[int, float] = {}
@@ -68,14 +77,23 @@ class Wakes:
             self._timeline.at(moment, self._pass)
 
     def _eligible(self) -> dict[int, float]:
-        """Return when each kernel may be parked if nothing changes; computed for those that have changed."""
+        """Return when each kernel may be parked if nothing changes; computed for those that have changed.
+
+        Where a new pause changes what is expected of the others, they are looked at a round trip late at most.
+        """
         books, since = self._books, self._waits_since()
         numbers = books.renewed if since == self._eligible_if_since else list(books.seen)
         for number in numbers:
             kernel = books.seen.get(number)
             moment = None
             if kernel is not None:
-                moment = eligible_at(kernel, self._settings, waits_since=since, speeds=self._speeds)
+                moment = eligible_at(
+                    kernel,
+                    self._settings,
+                    waits_since=since,
+                    speeds=self._speeds,
+                    pauses_s=self._pauses.lengths_s,
+                )
             if kernel is None or moment is None:
                 self._eligible_at.pop(number, None)
             elif moment <= kernel.retry_at:

@@ -121,7 +121,11 @@ class Candidates:
         is_eligible = self._eligible.get(kernel.id)
         if is_eligible is None:
             moment = eligible_at(
-                kernel, self._settings, waits_since=self._waits_since, speeds=self._node.speeds
+                kernel,
+                self._settings,
+                waits_since=self._waits_since,
+                speeds=self._node.speeds,
+                pauses_s=self._node.pauses_s,
             )
             is_eligible = self._eligible[kernel.id] = moment is not None and moment <= self._now
         return is_eligible

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ....settings.policy import Settings
 from ...model.snapshot import Kernel, Residency, Speed
-from .eviction_cost import break_even_s
+from .eviction_cost import break_even_s, remaining_s
 
 LEAST_PAUSE_S = 1.0  # a shorter pause does not count as idle, however long others wait
 WAITED_PARTS = (
@@ -17,7 +17,12 @@ NO_SPEEDS: Mapping[str, Speed] = {}
 
 
 def eligible_at(
-    kernel: Kernel, settings: Settings, *, waits_since: float | None, speeds: Mapping[str, Speed] = NO_SPEEDS
+    kernel: Kernel,
+    settings: Settings,
+    *,
+    waits_since: float | None,
+    speeds: Mapping[str, Speed] = NO_SPEEDS,
+    pauses_s: Sequence[float] = (),
 ) -> float | None:
     """Return the moment from which the kernel may be parked if nothing changes; None if time alone will not do.
 
@@ -26,7 +31,8 @@ def eligible_at(
     wait began), an open cell counts for a minute only: the kernel may hold what the waiter waits for. A kernel
     between cells then need not be idle for as long as when none waits: for some seconds, and until a round trip
     pays off (eviction_cost.py). A wait pays for it, too, or kernels with short pauses would keep all others out for
-    ever where moves are slow. A kernel that is about to use the GPU stays if none waits.
+    ever where moves are slow. A kernel that is about to use the GPU stays if none waits. `speeds` and `pauses_s`: as
+    `Node` has them.
     """
     if kernel.calls_in_flight or kernel.rooms or kernel.captures:
         return None  # most of those that could be
@@ -47,7 +53,7 @@ def eligible_at(
         contended = waits_since is not None
         timeout = settings.contended_cell_idle_timeout_s if contended else settings.cell_idle_timeout_s
     elif waits_since is not None:
-        timeout = min(timeout, _patience_s(kernel, settings, waits_since, speeds))
+        timeout = min(timeout, _patience_s(kernel, settings, waits_since, speeds, pauses_s))
     expected = 0.0 if waits_since is not None else kernel.expected_until
     return max(kernel.last_activity + timeout, _retry_at(kernel), kernel.held_until or 0.0, expected)
 
@@ -64,7 +70,13 @@ def _retry_at(kernel: Kernel) -> float:
     return max(kernel.retry_at, kernel.last_activity + kernel.retry_pause_s)
 
 
-def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: Mapping[str, Speed]) -> float:
+def _patience_s(
+    kernel: Kernel,
+    settings: Settings,
+    waits_since: float,
+    speeds: Mapping[str, Speed],
+    pauses_s: Sequence[float],
+) -> float:
     """Return for how long the kernel must have been idle while another waits.
 
     At first that is `contended_idle_timeout_s`, or a round trip if that is longer. The waiter pays the rent that a
@@ -75,25 +87,18 @@ def _patience_s(kernel: Kernel, settings: Settings, waits_since: float, speeds: 
     that came to nothing, and once the wait has lasted twice that time: else a kernel whose pauses are hardly longer
     than a park, or shorter than a round trip, would keep the GPU too.
 
-    With the planner, an H200, 20 GiB each: `jupyter affinode plan --ways affinode --days 1 --seed 11 --seeds 10
-    --compute-share 0.1 --footprint 20,20 --busy-users 1 --session 0.5,0.5 --starts 8,8 --run 2,3` and
-
-    | | p95 of the wait, mean of the seeds | longest wait, seed 11 |
-    |---|---|---|
-    | `--users 10 --think 5,7 --busy-share 0.28` | 6.1 s | 510 s became 8.5 s |
-    | `--users 20 --think 5,7 --busy-share 0.28 --host-memory 600` | 9.3 s | 1,898 s became 18.9 s |
-    | `--users 10 --think 15,25 --busy-share 0.1` | 15.2 s became 5.9 s | 30.4 s became 8.1 s |
-
-    Where the table names one p95, it was 0 before: kernels that were kept out had no cells. With the published think
-    times (14 to 30 users, footprints of 8 to 60 GiB, 40 seeds each) the mean wait was shorter in 145 of 200 replays,
-    longer in 19. Another victim order (by learnt lengths of pauses; the shortest idle first) changed no p95 by more
-    than chance: where it matters hardly any kernel is left to choose from.
+    All that is for a pause of unknown length. Where such a pause will probably last a round trip longer
+    (`remaining_s`), there is nothing to wait for: a skier who expects a long season buys at once (Purohit, Svitkina and
+    Kumar, "Improving online algorithms via ML predictions", NeurIPS 2018). Of the setting, a fifteenth stays, so that a
+    site can keep kernels on the GPU for longer. docs/development/policy.md has the planner's figures.
     """
     usual_s = settings.contended_idle_timeout_s
     round_trip_s = break_even_s(kernel, speeds)
     own_s = max(usual_s, round_trip_s)
     if kernel.may_park_in_parts:
         paid_s = max(usual_s / EXCHANGE_PARTS, round_trip_s)
+        if remaining_s(LEAST_PAUSE_S, pauses_s) >= round_trip_s:
+            return min(usual_s, max(usual_s / EXCHANGE_PARTS, LEAST_PAUSE_S))
     else:
         paid_s = max(usual_s / WAITED_PARTS, 2 * round_trip_s)
     paid_at = waits_since + min(own_s, paid_s)
@@ -108,7 +113,8 @@ def least_idle_s(settings: Settings, *, waits_since: float | None, now: float) -
     """Return the shortest idle time that can make a kernel eligible, whatever else is true of it."""
     least = min(settings.idle_timeout_s, settings.cell_idle_timeout_s)
     if waits_since is not None:
-        least = min(least, settings.contended_idle_timeout_s)
+        usual_s = settings.contended_idle_timeout_s
+        least = min(least, usual_s, max(usual_s / EXCHANGE_PARTS, LEAST_PAUSE_S))
         if now - waits_since >= settings.contended_idle_timeout_s / EXCHANGE_PARTS:
             least = min(least, LEAST_PAUSE_S)
     return least

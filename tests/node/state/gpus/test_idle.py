@@ -64,6 +64,25 @@ def test_a_waiter_changes_places_sooner_with_a_kernel_that_has_a_short_pause():
     assert eligible_at(changing, patient, waits_since=1000.0, speeds=instant) == 1040
 
 
+def test_where_pauses_mostly_outlast_a_round_trip_it_is_not_waited_for():
+    settings, slower = Settings(), {"A": Speed(0, 20e9, 0, 20e9)}
+    round_trip_s = 2 * 20 * GIB / 20e9
+
+    def moment(pauses_s, policy=settings, **fields):
+        kernel = idle(0, **{"may_park_in_parts": True, **fields})
+        return eligible_at(kernel, policy, waits_since=1000.0, speeds=slower, pauses_s=pauses_s)
+
+    long, short = (60.0,) * 6, (1 + round_trip_s - 0.1,) * 6
+    assert moment(long) == 1000 + LEAST_PAUSE_S
+    assert moment(long, settings.changed(contended_idle_timeout_s=600.0)) == 1040, (
+        "a fifteenth of the setting"
+    )
+    assert moment(long, settings.changed(contended_idle_timeout_s=0.2)) == pytest.approx(1000.2)
+    for usual in (moment(short), moment(long[1:])):
+        assert usual == pytest.approx(1000 + round_trip_s), "too short, or too few to tell"
+    assert moment(long, may_park_in_parts=False) == 1005, "a park and then a resume"
+
+
 def test_a_park_that_came_to_nothing_is_tried_after_the_kernels_next_use_or_when_it_has_stopped():
     """Uses as regular as the pauses of the back-off would meet a park that began when a pause is over each time."""
     settings, fast = Settings(), {"A": Speed(0.1, 50e9, 0.1, 50e9)}
@@ -82,12 +101,15 @@ def test_kernels_with_short_pauses_are_not_left_out_before_they_are_looked_at():
     settings, instant = Settings(), {"A": Speed(0, 1e12, 0, 1e12)}
     found = 0
     for waited_s in (0.0, 4.9, 5.0, 60.0):
-        for idle_s, parts in itertools.product((0.5, 1.5, 6.0, 14.0, 16.0), (False, True)):
+        for idle_s, parts, pauses_s in itertools.product(
+            (0.5, 1.5, 6.0, 14.0, 16.0), (False, True), ((), (60.0,) * 6)
+        ):
             since, kernel = 1000.0 - waited_s, idle(idle_s, may_park_in_parts=parts)
-            if eligible_at(kernel, settings, waits_since=since, speeds=instant) <= 1000.0:
+            moment = eligible_at(kernel, settings, waits_since=since, speeds=instant, pauses_s=pauses_s)
+            if moment <= 1000.0:
                 found += 1
                 assert idle_s >= least_idle_s(settings, waits_since=since, now=1000.0)
-    assert found == 10 + 13
+    assert found == 2 * (10 + 16)
 
 
 def test_the_time_already_waited_pays_for_the_round_trip_too():
