@@ -113,10 +113,9 @@ def ask(machine):
         each.hang_up()
 
 
-def test_idle_kernels_are_parked_and_nothing_is_reserved(node, gpus, ours, ask, wait_until):
+def test_idle_kernels_are_parked_and_nothing_is_reserved(node, gpus, ours, ask):
     machine = node(nvml=gpus, contended_idle_timeout_s=0.1)
     idle = ours("idle", resident=900 * MIB)
-    wait_until(lambda: machine.kernel("idle"))
     asked = ask(bytes=500 * MIB, timeout_s=60)
     last = asked.last()
     text = "there is room for 500 MiB, 1 idle kernel was freed"
@@ -129,10 +128,9 @@ def test_idle_kernels_are_parked_and_nothing_is_reserved(node, gpus, ours, ask, 
 
 
 def test_while_kernels_are_parked_that_is_told(node, gpus, ours, ask, wait_until):
-    machine = node(nvml=gpus, contended_idle_timeout_s=0.1)
+    node(nvml=gpus, contended_idle_timeout_s=0.1)
     idle = ours("idle", resident=900 * MIB)
     idle.answers = False
-    wait_until(lambda: machine.kernel("idle"))
     asked = ask(bytes=500 * MIB, timeout_s=60)
     told = "1 idle kernel is being freed: 900 MiB"
     wait_until(lambda: told in [line["text"] for line in asked.lines])
@@ -140,12 +138,11 @@ def test_while_kernels_are_parked_that_is_told(node, gpus, ours, ask, wait_until
     assert asked.last()["state"] == "done"
 
 
-def test_a_kernel_at_work_stays_and_the_request_ends_at_its_time(node, gpus, ours, ask, wait_until):
+def test_a_kernel_at_work_stays_and_the_request_ends_at_its_time(node, gpus, ours, ask):
     machine = node(nvml=gpus, when_full="time_slice", time_slice_s=0.1)
     busy = ours("busy", resident=900 * MIB, flags=PREPARES | 64)
     busy.page.calls_in_flight = 1
     busy.page.write()
-    wait_until(lambda: machine.kernel("busy"))
     assert machine.ask("PUT", "/kernels/busy", {"path": "work/train.ipynb"})[0] == 200
     last = ask(bytes=500 * MIB, timeout_s=1.5).last()
     assert (last["state"], last["code"]) == ("refused", "timeout")
@@ -161,17 +158,15 @@ def test_hanging_up_withdraws_the_request(node, gpus, ours, ask, wait_until):
     gpus.foreign[A] = TOTAL - 10 * MIB
     ours("busy", resident=500 * MIB).page.calls_in_flight = 1
     gpus.shims[0].page.write()
-    wait_until(lambda: machine.kernel("busy"))
     asked = ask(bytes=400 * MIB, timeout_s=600)
     wait_until(lambda: machine.node()["queue"] == ["a server that starts"])
     asked.hang_up()
     wait_until(lambda: machine.node()["queue"] == [])
 
 
-def test_what_can_never_fit_is_refused_at_once(node, gpus, ours, ask, wait_until):
-    machine = node(nvml=gpus)
+def test_what_can_never_fit_is_refused_at_once(node, gpus, ours, ask):
+    node(nvml=gpus)
     ours("k", resident=100 * MIB)
-    wait_until(lambda: machine.kernel("k"))
     last = ask(bytes=2 * TOTAL, timeout_s=600).last()
     assert (last["state"], last["code"]) == ("refused", "too-large")
     assert "cannot become free" in last["text"]
@@ -179,11 +174,10 @@ def test_what_can_never_fit_is_refused_at_once(node, gpus, ours, ask, wait_until
 
 def test_a_gpu_that_can_never_have_the_room_is_left_for_another(node, ours, gpus, ask, wait_until):
     gpus.count, gpus.foreign = 2, {"GPU-foreign": TOTAL - 400 * MIB, A: 0}
-    machine = node(nvml=gpus, contended_idle_timeout_s=0.1)
+    node(nvml=gpus, contended_idle_timeout_s=0.1)
     busy = ours("busy", resident=900 * MIB)
     busy.page.calls_in_flight = 1  # so that the other GPU is taken for the better one
     busy.page.write()
-    wait_until(lambda: machine.kernel("busy"))
     asked = ask(bytes=600 * MIB, timeout_s=60)
     wait_until(lambda: any("computing" in line["text"] for line in asked.lines))
     busy.page.calls_in_flight = 0
@@ -215,7 +209,6 @@ def test_the_client_yields_each_line_and_withdraws_when_it_is_closed(node, gpus,
     machine = node(nvml=gpus)
     ours("busy", resident=900 * MIB).page.calls_in_flight = 1
     gpus.shims[0].page.write()
-    wait_until(lambda: machine.kernel("busy"))
 
     async def story():
         lines = ControllerClient(machine.socket).room(500 * MIB, timeout_s=600)
@@ -227,10 +220,9 @@ def test_the_client_yields_each_line_and_withdraws_when_it_is_closed(node, gpus,
     wait_until(lambda: machine.node()["queue"] == [])
 
 
-def test_the_command_prints_the_story_and_its_status_says_how_it_ended(node, gpus, ours, wait_until):
+def test_the_command_prints_the_story_and_its_status_says_how_it_ended(node, gpus, ours):
     machine = node(nvml=gpus, contended_idle_timeout_s=0.1)
     ours("idle", resident=900 * MIB)
-    wait_until(lambda: machine.kernel("idle"))
     done = machine.affinode("room", "500MiB", "--timeout", "60")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "There is room for 500 MiB, 1 idle kernel was freed"

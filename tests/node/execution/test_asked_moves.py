@@ -24,10 +24,9 @@ from jupyter_affinode.node.execution import user_requests
 IDLE = {"park_when": "idle", "idle_timeout_s": 0.5}
 
 
-def test_park_and_resume_by_the_api(node, shim, wait_until):
+def test_park_and_resume_by_the_api(node, shim):
     machine = node()
     shim("k", resident=10 * MIB)
-    wait_until(lambda: "k" in machine.kernels())
     status, kernel = machine.ask("POST", "/kernels/k/park", {})
     assert (status, kernel["residency"]) == (200, "parked")
     assert machine.ask("POST", "/kernels/k/park", {})[0] == 200
@@ -51,7 +50,6 @@ def test_a_park_that_was_asked_for_is_tried_again_while_the_kernel_is_busy(
     monkeypatch.setattr(user_requests, "BUSY_PATIENCE_S", 600.0)
     machine = node()
     kernel = shim("k", resident=300 * MIB)
-    wait_until(lambda: "k" in machine.kernels())
     kernel.park_status = BUSY
     asked = in_background(machine.ask, "POST", "/kernels/k/park", {})
     wait_until(lambda: len(kernel.heard.of(PARK)) >= 2)
@@ -59,10 +57,9 @@ def test_a_park_that_was_asked_for_is_tried_again_while_the_kernel_is_busy(
     assert result_of(asked)[0] == 200
 
 
-def test_a_park_that_stays_refused_says_why(node, shim, wait_until):
+def test_a_park_that_stays_refused_says_why(node, shim):
     machine = node()
     kernel = shim("k", resident=300 * MIB)
-    wait_until(lambda: "k" in machine.kernels())
     kernel.park_status = BUSY
     status, answer = machine.ask("POST", "/kernels/k/park", {})
     assert (status, answer) == (409, {"error": "busy", "message": "status 1"})
@@ -73,7 +70,6 @@ def test_a_park_that_is_not_waited_for_answers_at_once(node, shim, residency, wa
     machine = node()
     kernel = shim("k", resident=300 * MIB)
     kernel.answers = False
-    wait_until(lambda: "k" in machine.kernels())
     status, answer = machine.ask("POST", "/kernels/k/park", {"wait": False})
     assert (status, answer["residency"]) == (202, "resident")
     wait_until(lambda: kernel.heard.of(PARK))
@@ -117,10 +113,9 @@ def test_a_held_kernel_stays_until_it_is_released(node, shim, residency, wait_un
     wait_until(lambda: residency("k") == "parked")
 
 
-def test_the_owner_may_park_a_held_kernel_which_ends_the_hold(node, shim, wait_until):
+def test_the_owner_may_park_a_held_kernel_which_ends_the_hold(node, shim):
     machine = node()
     shim("k", resident=300 * MIB)
-    wait_until(lambda: "k" in machine.kernels())
     machine.ask("POST", "/kernels/k/hold", {})
     status, kernel = machine.ask("POST", "/kernels/k/park", {})
     assert (status, kernel["held_for_s"]) == (200, None)

@@ -36,7 +36,6 @@ def test_a_kernel_that_does_not_come_to_rest_is_asked_again_later(node, shim, wa
     machine = node(when_full="time_slice", time_slice_s=0.1)
     busy = shim("busy", busy=True, resident=900 * MIB, flags=PREEMPTS)
     busy.park_status = BUSY
-    wait_until(lambda: machine.kernel("busy"))
     asker = shim("asker", resident=100 * MIB)
     asker.allocate(400 * MIB, number=1)
     wait_until(lambda: len(busy.heard.of(PARK)) >= 2)
@@ -47,12 +46,10 @@ def test_a_kernel_that_does_not_come_to_rest_is_asked_again_later(node, shim, wa
 
 def test_kernels_of_several_processes_and_old_shims_are_never_preempted(node, shim, wait_until):
     """The one that may be is younger, and is taken although the others had the GPU longer."""
-    machine = node(when_full="time_slice", time_slice_s=0.2)
+    node(when_full="time_slice", time_slice_s=0.2)
     old = shim("old", busy=True, resident=300 * MIB)
     group = [shim("group", busy=True, resident=200 * MIB, flags=PREPARES | PREEMPTS) for _ in range(2)]
-    wait_until(lambda: machine.kernel("old") and len(machine.processes_of("group")) == 2)
     single = shim("single", busy=True, resident=500 * MIB, flags=PREEMPTS)
-    wait_until(lambda: machine.kernel("single"))
     asker = shim("asker", resident=100 * MIB)
     asker.allocate(400 * MIB, number=1)
     wait_until(lambda: single.state == PARKED)
@@ -68,7 +65,6 @@ def test_a_kernel_that_waits_to_resume_parks_its_own_other_process_for_room(
     machine = node(nvml=gpu, contended_idle_timeout_s=0.2)
     first, second = shim("first", parked=400 * MIB), shim("second", parked=400 * MIB)
     worker = shim("second", resident=500 * MIB)
-    wait_until(lambda: machine.kernel("first") and len(machine.kernel("second")["processes"]) == 2)
     first.touch()
     wait_until(lambda: machine.kernel("first")["place"] == 1)
     second.touch()
@@ -95,9 +91,7 @@ def asked(node, shim, births, wait_until):
     """
     machine = node(when_full="terminate_newest", time_slice_s=0.1)
     asker = shim("asker", resident=100 * MIB)
-    wait_until(lambda: machine.kernel("asker"))
     shim("younger", busy=True, resident=450 * MIB)
-    wait_until(lambda: machine.kernel("younger"))
     shim("youngest", busy=True, resident=450 * MIB)
     machine.ask("PUT", "/kernels/younger", {"server": "bob's"})
     asker.allocate(400 * MIB, number=1)
@@ -143,9 +137,8 @@ def test_a_waiter_is_told_why_and_until_when_if_that_can_be_said(node, shim, wai
 
 
 def test_a_users_quota_of_holds_is_kept_and_told(node, shim, wait_until):
-    machine = node(hold_bytes_max=150 * MIB)
+    node(hold_bytes_max=150 * MIB)
     first, second = shim("first", resident=100 * MIB), shim("second", resident=100 * MIB)
-    wait_until(lambda: machine.kernel("first") and machine.kernel("second"))
     for number in (1, 2):  # the one that is held already may be held for longer
         first.send(request(3, number, 60 * 10**9))
         wait_until(lambda number=number: len(first.heard.results) == number)

@@ -25,13 +25,12 @@ from fake_shim import (
 
 
 @pytest.fixture
-def pair(node, preparing, wait_until):
+def pair(node, preparing):
     """`pair(resident=…)`: a machine, and two processes of the kernel "k" on it."""
 
     def make(other=None, **options):
         machine = node()
         both = preparing("k", **options), preparing("k", **(options if other is None else other))
-        wait_until(lambda: len(machine.processes_of("k")) == 2)
         return machine, *both
 
     return make
@@ -136,10 +135,9 @@ def test_an_end_of_which_no_word_comes_is_read_from_the_page(pair, wait_until):
     assert (status, kernel["residency"]) == (200, "parked")
 
 
-def test_one_process_alone_takes_one_step(node, preparing, wait_until):
+def test_one_process_alone_takes_one_step(node, preparing):
     machine = node()
     kernel = preparing("k", resident=300 * MIB)
-    wait_until(lambda: "k" in machine.kernels())
     assert result_of(park(machine))[0] == 200
     assert [command.argument for command in kernel.heard.of(PARK)] == [0]
 
@@ -147,7 +145,6 @@ def test_one_process_alone_takes_one_step(node, preparing, wait_until):
 def test_beside_an_old_shim_each_takes_one_step(node, preparing, shim, wait_until):
     machine = node()
     kernels = [preparing("k", resident=300 * MIB), shim("k", resident=200 * MIB)]
-    wait_until(lambda: len(machine.processes_of("k")) == 2)
     kernels[1].park_status = BUSY
     assert result_of(park(machine))[0] == 409
     wait_until(lambda: kernels[0].state == kernels[1].state == RESIDENT)
@@ -214,7 +211,6 @@ def test_a_controller_killed_before_commit_leaves_all_on_the_gpu(machine, prepar
     process = machine.start_controller("--settle=0.2", patient=True)
     prepared, slow = preparing("k", resident=300 * MIB), preparing("k", resident=300 * MIB)
     slow.is_slow = True
-    wait_until(lambda: len(machine.processes_of("k")) == 2)
     machine.ask("POST", "/kernels/k/park", {"wait": False})
     wait_until(lambda: prepared.waiting and prepared.waiting.is_prepared and slow.waiting)
     process.kill()
@@ -234,7 +230,6 @@ def test_a_controller_killed_between_two_commits_is_mended_by_the_next(machine, 
     process = machine.start_controller("--settle=0.2", patient=True)
     reached, missed = preparing("k", resident=300 * MIB), preparing("k", resident=300 * MIB)
     missed.hears_decisions = False
-    wait_until(lambda: len(machine.processes_of("k")) == 2)
     machine.ask("POST", "/kernels/k/park", {"wait": False})
     wait_until(lambda: reached.state == PARKED and missed.heard.of(COMMIT))
     process.kill()
@@ -254,7 +249,6 @@ def test_a_controller_killed_between_prepared_resumes_leaves_no_process_waiting(
     process = machine.start_controller("--settle=0.2", patient=True)
     caller, slow = preparing("k", parked=300 * MIB), preparing("k", parked=300 * MIB)
     slow.is_slow = True
-    wait_until(lambda: len(machine.processes_of("k")) == 2)
     caller.touch()
     wait_until(lambda: caller.waiting and caller.waiting.is_prepared and slow.waiting)
     process.kill()

@@ -76,16 +76,15 @@ def mover(connect):
     return partial(connect, Mover, flags=CONTEXT_FLAG | ELSEWHERE_FLAG)
 
 
-def park(machine, kernel_id, wait_until):
+def park(machine, kernel_id):
     """Take it off the GPU, context and all."""
-    wait_until(lambda: (machine.kernel(kernel_id) or {}).get("resident_bytes"))
     assert machine.ask("POST", f"/kernels/{kernel_id}/park", {})[0] == 200
     assert machine.kernel(kernel_id)["depth"] == "context"
 
 
 def parked_with_home_full(machine, nvml, mover, wait_until):
     shim = mover("k", resident=300 * MIB)
-    park(machine, "k", wait_until)
+    park(machine, "k")
     nvml.free[HOME_UUID] = GIB
     wait_until(lambda: machine.node()["gpus"][0]["free_bytes"] == GIB)
     return shim
@@ -158,7 +157,7 @@ def test_what_is_on_its_way_counts_on_the_gpu_where_it_will_be(node, nvml, mover
     first = parked_with_home_full(machine, nvml, mover, wait_until)
     first.on_command = lambda command: None  # it takes its time
     second = mover("l", resident=300 * MIB)
-    park(machine, "l", wait_until)
+    park(machine, "l")
     first.touch()
     wait_until(lambda: first.heard.of(RESUME))
     nvml.free[OTHER_UUID] = 4 * GIB  # the first has a part of its room by now
@@ -303,18 +302,14 @@ def test_what_a_process_was_started_to_see(tmp_path):
     assert read_visible(13, tmp_path) == (), "what cannot be read allows nothing"
 
 
-def test_what_processes_see_is_read_only_where_they_could_go_elsewhere(
-    node, nvml, mover, wait_until, monkeypatch
-):
+def test_what_processes_see_is_read_only_where_they_could_go_elsewhere(node, nvml, mover, monkeypatch):
     """On a machine of many users, for one, nothing of a foreign process is read for this."""
     read = []
     monkeypatch.setattr(state, "read_visible", lambda pid: read.append(pid))
     machine = node(nvml=nvml, low_watermark=0.0)
     mover("k", resident=300 * MIB)
-    wait_until(lambda: machine.kernel("k"))
     assert not read
     assert machine.ask("PATCH", "/policy", {"depth": "context"})[0] == 200
     assert read == [os.getpid()], "it was there before"
     mover("l", resident=300 * MIB)
-    wait_until(lambda: machine.kernel("l"))
     assert len(read) == 2

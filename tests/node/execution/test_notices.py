@@ -84,10 +84,9 @@ def test_a_refusal_names_its_reason(node, shim, listening, wait_until):
 
 
 def test_a_stuck_kernels_user_is_told(node, shim, listening, wait_until):
-    machine = node()
+    node()
     heard = listening()
     kernel = shim("k", resident=MIB)
-    wait_until(lambda: machine.kernel("k"))
     kernel.become(LOST)
     (notice,) = wait_until(lambda: heard.of("stuck"))
     assert "stuck" in notice["text"] and notice["args"]["reason"] == "lost" and notice["args"]["pid"] > 0

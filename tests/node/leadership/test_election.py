@@ -34,7 +34,7 @@ def test_of_two_started_at_once_one_serves_and_the_other_names_it(machine, wait_
         process.stderr.close()
 
 
-def test_after_sigkill_the_next_one_takes_over_the_old_sockets(machine, wait_until):
+def test_after_sigkill_the_next_one_takes_over_the_old_sockets(machine):
     first = machine.start_controller()
     first.send_signal(signal.SIGKILL)
     first.wait(timeout=60)
@@ -76,7 +76,6 @@ def test_where_no_file_can_be_written_it_serves_all_the_same(machine, shim, wait
     machine.start(*limited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_until(lambda: machine.node() is not None)
     shim("k", resident=300 * MIB)
-    wait_until(lambda: machine.kernel("k"))
     assert machine.ask("POST", "/kernels/k/hold", {})[0] == 200
     assert machine.ask("POST", "/kernels/k/park", {})[0] == 200
     assert machine.kernel("k")["residency"] == "parked"

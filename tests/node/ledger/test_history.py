@@ -70,7 +70,6 @@ def report(machine, *arguments):
 def test_parks_resumes_waits_and_refusals_are_written_with_their_reasons(node, shim, path, wait_until):
     machine = node(history=HistoryOptions(path))
     kernel = shim("k1", resident=300 * MIB)
-    wait_until(lambda: "k1" in machine.kernels())
     assert machine.ask("POST", "/kernels/k1/park", {})[0] == 200
     kernel.touch()
     wait_until(lambda: machine.kernel("k1")["residency"] == "resident")
@@ -102,7 +101,6 @@ def test_parks_resumes_waits_and_refusals_are_written_with_their_reasons(node, s
 def test_a_kernel_without_host_memory_to_go_to_is_a_refusal(node, shim, path, wait_until):
     machine = node(history=HistoryOptions(path), host_reserve_bytes=1 << 60)
     shim("k1", resident=300 * MIB)
-    wait_until(lambda: "k1" in machine.kernels())
     assert machine.ask("POST", "/kernels/k1/park", {})[0] == 409
     wait_until(lambda: rows(path, "SELECT kind, outcome FROM events") == [("refusal", "no-host-memory")])
     status, answer = checked("GET", "/report", machine.ask("GET", "/report"))
@@ -184,7 +182,6 @@ def test_the_report_is_the_same_from_a_controller_and_from_its_file(machine, shi
     path = machine.socket.with_name("ledger.sqlite")
     running = ThreadController(machine.socket, history=HistoryOptions(path))
     kernel = shim("k1", resident=300 * MIB)
-    wait_until(lambda: "k1" in machine.kernels())
     assert machine.ask("POST", "/kernels/k1/park", {})[0] == 200
     kernel.touch()
     wait_until(lambda: rows(path, "SELECT * FROM events WHERE kind = 'wait'"))

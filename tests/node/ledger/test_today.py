@@ -88,7 +88,6 @@ def test_a_ledger_that_cannot_be_read_takes_nothing_from_the_day(tmp_path):
 def test_the_api_tells_what_was_given_back(node, shim, wait_until, machine):
     running = node(history=HistoryOptions(ledger=machine.socket.with_name("ledger.sqlite")))
     shim("k", resident=300 * MIB)
-    wait_until(lambda: "k" in running.kernels())
     running.ask("POST", "/kernels/k/park", {"wait": True})
     wait_until(lambda: (running.node()["today"] or {}).get("parks") == 1)
     wait_until(lambda: running.node()["today"]["freed_gpu_s"] >= 1)

@@ -24,7 +24,6 @@ def attacked(machine, shim, wait_until):
     """A controller with one good shim; afterwards it still serves it."""
     machine.start_controller("--settle=0.1", patient=True)
     good = shim("good", resident=300 * MIB)
-    wait_until(lambda: (machine.kernel("good") or {}).get("tracked"), message="the good shim is known")
     yield machine
     beats = good.heard.heartbeats
     wait_until(lambda: good.heard.heartbeats > beats, message="the good shim still hears heartbeats")

@@ -30,7 +30,6 @@ def is_stopped(machine):
 def test_a_process_in_a_container_that_paused_is_counted_once(contained, shim, wait_until):
     """A pause of more than three heartbeats: the controller ends the link, and the shim connects again."""
     paused = shim("k", parked=50 * MIB)
-    wait_until(lambda: (contained.kernel("k") or {}).get("tracked"))
     paused.beats = False
     wait_until(lambda: paused.heard.ended and is_stopped(contained))
     again = shim("k", page=paused.page)
@@ -49,7 +48,6 @@ def test_a_link_that_is_still_open_when_its_process_connects_again_is_replaced(
     """The controller may hear of the new link before it hears that the shim left the old one."""
     _ = request.getfixturevalue("contained") if where == "in a container" else node()
     old = shim("k", resident=50 * MIB)
-    wait_until(lambda: (machine.kernel("k") or {}).get("tracked"))
     new = shim("k", page=old.page)
     wait_until(lambda: old.heard.ended and new.heard.welcome)
     kernel = machine.kernel("k")
@@ -58,7 +56,6 @@ def test_a_link_that_is_still_open_when_its_process_connects_again_is_replaced(
 
 def test_two_processes_of_a_container_are_two(contained, shim, wait_until):
     first, second = shim("k", resident=50 * MIB), shim("k", resident=30 * MIB)
-    wait_until(lambda: first.heard.welcome and second.heard.welcome)
     wait_until(lambda: (contained.kernel("k") or {}).get("resident_bytes") == 80 * MIB)
     first.beats = False
     wait_until(lambda: first.heard.ended)

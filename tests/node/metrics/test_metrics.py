@@ -69,7 +69,6 @@ def metrics():
 def test_moves_are_counted_by_cause_depth_and_outcome(node, shim, wait_until):
     machine = node()
     kernel = shim("k1", resident=300 * MIB)
-    wait_until(lambda: "k1" in machine.kernels())
     machine.ask("POST", "/kernels/k1/park", {})
     kernel.touch()
     wait_until(lambda: machine.kernel("k1")["residency"] == "resident")
@@ -94,7 +93,6 @@ def test_a_kernel_that_waits_is_in_the_queue_with_what_it_needs(node, shim, wait
     kernel.answers = False
     kernel.resume_status = BUSY
     kernel.on_command = lambda command: None
-    wait_until(lambda: "k1" in machine.kernels())
     before = scraped(machine)
     assert before["affinode_queue_needed_bytes"][labels()] == 0
     kernel.touch()

@@ -47,7 +47,6 @@ def scrape(node, machine, shim, wait_until):
     """A machine on which there is something of everything: moves, waits, refusals, memory in use."""
     node(nvml=FakeNvml(7 << 30, 8 << 30), history=HistoryOptions(machine.folder / "history" / "l"))
     kernel = shim("k1", resident=300 * MIB)
-    wait_until(lambda: "k1" in machine.kernels())
     machine.ask("POST", "/kernels/k1/park", {})
     kernel.touch()
     wait_until(lambda: machine.kernel("k1")["residency"] == "resident")

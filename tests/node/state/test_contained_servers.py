@@ -31,9 +31,7 @@ def contained(node, machine, shim, wait_until, monkeypatch):
 
     def start(**at_hello):
         asker = shim("asker", state=NONE)
-        wait_until(lambda: machine.kernel("asker"))
         younger = shim("younger", **at_hello)
-        wait_until(lambda: machine.kernel("younger"))
         younger.page.memory[GPU][0], younger.page.calls_in_flight = 900 * MIB, 1
         younger.become(RESIDENT)
         asker.page.memory[GPU][0] = 100 * MIB

@@ -40,7 +40,6 @@ def test_a_hold_and_a_wish_outlive_the_controller(machine, restartable, shim, wa
     controller = restartable()
     shim("kept", resident=100 * MIB)
     shim("waits", parked=100 * MIB, resume_status=NO_GPU_ROOM)
-    wait_until(lambda: machine.kernels().keys() == {"kept", "waits"})
     assert machine.ask("POST", "/kernels/kept/hold", {"duration_s": 500})[0] == 200
     assert machine.ask("POST", "/kernels/waits/resume", {"wait": False})[0] == 202
     wait_until(lambda: len(kept(machine)) == 2)
@@ -49,7 +48,6 @@ def test_a_hold_and_a_wish_outlive_the_controller(machine, restartable, shim, wa
     restartable()
     shim("kept", resident=100 * MIB)
     shim("waits", parked=100 * MIB, resume_status=NO_GPU_ROOM)
-    wait_until(lambda: machine.kernels().keys() == {"kept", "waits"})
     assert 0 < machine.kernel("kept")["held_for_s"] <= 500
     wait_until(lambda: machine.kernel("waits")["place"] == 1)
     assert machine.ask("POST", "/kernels/kept/release")[0] == 200
@@ -63,7 +61,6 @@ def test_what_its_kernelspec_said_is_known_where_no_server_tells_it_anew(
     controller = restartable()
     shim("batch", resident=100 * MIB)
     shim("notebook", resident=100 * MIB)
-    wait_until(lambda: machine.kernels().keys() == {"batch", "notebook"})
     for name, server in (("batch", None), ("notebook", "bob's")):
         assert machine.ask("PUT", f"/kernels/{name}", {"server": server, "priority": -2})[0] == 200
     wait_until(lambda: "batch" in kept(machine))
@@ -85,7 +82,6 @@ def test_no_second_kernel_is_ended_because_the_controller_forgot_the_first(
 
     def all_asked():
         asker = shim("asker", resident=100 * MIB)
-        wait_until(lambda: machine.kernel("asker"))
         for name in ("older", "younger"):
             busy = shim(name, resident=450 * MIB)
             busy.page.calls_in_flight = 1

@@ -80,7 +80,6 @@ def test_what_was_shut_down_is_forgotten_with_its_last_process_though_its_server
     monkeypatch.setattr(state, "HUNG_UP_FORGOTTEN_S", 0.1)
     machine = node()
     left = shim("k", resident=300 * MIB)
-    wait_until(lambda: machine.kernel("k"))
     speaker = subprocess.Popen(
         [sys.executable, "-c", SPEAKS, machine.socket],
         stdin=subprocess.PIPE,

@@ -131,7 +131,6 @@ def test_a_kernel_that_lost_its_state_is_named_and_its_owner_can_end_it(node, sh
     sent = []
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda _, number: sent.append(number))
     kernel = shim("k", resident=MIB)
-    wait_until(lambda: machine.kernel("k"))
     kernel.become(LOST)
     wait_until(lambda: machine.kernel("k")["processes"][0]["stuck"])
     described = machine.kernel("k")["processes"][0]

@@ -194,7 +194,10 @@ class Heard:
 
 
 class FakeShim:
-    """One process with `resident` bytes on a GPU. `park_status` and `resume_status` say how it answers."""
+    """One process with `resident` bytes on a GPU. `park_status` and `resume_status` say how it answers.
+
+    When it has been made, the controller has either let it in, and knows its kernel, or hung up.
+    """
 
     def __init__(
         self,
@@ -228,6 +231,7 @@ class FakeShim:
         self.beats = self.answers = True
         self.on_command: Callable[[Command], None] | None = None
         self.heard = Heard()
+        self._answered = threading.Event()
         self._lock = threading.Lock()
         self._socket = connect(folder / "link.sock")
         flags |= HAS_GRANT if grant else 0
@@ -236,6 +240,7 @@ class FakeShim:
             send(self._socket, piece)
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
+        assert self._answered.wait(60)
 
     @property
     def state(self) -> int:
@@ -317,6 +322,7 @@ class FakeShim:
             ]
             if not data:
                 self.heard.ended = True
+                self._answered.set()
                 return
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it ended while we answered
                 self._take(data)
@@ -331,6 +337,7 @@ class FakeShim:
         if kind == 0x81:
             heartbeat_ms, _, controller = struct.unpack("=II32s", body)
             self.heard.welcome = (version, heartbeat_ms, controller.rstrip(b"\0").decode())
+            self._answered.set()
         elif kind == 0x82:
             number, asked, deadline, argument, reason = COMMAND.unpack(body)
             command = Command(number, epoch, asked, deadline, argument, reason.rstrip(b"\0").decode())

@@ -19,10 +19,9 @@ from jupyter_affinode.node.views.serializers import kernel_json, without_volatil
 from jupyter_affinode.settings.policy import GIB, Settings
 
 
-def test_a_park_and_a_resume_are_told_with_sizes_times_and_reasons(node, shim, wait_until):
+def test_a_park_and_a_resume_are_told_with_sizes_times_and_reasons(node, shim):
     machine = node()
     kernel = shim("k", resident=300 * MIB)
-    wait_until(lambda: "k" in machine.kernels())
 
     def ask(method="GET", action="", body=None):
         return checked(method, f"/kernels/k{action}", machine.ask(method, f"/kernels/k{action}", body))[1]
@@ -50,7 +49,6 @@ def test_a_refusal_has_its_word(node, shim, wait_until):
     machine = node()
     kernel = shim("k", resident=300 * MIB)
     kernel.park_status = NO_HOST_ROOM
-    wait_until(lambda: "k" in machine.kernels())
     machine.ask("PATCH", "/policy", {"park_when": "idle", "idle_timeout_s": 0})
     told = wait_until(lambda: (found := machine.kernel("k"))["refusal_code"] and found)
     assert told["refusal_code"] == "no-host-memory" and told["refusal_args"] == {"bytes": 300 * MIB}
@@ -85,7 +83,6 @@ def test_another_users_blocker_has_no_id():
 def test_time_alone_changes_nothing_that_is_worth_an_event(node, shim, wait_until):
     machine = node()
     shim("k", resident=300 * MIB)
-    wait_until(lambda: "k" in machine.kernels())
     machine.ask("POST", "/kernels/k/park", {"wait": True})
     parked = machine.kernel("k")
     later = wait_until(lambda: (now := machine.kernel("k"))["last_park"] != parked["last_park"] and now)

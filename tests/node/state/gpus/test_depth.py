@@ -37,7 +37,6 @@ def park_k(machine, wait_until):
     """`park_k(processes=1)`: once the controller knows them, kernel "k" is parked as idle ones are, this once."""
 
     def park(processes=1):
-        wait_until(lambda: len(machine.processes_of("k")) == processes)
         machine.ask("PATCH", "/policy", {"park_when": "idle"})
         wait_until(lambda: machine.kernel("k")["residency"] == "parked")
         machine.ask("PATCH", "/policy", {"park_when": "needed"})
@@ -178,9 +177,8 @@ class Frees(FakeNvml):
 
 def test_what_it_frees_beside_its_memory_is_what_nvml_shows_beside_its_page(node, deep, wait_until):
     nvml = Frees(total=16 * GIB, pids={os.getpid()})
-    machine = node(nvml=nvml, depth="context", contended_idle_timeout_s=0.1)
+    node(nvml=nvml, depth="context", contended_idle_timeout_s=0.1)
     nvml.idle, waits = deep("k", resident=300 * MIB), deep("l", resident=0)
-    wait_until(lambda: machine.kernel("k") and machine.kernel("l"))
     waits.allocate(800 * MIB, number=1)
     (answer,) = wait_until(lambda: waits.heard.of(ROOM_ANSWER))
     assert answer.argument == 1, "300 MiB and 600 MiB of context suffice"
