@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 from fake_shim import FakeShim
 from live_machine import Machine
 from model_node import Clock
+from people import Person, needs_root, open_to_everyone
 from preparing_shim import PreparingShim
 from thread_controller import ThreadController
 from waiting import wait_until
@@ -22,19 +25,25 @@ from waiting import wait_until
 from jupyter_affinode.node.controller import Controller
 from jupyter_affinode.node.system import lot_memory
 
+STOPPABLE = Path(__file__).parent / "support" / "stoppable_process.py"
+
 
 @pytest.fixture
 def node(machine: Machine) -> Iterator[Callable[..., Machine]]:
-    """`node(park_when="idle")`: the machine's controller with these settings, on a thread of this process."""
+    """`node(park_when="idle")`: the machine's controller with these settings, on a thread of this process.
+
+    It is `node.running[-1]`, and `node.stop()` ends it.
+    """
     running: list[ThreadController] = []
 
     def start(*, nvml: Any = None, history: Any = None, **settings: Any) -> Machine:
         running.append(ThreadController(machine.socket, nvml, history, **settings))
         return machine
 
+    start.running, start.stop = running, lambda: running.pop().stop()  # type: ignore[attr-defined]
     yield start
-    for controller in running:
-        controller.stop()
+    while running:
+        start.stop()  # type: ignore[attr-defined]
     log = machine.controller_log()
     print(log)  # pytest shows it for a test that failed
     assert "a pass failed" not in log, log
@@ -48,6 +57,7 @@ def connect(machine: Machine) -> Iterator[Callable[..., FakeShim]]:
 
     def of(kind: type[FakeShim], *arguments: Any, **options: Any) -> FakeShim:
         made.append(kind(machine.socket.parent, *arguments, **options))
+        machine.node()  # answered after what the controller was doing, which welcomes a shim before it takes it in
         return made[-1]
 
     yield of
@@ -65,6 +75,39 @@ def shim(connect: Callable[..., FakeShim]) -> Callable[..., FakeShim]:
 def preparing(connect: Callable[..., FakeShim]) -> Callable[..., FakeShim]:
     """As `shim`, but it knows prepared moves."""
     return partial(connect, PreparingShim)
+
+
+@pytest.fixture
+def stoppable(machine: Machine) -> Callable[[str], subprocess.Popen[Any]]:
+    """`stoppable("k")`: a process of its own with a fake shim, known to the controller."""
+
+    def start(kernel_id: str) -> subprocess.Popen[Any]:
+        made = machine.start(sys.executable, str(STOPPABLE), str(machine.socket.parent), kernel_id)
+        wait_until(lambda: machine.processes_of(kernel_id))
+        return made
+
+    return start
+
+
+@pytest.fixture
+def shared_machine(machine: Machine) -> Machine:
+    """The machine, open to all its users; skips where this process cannot become another user."""
+    needs_root()
+    open_to_everyone(machine)
+    return machine
+
+
+@pytest.fixture
+def person(machine: Machine) -> Iterator[Callable[..., Person]]:
+    """`person(uid, *groups, grant=None)`: a user on the machine, whose processes end with the test."""
+    with contextlib.ExitStack() as people:
+
+        def make(uid: int | None, *groups: int, grant: str | None = None) -> Person:
+            made = Person(machine, uid, *groups, grant=grant)
+            people.callback(made.close)
+            return made
+
+        yield make
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from dataclasses import replace
 import pytest
 from fake_shim import MIB, NO_GPU_ROOM
 from live_machine import UnixConnection
-from people import Person, needs_root, open_to_everyone
-from thread_controller import ThreadController
+from people import Person
 
 from jupyter_affinode.client.kernel_messages import send_only
 from jupyter_affinode.node.api import handler as api_handler
@@ -27,23 +26,14 @@ ALICE, BOB = 61001, 61002
 
 
 @pytest.fixture
-def shared(machine):
-    """`shared(requests_per_s=1)`: a controller of all users with these limits, on a thread of this process."""
-    needs_root()
-    open_to_everyone(machine)
-    running = []
+def shared(node, shared_machine):
+    """`shared(requests_per_s=1)`: a controller of all users with these limits."""
 
     def start(*, require_grants=False, **limits):
-        access = EveryUserAccess(limits=replace(MANY_USERS, **limits), require_grants=require_grants)
-        running.append(ThreadController(machine.socket, access=access))
-        return machine
+        limits = replace(MANY_USERS, **limits)
+        return node(access=EveryUserAccess(limits=limits, require_grants=require_grants))
 
-    start.running = running
-    yield start
-    for controller in running:
-        controller.stop()
-    log = machine.controller_log()
-    assert "Traceback" not in log, log
+    return start
 
 
 @pytest.fixture
@@ -129,7 +119,7 @@ def test_as_much_as_a_user_may_send_at_once_waits_for_a_controller_that_stands_s
     wait_until(lambda: controller.kernels() == {})
 
 
-def test_many_connections_of_one_user_keep_another_users_waiting_for_a_few(shared, wait_until):
+def test_many_connections_of_one_user_keep_another_users_waiting_for_a_few(shared, node, wait_until):
     machine, many = shared(), 24
     with contextlib.ExitStack() as connected:
 
@@ -140,7 +130,7 @@ def test_many_connections_of_one_user_keep_another_users_waiting_for_a_few(share
                 connection.connect()
             connection.request("PUT", f"/api/v1/kernels/{kernel_id}", "{}")
 
-        with shared.running[-1].standing_still():
+        with node.running[-1].standing_still():
             for number in range(many):
                 tell(ALICE, f"a{number}")
             tell(BOB, "b")
@@ -199,17 +189,15 @@ def test_what_a_client_asked_is_not_done_when_it_was_dropped_before(node, monkey
             assert machine.kernel("later") is None
 
 
-def test_a_wait_ends_when_the_client_hangs_up(machine, shim, wait_until):
-    controller = ThreadController(machine.socket)
-    try:
-        kernel = shim("k", parked=300 * MIB)
-        kernel.resume_status = NO_GPU_ROOM
-        before = len(asyncio.all_tasks(controller._loop))
-        resume = b"POST /api/v1/kernels/k/resume HTTP/1.1\r\nHost: x\r\n\r\n"
-        asking = [never_reads(machine, resume) for _ in range(20)]
-        wait_until(lambda: len(asyncio.all_tasks(controller._loop)) >= before + 20)
-        for client in asking:
-            client.close()
-        wait_until(lambda: len(asyncio.all_tasks(controller._loop)) <= before)
-    finally:
-        controller.stop()
+def test_a_wait_ends_when_the_client_hangs_up(node, shim, wait_until):
+    machine = node()
+    loop = node.running[-1]._loop
+    kernel = shim("k", parked=300 * MIB)
+    kernel.resume_status = NO_GPU_ROOM
+    before = len(asyncio.all_tasks(loop))
+    resume = b"POST /api/v1/kernels/k/resume HTTP/1.1\r\nHost: x\r\n\r\n"
+    asking = [never_reads(machine, resume) for _ in range(20)]
+    wait_until(lambda: len(asyncio.all_tasks(loop)) >= before + 20)
+    for client in asking:
+        client.close()
+    wait_until(lambda: len(asyncio.all_tasks(loop)) <= before)

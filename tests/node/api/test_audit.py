@@ -8,8 +8,6 @@ import os
 import pytest
 from api_answers import checked
 from live_machine import UnixConnection
-from people import Person, needs_root, open_to_everyone
-from thread_controller import ThreadController
 
 from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.ledger import writer as ledger_module
@@ -19,18 +17,14 @@ ALICE = 61001
 
 
 @pytest.fixture
-def machine_of_all(machine, monkeypatch):
+def machine_of_all(node, shared_machine, person, monkeypatch):
     """A controller of all users that keeps a ledger, with one kernel of alice's."""
-    needs_root()
-    open_to_everyone(machine)
     monkeypatch.setattr(ledger_module, "FLUSH_EVENTS_EVERY_S", 0.0)
-    path = machine.folder / "history" / "ledger.sqlite"
-    controller = ThreadController(machine.socket, access=EveryUserAccess(), history=HistoryOptions(path))
-    alice = Person(machine, ALICE)
+    path = shared_machine.folder / "history" / "ledger.sqlite"
+    node(access=EveryUserAccess(), history=HistoryOptions(path))
+    alice = person(ALICE)
     alice.shim("k1", resident=300 << 20)
-    yield machine, alice
-    alice.close()
-    controller.stop()
+    return shared_machine, alice
 
 
 def audit(machine):

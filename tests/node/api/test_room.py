@@ -10,23 +10,20 @@ import re
 import socket
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from api_answers import DOCUMENT
 from fake_shim import GPU, MIB, PARK, PREPARES, RESIDENT
 from jsonschema import Draft202012Validator
 from live_machine import UnixConnection
-from people import Person, needs_root, open_to_everyone
-from thread_controller import ThreadController
+from people import Person
 
-import jupyter_affinode.node
 from jupyter_affinode.client.api import ControllerClient
 from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.protocol.wire import gpu_uuid
 from jupyter_affinode.node.system.nvml import NvmlSample
 
-DOCUMENT = json.loads((Path(jupyter_affinode.node.__file__).parent / "api" / "openapi.json").read_text())
 A, TOTAL = gpu_uuid(GPU), 1024 * MIB
 ALICE, BOB, CAROL = 61001, 61002, 61003
 SCHEMA = Draft202012Validator({"$ref": "#/components/schemas/Room", "components": DOCUMENT["components"]})
@@ -140,9 +137,7 @@ def test_while_kernels_are_parked_that_is_told(node, gpus, ours, ask, wait_until
 
 def test_a_kernel_at_work_stays_and_the_request_ends_at_its_time(node, gpus, ours, ask):
     machine = node(nvml=gpus, when_full="time_slice", time_slice_s=0.1)
-    busy = ours("busy", resident=900 * MIB, flags=PREPARES | 64)
-    busy.page.calls_in_flight = 1
-    busy.page.write()
+    busy = ours("busy", resident=900 * MIB, flags=PREPARES | 64, busy=True)
     assert machine.ask("PUT", "/kernels/busy", {"path": "work/train.ipynb"})[0] == 200
     last = ask(bytes=500 * MIB, timeout_s=1.5).last()
     assert (last["state"], last["code"]) == ("refused", "timeout")
@@ -156,8 +151,7 @@ def test_a_kernel_at_work_stays_and_the_request_ends_at_its_time(node, gpus, our
 def test_hanging_up_withdraws_the_request(node, gpus, ours, ask, wait_until):
     machine = node(nvml=gpus)
     gpus.foreign[A] = TOTAL - 10 * MIB
-    ours("busy", resident=500 * MIB).page.calls_in_flight = 1
-    gpus.shims[0].page.write()
+    ours("busy", resident=500 * MIB, busy=True)
     asked = ask(bytes=400 * MIB, timeout_s=600)
     wait_until(lambda: machine.node()["queue"] == ["a server that starts"])
     asked.hang_up()
@@ -175,9 +169,7 @@ def test_what_can_never_fit_is_refused_at_once(node, gpus, ours, ask):
 def test_a_gpu_that_can_never_have_the_room_is_left_for_another(node, ours, gpus, ask, wait_until):
     gpus.count, gpus.foreign = 2, {"GPU-foreign": TOTAL - 400 * MIB, A: 0}
     node(nvml=gpus, contended_idle_timeout_s=0.1)
-    busy = ours("busy", resident=900 * MIB)
-    busy.page.calls_in_flight = 1  # so that the other GPU is taken for the better one
-    busy.page.write()
+    busy = ours("busy", resident=900 * MIB, busy=True)  # so that the other GPU is taken for the better one
     asked = ask(bytes=600 * MIB, timeout_s=60)
     wait_until(lambda: any("computing" in line["text"] for line in asked.lines))
     busy.page.calls_in_flight = 0
@@ -207,8 +199,7 @@ def test_what_is_no_request_is_answered_in_words(node, machine, body):
 
 def test_the_client_yields_each_line_and_withdraws_when_it_is_closed(node, gpus, ours, wait_until):
     machine = node(nvml=gpus)
-    ours("busy", resident=900 * MIB).page.calls_in_flight = 1
-    gpus.shims[0].page.write()
+    ours("busy", resident=900 * MIB, busy=True)
 
     async def story():
         lines = ControllerClient(machine.socket).room(500 * MIB, timeout_s=600)
@@ -242,21 +233,11 @@ def test_the_command_says_that_no_controller_runs(machine):
 
 
 @pytest.fixture
-def shared(machine, gpus):
-    """The controller of all users, on a thread; `TOTAL` of its GPU is a busy kernel's of Carol's."""
-    needs_root()
-    open_to_everyone(machine)
-    controller = ThreadController(
-        machine.socket, gpus, access=EveryUserAccess(), contended_idle_timeout_s=0.1
-    )
-    carol = Person(machine, CAROL)
-    gpus.shims.append(carol.shim("busy", resident=TOTAL - 8 * MIB))
-    gpus.shims[0].page.calls_in_flight = 1
-    gpus.shims[0].page.write()
-    yield machine
-    carol.close()
-    controller.stop()
-    assert "Traceback" not in machine.controller_log()
+def shared(node, shared_machine, person, gpus):
+    """The controller of all users; `TOTAL` of its GPU is a busy kernel's of Carol's."""
+    node(nvml=gpus, access=EveryUserAccess(), contended_idle_timeout_s=0.1)
+    gpus.shims.append(person(CAROL).shim("busy", resident=TOTAL - 8 * MIB, busy=True))
+    return shared_machine
 
 
 def test_a_second_request_replaces_the_same_users_first_alone(shared, wait_until):

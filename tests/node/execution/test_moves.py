@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from pathlib import Path
 
 import fake_shim
 import pytest
@@ -202,13 +200,9 @@ def test_a_dying_kernel_is_told_and_neither_waits_nor_moves(node, shim, wait_unt
     wait_until(lambda: machine.node()["queue"] == [])
 
 
-def test_a_process_that_ends_in_the_middle_of_a_park_does_not_hold_up_the_next(
-    node, machine, shim, wait_until
-):
-    node()
-    script = Path(__file__).parents[1] / "support" / "stoppable_process.py"
-    process = machine.start(sys.executable, str(script), str(machine.socket.parent), "k")
-    wait_until(lambda: "k" in machine.kernels())
+def test_a_process_that_ends_in_the_middle_of_a_park_does_not_hold_up_the_next(node, stoppable, wait_until):
+    machine = node()
+    process = stoppable("k")
     os.kill(process.pid, signal.SIGSTOP)
     asked = in_background(machine.ask, "POST", "/kernels/k/park", {})
     process.kill()
@@ -217,12 +211,10 @@ def test_a_process_that_ends_in_the_middle_of_a_park_does_not_hold_up_the_next(
     wait_until(lambda: machine.processes_of("k") == [])
 
 
-def test_a_controller_that_was_killed_knows_everything_when_it_is_back(node, machine, shim, wait_until):
+def test_a_controller_that_was_killed_knows_everything_when_it_is_back(machine, stoppable, shim, wait_until):
     """Nothing is stored: residency and places come from the shims."""
     process = machine.start_controller("--settle=0.2", patient=True)
-    script = Path(__file__).parents[1] / "support" / "stoppable_process.py"
-    machine.start(sys.executable, str(script), str(machine.socket.parent), "k")
-    wait_until(lambda: "k" in machine.kernels())
+    stoppable("k")
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=60)
     machine.start_controller("--settle=0.2", patient=True)

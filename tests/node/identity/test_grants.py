@@ -31,7 +31,7 @@ from fake_shim import (
     send,
 )
 from jupyterhub.spawner import LocalProcessSpawner
-from people import Person, needs_root, open_to_everyone
+from people import needs_root, open_to_everyone
 
 from hub_spawner.enabling import derived
 from jupyter_affinode import environment
@@ -308,32 +308,25 @@ def granting(machine, verifier):
     assert "Traceback" not in machine.controller_log(), machine.controller_log()
 
 
-def person(machine, grant=None):
-    """A process of an ordinary user."""
-    return Person(machine, None, grant=grant)
-
-
-def test_the_grant_is_the_person_and_its_priority_the_kernels(granting, verifier):
-    alice = person(granting, verifier.sign(priority=4, caps={"gpu_bytes": 1}))
-    bob = person(granting, verifier.sign(user="bob"))
+def test_the_grant_is_the_person_and_its_priority_the_kernels(granting, person, verifier):
+    alice = person(None, grant=verifier.sign(priority=4, caps={"gpu_bytes": 1}))
+    bob = person(None, grant=verifier.sign(user="bob"))
     alice.shim("k1", resident=1 << 20)
     assert (alice.kernels()["k1"]["user"], alice.kernels()["k1"]["priority"]) == ("hub:alice", 4)
     assert bob.kernels() == {}
     assert bob.ask("POST", "/kernels/user-alice%2Fk1/park", {})[0] == 404
-    alice.close()
 
 
-def test_bad_grants_are_refused_by_link_and_api(granting, verifier):
-    without_grant = person(granting)
+def test_bad_grants_are_refused_by_link_and_api(granting, person, verifier):
+    without_grant = person(None)
     refused = [grant for grant in forgeries(verifier) if grant and grant.isascii()]
     with ThreadPoolExecutor(6) as asking:  # each waits for a second for its refusal
         answers = list(asking.map(lambda grant: without_grant.ask("GET", "/node", grant=grant), refused))
     assert [status for status, _ in answers] == [401] * len(refused)
     for grant in refused:
-        shim = person(granting, grant).shim("stolen")
+        shim = person(None, grant=grant).shim("stolen")
         assert shim.heard.ended and shim.heard.welcome is None
-        shim.close()
-    assert person(granting, verifier.sign()).kernels() == {}
+    assert person(None, grant=verifier.sign()).kernels() == {}
 
 
 def test_grants_in_disorder_cost_the_connection(granting, verifier):
@@ -358,21 +351,19 @@ def test_grants_in_disorder_cost_the_connection(granting, verifier):
     page.close()
 
 
-def test_a_unix_user_and_a_hub_user_of_one_name_share_no_rule(machine, verifier, wait_until):
+def test_a_unix_user_and_a_hub_user_of_one_name_share_no_rule(shared_machine, person, verifier, wait_until):
     """Nor do groups: of a grant's groups the rules know those alone that it names."""
-    needs_root()
-    open_to_everyone(machine)
-    machine.start_controller(
+    shared_machine.start_controller(
         "--system", "--settle=0.1", "--park-when=idle", "--idle-timeout=0.1",
         f"--grant-keys={verifier.keys.folder}", f"--NodeController.grant_audiences={US}",
         "--priorities=root=3, hub:ann=4, @root=1, @hub:ml=-2, @hub:big=2",
         "--opt-out=root, @hub:kept", "--quotas=@hub:ml=5MiB",
     )  # fmt: skip
     people = {
-        "root": person(machine),
-        "hub:root": person(machine, verifier.sign(user="root", groups=["ml", "big"])),
-        "hub:ann": person(machine, verifier.sign(user="ann", groups=["kept", "ml"])),
-        "hub:ben": person(machine, verifier.sign(user="ben", groups=["root"])),
+        "root": person(None),
+        "hub:root": person(None, grant=verifier.sign(user="root", groups=["ml", "big"])),
+        "hub:ann": person(None, grant=verifier.sign(user="ann", groups=["kept", "ml"])),
+        "hub:ben": person(None, grant=verifier.sign(user="ben", groups=["root"])),
     }
     shims = {name: person.shim("k", resident=1 << 20) for name, person in people.items()}
 
@@ -390,8 +381,6 @@ def test_a_unix_user_and_a_hub_user_of_one_name_share_no_rule(machine, verifier,
     wait_until(lambda: shims["hub:ann"].heard.of(ROOM_ANSWER))
     denied = shims["hub:ann"].heard.of(ROOM_ANSWER)[0]
     assert denied.argument == 0 and "limit of group hub:ml" in denied.reason
-    for each in people.values():
-        each.close()
 
 
 def expiring(private, **claims):
@@ -400,11 +389,11 @@ def expiring(private, **claims):
     return raw(private, exp=ends - int(LEEWAY_S), **claims), ends
 
 
-def let_in_until_it_expired(granting, private, wait_until, caps=None, **memory):
+def let_in_until_it_expired(person, private, wait_until, caps=None, **memory):
     """(a user, their shim that was let in): since then their grant has expired."""
     while True:
         grant, ends = expiring(private, caps=caps)
-        alice = person(granting, grant)
+        alice = person(None, grant=grant)
         shim = alice.shim("k1", **memory)
         if shim.heard.welcome is not None:
             break
@@ -419,10 +408,10 @@ def reaches(shim, residency, wait_until):
     wait_until(lambda: shim.state == residency)
 
 
-def test_a_connection_outlives_the_grant_that_opened_it(granting, verifier, wait_until):
+def test_a_connection_outlives_the_grant_that_opened_it(granting, person, verifier, wait_until):
     """Also after a pause and after the controller's end: a parked kernel must not wait for a grant."""
     alice, shim = let_in_until_it_expired(
-        granting, verifier.private, wait_until, caps={"gpu_bytes": 1 << 30}, parked=1 << 20
+        person, verifier.private, wait_until, caps={"gpu_bytes": 1 << 30}, parked=1 << 20
     )
     reaches(shim, RESIDENT, wait_until)
     shim.beats = False
@@ -436,47 +425,42 @@ def test_a_connection_outlives_the_grant_that_opened_it(granting, verifier, wait
     granting.start_granting()
     after = alice.shim("k1", page=shim.page)
     reaches(after, RESIDENT, wait_until)
-    newer = person(granting, verifier.sign())
+    newer = person(None, grant=verifier.sign())
     assert newer.kernels()["k1"]["processes"], "it is still the same user's"
-    alice.close()
 
 
-def test_an_expired_grant_opens_no_further_connection(granting, verifier, wait_until):
+def test_an_expired_grant_opens_no_further_connection(granting, person, verifier, wait_until):
     mallory, _ = expiring(verifier.private, sub="mallory")
-    alice, shim = let_in_until_it_expired(granting, verifier.private, wait_until, resident=1 << 20)
+    alice, shim = let_in_until_it_expired(person, verifier.private, wait_until, resident=1 << 20)
     assert alice.ask("GET", "/node") == (401, {"error": "bad-grant", "message": ANY})
-    other = person(granting, mallory)
+    other = person(None, grant=mallory)
     refused = [alice.shim("k1"), other.shim("k1", page=shim.page)]
     assert all(each.heard.ended and not each.heard.welcome for each in refused)
     assert "its grant has expired" in granting.controller_log()
     assert not shim.heard.ended
-    newer = person(granting, verifier.sign())
+    newer = person(None, grant=verifier.sign())
     newer.shim("k1", resident=2 << 20)
     assert newer.kernels()["k1"]["resident_bytes"] == 3 << 20
-    for each in (alice, other, newer):
-        each.close()
 
 
-def test_the_grant_that_was_signed_last_counts(granting, verifier):
+def test_the_grant_that_was_signed_last_counts(granting, person, verifier):
     """Else a user with an older one could go back to what it allowed."""
     earlier = raw(verifier.private, iat=int(time.time()) - 100, priority=5)
-    alice = person(granting, verifier.sign(priority=-3))
+    alice = person(None, grant=verifier.sign(priority=-3))
     alice.shim("k1", resident=1 << 20)
-    shim = person(granting, earlier).shim("k1", resident=1 << 20)
+    shim = person(None, grant=earlier).shim("k1", resident=1 << 20)
     assert shim.heard.welcome
     assert alice.kernels()["k1"]["priority"] == -3
-    alice.close()
-    shim.close()
 
 
-def test_what_a_removed_key_has_signed_is_good_no_longer(granting, verifier, wait_until):
+def test_what_a_removed_key_has_signed_is_good_no_longer(granting, person, verifier, wait_until):
     """Also for connected users; a user with a grant of another key goes on."""
     other, public = make_keys()
     (verifier.keys.folder / "hub-2.pem").write_bytes(public)
-    bob = person(granting, sign_grant(other, "hub-2", user="bob", audience=US))
+    bob = person(None, grant=sign_grant(other, "hub-2", user="bob", audience=US))
     wait_until(lambda: bob.ask("GET", "/node")[0] == 200)  # its key is looked for once a second
     stays = bob.shim("k2", resident=1 << 20)
-    shim = person(granting, verifier.sign()).shim("k1", resident=1 << 20)
+    shim = person(None, grant=verifier.sign()).shim("k1", resident=1 << 20)
     assert shim.heard.welcome
     for path in verifier.keys.folder.iterdir():
         if path.name != "hub-2.pem":
@@ -484,5 +468,3 @@ def test_what_a_removed_key_has_signed_is_good_no_longer(granting, verifier, wai
     wait_until(lambda: shim.heard.ended)
     assert "not known here any more" in granting.controller_log()
     assert bob.kernels()["k2"]["tracked"] and not stays.heard.ended
-    shim.close()
-    bob.close()

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 from fake_shim import MIB
-from people import Person, needs_root, open_to_everyone
-from thread_controller import ThreadController
 
 from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.identity.rate_limits import MANY_USERS
@@ -60,26 +58,16 @@ def test_a_file_that_comes_changes_or_goes_is_noticed(tmp_path, monkeypatch):
     assert ids.owner_of(FIRST) == BOB, "it is being written, perhaps"
 
 
-def test_a_user_with_many_ids_takes_no_more_than_one_id_may(machine, file):
-    needs_root()
-    open_to_everyone(machine)
+def test_a_user_with_many_ids_takes_no_more_than_one_id_may(node, shared_machine, person, file):
     limits = replace(MANY_USERS, links=2, kernels=2, links_everyone=4)
-    access = EveryUserAccess(limits=limits, subordinate_ids=SubordinateIds(file))
-    controller = ThreadController(machine.socket, access=access)
-    crowd = [Person(machine, uid) for uid in (MALLORY, FIRST, FIRST + 1, FIRST + 2)]
-    bob = Person(machine, BOB)
-    try:
-        for each in crowd:
-            each.shim("k", resident=300 * MIB)
-        assert sum(each.shims[0].heard.welcome is not None for each in crowd) == 2
-        assert bob.shim("k", resident=300 * MIB).heard.welcome
-        statuses = [each.ask("PUT", "/kernels/new", {})[0] for each in crowd]
-        assert statuses == [429] * 4
-        assert bob.ask("PUT", "/kernels/new", {})[0] == 200
-        seen = [each.kernels() for each in crowd]
-        assert sorted(map(len, seen)) == [0, 0, 1, 1], "each sees their own alone"
-        assert {kernel["user"] for kernels in seen for kernel in kernels.values()} == {str(MALLORY)}
-    finally:
-        for each in (*crowd, bob):
-            each.close()
-        controller.stop()
+    node(access=EveryUserAccess(limits=limits, subordinate_ids=SubordinateIds(file)))
+    crowd, bob = [person(uid) for uid in (MALLORY, FIRST, FIRST + 1, FIRST + 2)], person(BOB)
+    shims = [each.shim("k", resident=300 * MIB) for each in crowd]
+    assert sum(shim.heard.welcome is not None for shim in shims) == 2
+    assert bob.shim("k", resident=300 * MIB).heard.welcome
+    statuses = [each.ask("PUT", "/kernels/new", {})[0] for each in crowd]
+    assert statuses == [429] * 4
+    assert bob.ask("PUT", "/kernels/new", {})[0] == 200
+    seen = [each.kernels() for each in crowd]
+    assert sorted(map(len, seen)) == [0, 0, 1, 1], "each sees their own alone"
+    assert {kernel["user"] for kernels in seen for kernel in kernels.values()} == {str(MALLORY)}

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from fake_shim import MIB, NO_GPU_ROOM, PARK, QUEUED, RESUME, WANT, notify
 from live_machine import UnixConnection
-from people import Person, command_of, needs_root, open_to_everyone
-from thread_controller import ThreadController
+from people import command_of
 
 from jupyter_affinode.client.grant_signing import make_keys, sign_grant
 from jupyter_affinode.node.api import report as api_report
@@ -28,10 +27,9 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture
-def daemon(machine):
+def daemon(shared_machine):
     """The machine's controller of all users; `STAFF` are its administrators."""
-    needs_root()
-    open_to_everyone(machine)
+    machine = shared_machine
     machine.start_controller("--system", "--settle=0.1", f"--admin-group={STAFF}", patient=True)
     yield machine
     assert "Traceback" not in machine.controller_log(), machine.controller_log()
@@ -39,21 +37,7 @@ def daemon(machine):
 
 
 @pytest.fixture
-def person(daemon):
-    """`person(uid, *groups)`: a user on the machine."""
-    people: list[Person] = []
-
-    def make(uid, *groups):
-        people.append(Person(daemon, uid, *groups))
-        return people[-1]
-
-    yield make
-    for each in people:
-        each.close()
-
-
-@pytest.fixture
-def two(person):
+def two(daemon, person):
     """Alice and Bob, each with a kernel that both call k1."""
     alice, bob = person(ALICE), person(BOB)
     alice.shim("k1", resident=300 * MIB)
@@ -202,9 +186,9 @@ def test_two_unix_users_can_do_each_other_nothing(daemon):
     run_attack(daemon, start(ALICE), start(BOB), [f"uid-{ALICE}/secret", f"user-{ALICE}/secret"])
 
 
-def test_two_containers_of_one_user_id_can_do_each_other_nothing(machine, tmp_path):
+def test_two_containers_of_one_user_id_can_do_each_other_nothing(shared_machine, tmp_path):
     """Pid namespaces stand for containers; the user id says nothing, grants say everything."""
-    needs_root()
+    machine = shared_machine
     if shutil.which("unshare") is None:
         pytest.skip("unshare is not here")
     probe = subprocess.run(
@@ -216,7 +200,6 @@ def test_two_containers_of_one_user_id_can_do_each_other_nothing(machine, tmp_pa
     keys.mkdir(mode=0o755)
     private, public = make_keys()
     (keys / "hub.pem").write_bytes(public)
-    open_to_everyone(machine)
     machine.start_controller(
         "--system", "--settle=0.1", f"--grant-keys={keys}", "--require-grants",
         "--NodeController.grant_audiences=affinode:test",
@@ -259,9 +242,9 @@ def test_a_report_has_ones_own_figures_and_an_administrators_has_all_users(two, 
     assert users(carol)[str(ALICE)] == 1
 
 
-def test_a_user_who_reads_reports_all_the_time_keeps_no_other_from_theirs(machine, monkeypatch, wait_until):
-    needs_root()
-    open_to_everyone(machine)
+def test_a_user_who_reads_reports_all_the_time_keeps_no_other_from_theirs(
+    node, shared_machine, person, monkeypatch, wait_until
+):
     goes_on, began = threading.Event(), []
 
     def slow(path, question):
@@ -270,9 +253,9 @@ def test_a_user_who_reads_reports_all_the_time_keeps_no_other_from_theirs(machin
         return {}
 
     monkeypatch.setattr(api_report, "report", slow)
-    options = HistoryOptions(machine.socket.with_name("ledger.sqlite"))
-    controller = ThreadController(machine.socket, access=EveryUserAccess(), history=options)
-    alice, bob = Person(machine, ALICE), Person(machine, BOB)
+    options = HistoryOptions(shared_machine.socket.with_name("ledger.sqlite"))
+    node(access=EveryUserAccess(), history=options)
+    alice, bob = person(ALICE), person(BOB)
     with ThreadPoolExecutor() as pool:
         first = pool.submit(alice.ask, "GET", "/report")
         wait_until(lambda: began)
@@ -282,4 +265,3 @@ def test_a_user_who_reads_reports_all_the_time_keeps_no_other_from_theirs(machin
         wait_until(lambda: len(began) == 2)
         goes_on.set()
         assert first.result()[0] == second.result()[0] == 200
-    controller.stop()

@@ -8,15 +8,12 @@ import io
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 import time
 from contextlib import closing
 
 import pytest
 from api_answers import checked
-from fake_shim import BUSY, MIB, PARKED
-from thread_controller import ThreadController
+from fake_shim import BUSY, MIB
 
 from jupyter_affinode import environment
 from jupyter_affinode.cli import main
@@ -52,19 +49,6 @@ def rows(path, query):
             return connection.execute(query).fetchall()
         except sqlite3.OperationalError:  # no table yet
             return []
-
-
-def report(machine, *arguments):
-    """What `jupyter affinode report` prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "jupyter_affinode.cli", "report", *arguments],
-        env=machine.environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_parks_resumes_waits_and_refusals_are_written_with_their_reasons(node, shim, path, wait_until):
@@ -108,33 +92,28 @@ def test_a_kernel_without_host_memory_to_go_to_is_a_refusal(node, shim, path, wa
     assert answer["refusals"] == [{"of": "park", "reason": "no-host-memory", "count": 1}]
 
 
-def test_memory_is_counted_where_it_is_and_a_later_controller_goes_on_counting(
-    machine, path, shim, wait_until
-):
+def test_memory_is_counted_where_it_is_and_a_later_controller_goes_on_counting(node, path, shim, wait_until):
     def held():
         return rows(path, "SELECT sum(held_byte_s), sum(used_byte_s), sum(given_back_byte_s) FROM usage")
 
     def measured():
         return rows(path, "SELECT sum(seconds) FROM measured")[0][0]
 
-    first = ThreadController(machine.socket, history=HistoryOptions(path))
-    kernel = shim("k1", resident=GIB)
-    kernel.page.calls_in_flight = 1
-    kernel.page.write()
+    machine = node(history=HistoryOptions(path))
+    kernel = shim("k1", resident=GIB, busy=True)
     wait_until(lambda: held() and held()[0][1])
     kernel.page.calls_in_flight = 0
     kernel.page.write()
     assert machine.ask("POST", "/kernels/k1/park", {})[0] == 200
     wait_until(lambda: held()[0][2])
-    first.stop()
+    node.stop()
     before, measured_before = held()[0], measured()
     assert 0 < before[1] <= before[0]
     assert before[0] + before[2] <= measured_before * GIB * 1.0001
-    second = ThreadController(machine.socket, history=HistoryOptions(path))
-    again = shim("k1", parked=GIB)
-    assert again.state == PARKED
+    node(history=HistoryOptions(path))
+    shim("k1", parked=GIB)
     wait_until(lambda: held()[0][2] > before[2])
-    second.stop()
+    node.stop()
     after = held()[0]
     assert after[:2] == before[:2]
     assert after[2] - before[2] <= (measured() - measured_before) * GIB * 1.0001
@@ -178,16 +157,16 @@ def test_names_and_paths_of_notebooks_are_written_only_where_that_was_turned_on(
 # ---- the report
 
 
-def test_the_report_is_the_same_from_a_controller_and_from_its_file(machine, shim, wait_until, capsys):
+def test_the_report_is_the_same_from_a_controller_and_from_its_file(node, machine, shim, wait_until, capsys):
     path = machine.socket.with_name("ledger.sqlite")
-    running = ThreadController(machine.socket, history=HistoryOptions(path))
+    node(history=HistoryOptions(path))
     kernel = shim("k1", resident=300 * MIB)
     assert machine.ask("POST", "/kernels/k1/park", {})[0] == 200
     kernel.touch()
     wait_until(lambda: rows(path, "SELECT * FROM events WHERE kind = 'wait'"))
-    live = json.loads(report(machine, "--json"))
-    running.stop()
-    left = json.loads(report(machine, "--json"))
+    live = json.loads(machine.affinode("report", "--json").stdout)
+    node.stop()
+    left = json.loads(machine.affinode("report", "--json").stdout)
     for answer in (live, left):
         (row,) = answer["rows"]
         assert (row["user"], row["parks"], row["resumes"], row["waits"]) == (ME, 1, 1, 1)
@@ -227,14 +206,7 @@ def test_a_ledger_that_cannot_be_written_is_told_and_stops_no_move(node, shim, p
     wait_until(lambda: machine.kernel("k1")["residency"] == "resident")
     assert checked("GET", "/node", machine.ask("GET", "/node"))[1]["history"]["kept"] is True
     assert checked("GET", "/report", machine.ask("GET", "/report"))[0] == 409
-    done = subprocess.run(
-        [sys.executable, "-m", "jupyter_affinode.cli", "status"],
-        env=machine.environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert "No history is written" in done.stdout
+    assert "No history is written" in machine.affinode("status").stdout
 
 
 def test_a_controller_without_history_says_so(node, machine):

@@ -257,11 +257,9 @@ def test_random_mutations_of_valid_messages_never_stop_the_controller(attacked):
     assert attacked.node() is not None
 
 
-def test_a_stopped_process_loses_its_place_but_keeps_its_memory(controller, wait_until):
+def test_a_stopped_process_loses_its_place_but_keeps_its_memory(controller, stoppable, wait_until):
     """SIGSTOP ends its heartbeats; what it has stays charged, and it is welcome again afterwards."""
-    script = Path(__file__).parents[1] / "support" / "stoppable_process.py"
-    process = controller.start(sys.executable, str(script), str(controller.socket.parent), "stoppable")
-    wait_until(lambda: (controller.kernel("stoppable") or {}).get("tracked"))
+    process = stoppable("stoppable")
     os.kill(process.pid, 19)
     wait_until(lambda: not controller.kernel("stoppable")["tracked"])
     stopped = controller.kernel("stoppable")

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 from fake_shim import MIB, NO_GPU_ROOM
-from thread_controller import ThreadController
 
 from jupyter_affinode.node.state import registry as state
 from jupyter_affinode.node.state import servers
@@ -22,30 +21,16 @@ LOG = logging.getLogger("persistence")
 DAY_S = 86400.0
 
 
-@pytest.fixture
-def restartable(machine):
-    """`restartable(…settings)`: a controller; `stop()` it before the next."""
-    made = []
-
-    def start(**settings):
-        made.append(ThreadController(machine.socket, **settings))
-        return made[-1]
-
-    yield start
-    made[-1].stop()
-    assert "Traceback" not in machine.controller_log(), machine.controller_log()
-
-
-def test_a_hold_and_a_wish_outlive_the_controller(machine, restartable, shim, wait_until):
-    controller = restartable()
+def test_a_hold_and_a_wish_outlive_the_controller(machine, node, shim, wait_until):
+    node()
     shim("kept", resident=100 * MIB)
     shim("waits", parked=100 * MIB, resume_status=NO_GPU_ROOM)
     assert machine.ask("POST", "/kernels/kept/hold", {"duration_s": 500})[0] == 200
     assert machine.ask("POST", "/kernels/waits/resume", {"wait": False})[0] == 202
     wait_until(lambda: len(kept(machine)) == 2)
-    controller.stop()
+    node.stop()
 
-    restartable()
+    node()
     shim("kept", resident=100 * MIB)
     shim("waits", parked=100 * MIB, resume_status=NO_GPU_ROOM)
     assert 0 < machine.kernel("kept")["held_for_s"] <= 500
@@ -55,25 +40,23 @@ def test_a_hold_and_a_wish_outlive_the_controller(machine, restartable, shim, wa
     wait_until(lambda: kept(machine) == {})
 
 
-def test_what_its_kernelspec_said_is_known_where_no_server_tells_it_anew(
-    machine, restartable, shim, wait_until
-):
-    controller = restartable()
+def test_what_its_kernelspec_said_is_known_where_no_server_tells_it_anew(machine, node, shim, wait_until):
+    node()
     shim("batch", resident=100 * MIB)
     shim("notebook", resident=100 * MIB)
     for name, server in (("batch", None), ("notebook", "bob's")):
         assert machine.ask("PUT", f"/kernels/{name}", {"server": server, "priority": -2})[0] == 200
     wait_until(lambda: "batch" in kept(machine))
     assert "notebook" not in kept(machine)
-    controller.stop()
+    node.stop()
 
-    restartable()
+    node()
     shim("batch", resident=100 * MIB)
     wait_until(lambda: (machine.kernel("batch") or {}).get("priority") == -2)
 
 
 def test_no_second_kernel_is_ended_because_the_controller_forgot_the_first(
-    machine, restartable, shim, monkeypatch, wait_until
+    machine, node, shim, monkeypatch, wait_until
 ):
     births = itertools.count(1000)
     monkeypatch.setattr(state, "started_at", lambda pid, default: float(next(births)))
@@ -83,22 +66,19 @@ def test_no_second_kernel_is_ended_because_the_controller_forgot_the_first(
     def all_asked():
         asker = shim("asker", resident=100 * MIB)
         for name in ("older", "younger"):
-            busy = shim(name, resident=450 * MIB)
-            busy.page.calls_in_flight = 1
-            busy.page.write()
-            wait_until(lambda name=name: machine.kernel(name))
+            shim(name, resident=450 * MIB, busy=True)
         machine.ask("PUT", "/kernels/older", {"server": "bob's"})
         return asker
 
-    controller = restartable(**settings)
+    node(**settings)
     asker = all_asked()
     machine.ask("PUT", "/kernels/younger", {"server": "bob's"})
     asker.allocate(400 * MIB, number=1)
     wait_until(lambda: machine.kernel("younger")["end_asked"])
     wait_until(lambda: "younger" in kept(machine))
-    controller.stop()
+    node.stop()
 
-    restartable(**settings)
+    node(**settings)
     asker = all_asked()  # before the server of the younger is back
     assert machine.kernel("younger")["end_asked"] is None, "the waiter may have given up"
     asker.allocate(400 * MIB, number=1)

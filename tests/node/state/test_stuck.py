@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 from fake_shim import DYING, FAILED, GPU, LOST, MIB, NO_GPU_ROOM, RESUME
-from people import Person, command_of, needs_root, open_to_everyone
+from people import command_of
 
 import jupyter_affinode
 from jupyter_affinode.node.execution import cleanup
@@ -103,15 +103,9 @@ def test_an_orphan_is_stuck_only_if_no_server_speaks_for_it_and_it_does_nothing(
 
 
 @pytest.fixture
-def started(machine, wait_until):
+def started(machine, stoppable):
     """`started("k")`: a process of its own with a fake shim, and its number."""
-
-    def start(kernel_id):
-        made = machine.start(sys.executable, str(SCRIPT), str(machine.socket.parent), kernel_id)
-        wait_until(lambda: (machine.kernel(kernel_id) or {}).get("processes"))
-        return made, machine.kernel(kernel_id)["processes"][0]["number"]
-
-    return start
+    return lambda kernel_id: (stoppable(kernel_id), machine.processes_of(kernel_id)[0]["number"])
 
 
 def test_a_healthy_process_is_never_ended(node, machine, started):
@@ -302,14 +296,13 @@ def test_the_command_line_lists_what_is_stuck_and_ends_it(node, machine, started
 
 
 def test_a_stopped_process_that_holds_memory_is_shown_and_an_administrator_can_end_it(
-    node, machine, wait_until, monkeypatch
+    node, shared_machine, person, wait_until, monkeypatch
 ):
-    needs_root()
+    machine = shared_machine
     monkeypatch.setattr(cleanup, "KILL_AFTER_S", 0.1)
-    open_to_everyone(machine)
     node(access=EveryUserAccess())
     made = machine.start(*command_of(61001, sys.executable, str(SCRIPT), str(machine.socket.parent), "k"))
-    alice, bob, admin = Person(machine, 61001), Person(machine, 61002), Person(machine, 0)
+    alice, bob, admin = person(61001), person(61002), person(0)
     wait_until(lambda: alice.kernels().get("k", {}).get("processes"))
     (process,) = alice.kernels()["k"]["processes"]
     assert process["stuck"] is None

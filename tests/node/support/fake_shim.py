@@ -196,7 +196,7 @@ class Heard:
 class FakeShim:
     """One process with `resident` bytes on a GPU. `park_status` and `resume_status` say how it answers.
 
-    When it has been made, the controller has either let it in, and knows its kernel, or hung up.
+    When it has been made, the controller has either welcomed it or hung up.
     """
 
     def __init__(

@@ -106,8 +106,8 @@ class Person:
 
     def close(self) -> None:
         """End all shims."""
-        for shim in self.shims:
-            shim.close()
+        while self.shims:
+            self.shims.pop().close()
 
 
 def open_to_everyone(machine: Machine) -> None:
