@@ -14,12 +14,13 @@ from urllib.parse import quote
 import pytest
 from fake_shim import DYING, FAILED, GPU, LOST, MIB, NO_GPU_ROOM, RESUME
 from people import command_of
+from said_pages import NOTHING
 
 import jupyter_affinode
 from jupyter_affinode.node.execution import cleanup
 from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.protocol.page import PageData, PageFlag, PageGpu, State
+from jupyter_affinode.node.protocol.page import PageGpu, State
 from jupyter_affinode.node.protocol.wire import Hello, HelloFlag, gpu_uuid
 from jupyter_affinode.node.state.gpus import gpu_processes
 from jupyter_affinode.node.state.records.kernel import KernelRecord, Past, ServerSide
@@ -36,7 +37,14 @@ SCRIPT = Path(__file__).parents[1] / "support" / "stoppable_process.py"
 def process(state=State.RESIDENT, *, in_flight=0, idle=1000.0, resident=MIB, parked=0, **fields):
     gpu = PageGpu(UUID, resident, parked, (0,) * 8)
     activity = NOW - idle
-    data = PageData(state, activity, activity, PageFlag(0), 0, in_flight, 0, 0, 0, 0, None, None, (gpu,))
+    data = replace(
+        NOTHING,
+        state=state,
+        state_since=activity,
+        last_activity=activity,
+        calls_in_flight=in_flight,
+        gpus=(gpu,),
+    )
     hello = Hello(1, 1, HelloFlag(0), 1, 1, "k", "python", "0")
     made = Process(1, "k", hello, SimpleNamespace(), data, SimpleNamespace(), 4242)
     for name, value in fields.items():

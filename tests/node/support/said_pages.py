@@ -32,16 +32,19 @@ TOTAL = 80 * GIB
 SETTINGS = Settings(host_reserve_bytes=0, margin_bytes=0)
 
 
+# A page of a process that has done nothing; a test replaces what matters to it.
+NOTHING = PageData(State.NONE, 0.0, 0.0, PageFlag(0), 0, 0, 0, 0, 0, 0, None, None, ())
+
+
 class Says:
     """A page, a file of its own, that says what its process wants."""
 
     def __init__(self, where: State, resident: int = 0, parked: int = 0, last_activity: float = 0.0):
         self.inode = 0, id(self)
-        self.last = PageData(
-            state=where, state_since=last_activity, last_activity=last_activity, flags=PageFlag(0), want=0,
-            calls_in_flight=0, captures=0, epoch=0, parks=0, resumes=0, last_park=None,
-            last_resume=None, gpus=(PageGpu(A, resident, parked, (0,) * 8),), calls=(0,) * 8,
-        )  # fmt: skip
+        self.last = replace(
+            NOTHING, state=where, state_since=last_activity, last_activity=last_activity, calls=(0,) * 8
+        )
+        self.has(resident, parked)
 
     def read(self) -> PageData:
         """The page."""

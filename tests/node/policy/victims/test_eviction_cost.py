@@ -10,11 +10,12 @@ import pytest
 from fake_shim import GPU, MIB, PARKED, RESIDENT
 from hypothesis import given
 from hypothesis import strategies as st
+from said_pages import NOTHING
 from snapshots import NOW, A, B, resident
 
 from jupyter_affinode.node.model.snapshot import Host, HostUse, Kernel, Node, Residency, Speed
 from jupyter_affinode.node.policy.victims import eviction_cost
-from jupyter_affinode.node.protocol.page import PageData, PageFlag, PageGpu, State
+from jupyter_affinode.node.protocol.page import PageGpu, State
 from jupyter_affinode.node.protocol.wire import gpu_uuid
 from jupyter_affinode.node.state.gpus.transfer_speeds import Line, MoveSpeeds, park_copies, resume_copies
 from jupyter_affinode.settings.policy import GIB
@@ -135,43 +136,17 @@ def test_parking_at_the_break_even_never_costs_more_than_twice_the_optimum(pause
 # ---- how fast
 
 
-def page(
-    *,
-    parks=0,
-    resumes=0,
-    park=(0, 0.0),
-    resume=(0, 0.0),
-    copied=0,
-    zeros=0,
-    resident=GIB,
-    parked=0,
-    kept=0,
-    where=State.RESIDENT,
-):
-    return PageData(
-        where,
-        0.0,
-        0.0,
-        PageFlag(0),
-        0,
-        0,
-        0,
-        0,
-        parks,
-        resumes,
-        park if parks else None,
-        resume if resumes else None,
-        (PageGpu(A, resident, parked, (0,) * 8),),
+def process(*, copied=0, zeros=0, resident=GIB, kept=0, state=State.RESIDENT, **fields):
+    data = replace(
+        NOTHING,
+        state=state,
+        gpus=(PageGpu(A, resident, 0, (0,) * 8),),
         kept_bytes=kept,
         last_park_copied_bytes=copied,
         last_park_zero_bytes=zeros,
+        **fields,
     )
-
-
-def process(key=1, **fields):
-    data = page(**fields)
-    resident = sum(gpu.resident_bytes for gpu in data.gpus)
-    return SimpleNamespace(key=key, data=data, resident_bytes=resident)
+    return SimpleNamespace(key=1, data=data, resident_bytes=resident)
 
 
 def test_a_machine_is_as_fast_as_its_moves_show():
@@ -206,7 +181,7 @@ def learning(*pages, lasts=1.0, size=16 * GIB):
 def parked_in(seconds, number, *, kept, size=10 * GIB):
     """A page before and after a park of 10 GiB, for which it had kept so much."""
     before = process(parks=number, kept=kept)
-    return before, process(parks=number + 1, park=(size, seconds), copied=size, where=State.PARKED)
+    return before, process(parks=number + 1, last_park=(size, seconds), copied=size, state=State.PARKED)
 
 
 def of_size(size, **fields):
@@ -259,11 +234,11 @@ def test_a_first_park_that_is_fast_teaches_too():
 
 def test_each_move_teaches_once_and_only_what_was_copied_counts():
     assert learning().by_gpu() == {}
-    fast = process(parks=1, park=(10 * GIB, 0.1), copied=0, zeros=10 * GIB)
+    fast = process(parks=1, last_park=(10 * GIB, 0.1), copied=0, zeros=10 * GIB)
     once = learning(fast).by_gpu()
     assert once[A].park_fixed_s > Speed().park_fixed_s  # nothing was copied: the 0.1 s are its fixed part
     assert learning(fast, fast).by_gpu() == once
-    back = process(parks=1, resumes=1, park=(10 * GIB, 0.1), resume=(10 * GIB, 0.2), zeros=10 * GIB)
+    back = process(parks=1, resumes=1, last_park=(10 * GIB, 0.1), last_resume=(10 * GIB, 0.2), zeros=10 * GIB)
     speeds = learning(fast, back)
     assert speeds.by_gpu()[A].resume_fixed_s > once[A].resume_fixed_s
     speeds.look([], {A: 16 * GIB}, lambda each: 1.0)
@@ -274,7 +249,7 @@ def test_a_page_teaches_nothing_that_was_not_seen():
     huge, slow = 1 << 60, 1e9
 
     def moved(copied, seconds):
-        return process(parks=1, park=(copied, seconds), copied=copied)
+        return process(parks=1, last_park=(copied, seconds), copied=copied)
 
     assert learning(moved(huge, slow)).by_gpu() == learning(moved(16 * GIB, 1.0)).by_gpu()
     assert learning(moved(GIB, 1.0), lasts=None).by_gpu() == {}, "we told it of no move"
@@ -295,12 +270,14 @@ def test_a_page_teaches_nothing_that_was_not_seen():
 
 def test_what_a_park_would_copy_is_told_by_the_last_one():
     assert park_copies(process(resident=4 * GIB)) == 4 * GIB
-    changed = process(parks=1, park=(4 * GIB, 1.0), copied=GIB, zeros=GIB, resident=4 * GIB, kept=3 * GIB)
+    changed = process(
+        parks=1, last_park=(4 * GIB, 1.0), copied=GIB, zeros=GIB, resident=4 * GIB, kept=3 * GIB
+    )
     assert park_copies(changed) == GIB
     assert resume_copies(changed) == 3 * GIB
-    grown = process(parks=1, park=(4 * GIB, 1.0), copied=0, zeros=0, resident=6 * GIB, kept=4 * GIB)
+    grown = process(parks=1, last_park=(4 * GIB, 1.0), copied=0, zeros=0, resident=6 * GIB, kept=4 * GIB)
     assert park_copies(grown) == 2 * GIB
-    given_back = process(parks=1, park=(4 * GIB, 1.0), copied=0, zeros=0, resident=4 * GIB, kept=0)
+    given_back = process(parks=1, last_park=(4 * GIB, 1.0), copied=0, zeros=0, resident=4 * GIB, kept=0)
     assert park_copies(given_back) == 4 * GIB
 
 
