@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
-from fake_shim import GPU, PARKED
+from fake_nvml import UUID, FakeNvml
+from fake_shim import PARKED
 from live_machine import Machine
 from people import Person, open_to_everyone
 from thread_controller import ThreadController
@@ -12,27 +11,10 @@ from thread_controller import ThreadController
 from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.ledger import writer
 from jupyter_affinode.node.metrics.history_options import HistoryOptions
-from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.protocol.wire import gpu_uuid
-from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.settings.policy import GIB
 
 ANA, BOB, CARLA = 61001, 61002, 61003
-UUIDS = (gpu_uuid(GPU), gpu_uuid(bytes(range(16, 32))))
-
-
-class TwoGpus:
-    """NVML of a machine with two GPUs of 80 GiB, whose first is nearly full."""
-
-    used = (74 * GIB, 2 * GIB)
-
-    def read(self) -> NvmlSample:
-        """As `NvmlReader.read`."""
-        gpus = [
-            NvmlGpu(uuid, index, "NVIDIA A100-SXM4-80GB", 80 * GIB, used, 80 * GIB - used, 37)
-            for index, (uuid, used) in enumerate(zip(UUIDS, self.used, strict=True))
-        ]
-        return NvmlSample(time.monotonic(), "580.1", tuple(gpus))
 
 
 class GpuNode:
@@ -42,9 +24,11 @@ class GpuNode:
         open_to_everyone(machine)
         self.machine = machine
         writer.FLUSH_EVENTS_EVERY_S = writer.FLUSH_EVERY_S = 0.0
+        nvml = FakeNvml({UUID: 6 * GIB, gpu_uuid(bytes(range(16, 32))): 78 * GIB}, 80 * GIB, percent=37)
+        nvml.name = "NVIDIA A100-SXM4-80GB"
         self.controller = ThreadController(
             machine.socket,
-            TwoGpus(),
+            nvml,
             HistoryOptions(machine.folder / "history" / "ledger.sqlite"),
             EveryUserAccess(),
             **settings,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 
 import jwt
 import pytest
+from fake_nvml import FilledNvml
 from fake_shim import GPU, MIB
 from live_hub import Hub
 from live_machine import new_machine
@@ -17,25 +17,8 @@ from thread_controller import ThreadController
 
 from jupyter_affinode.client.grant_signing import make_keys
 from jupyter_affinode.node.identity.access import EveryUserAccess
-from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.protocol.wire import gpu_uuid
-from jupyter_affinode.node.system.nvml import NvmlSample
 
-A, TOTAL, ANA = gpu_uuid(GPU), 1024 * MIB, 61011
-
-
-class Gpu:
-    """NVML of one GPU with the memory of the shims."""
-
-    def __init__(self):
-        self.shims = []
-
-    def read(self):
-        """As pynvml says it."""
-        began = time.monotonic()
-        used = sum(each.page.memory[GPU][0] for each in self.shims)
-        gpu = NvmlGpu(A, 0, "A GPU", TOTAL, used, TOTAL - used, 0, frozenset({os.getpid()}))
-        return NvmlSample(began, "580", (gpu,))
+TOTAL = 1024 * MIB
 
 
 class Site:
@@ -46,7 +29,7 @@ class Site:
         settings = {"gpu_memory": "500MiB", "gpu_wait_s": 60, **spawner}
         # Made first: it skips the test where it is not there.
         hub = Hub(machine, version, spawner=settings, subclass_hook=True)
-        self.machine, self.gpu = machine, Gpu()
+        self.machine, self.gpu = machine, FilledNvml(TOTAL, pids={os.getpid()})
         self.controller = None
         self.start_controller()
         self.carol = Person(machine, 61019)

@@ -9,42 +9,21 @@ import os
 import re
 import socket
 import threading
-import time
 
 import pytest
 from api_answers import DOCUMENT
-from fake_shim import GPU, MIB, PARK, PREPARES, RESIDENT
+from fake_nvml import UUID, FakeNvml, FilledNvml
+from fake_shim import MIB, PARK, PREPARES, RESIDENT
 from jsonschema import Draft202012Validator
 from live_machine import UnixConnection
 from people import Person
 
 from jupyter_affinode.client.api import ControllerClient
 from jupyter_affinode.node.identity.access import EveryUserAccess
-from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.protocol.wire import gpu_uuid
-from jupyter_affinode.node.system.nvml import NvmlSample
 
-A, TOTAL = gpu_uuid(GPU), 1024 * MIB
+TOTAL = 1024 * MIB
 ALICE, BOB, CAROL = 61001, 61002, 61003
 SCHEMA = Draft202012Validator({"$ref": "#/components/schemas/Room", "components": DOCUMENT["components"]})
-
-
-class Gpus:
-    """NVML of one GPU, or of two of which the second is full of another program's memory; shims' memory counts."""
-
-    def __init__(self, count: int = 1):
-        self.shims: list = []
-        self.foreign = {A: 0, "GPU-foreign": TOTAL}
-        self.count = count
-
-    def read(self) -> NvmlSample:
-        """As pynvml says it."""
-        began, gpus = time.monotonic(), []
-        for index, uuid in enumerate(list(self.foreign)[: self.count]):
-            ours = sum(each.page.memory[GPU][0] for each in self.shims) if uuid == A else 0
-            used = min(ours + self.foreign[uuid], TOTAL)
-            gpus.append(NvmlGpu(uuid, index, "A GPU", TOTAL, used, TOTAL - used, 0, frozenset({os.getpid()})))
-        return NvmlSample(began, "580", tuple(gpus))
 
 
 class Asking:
@@ -82,7 +61,7 @@ class Asking:
 
 @pytest.fixture
 def gpus():
-    return Gpus()
+    return FilledNvml(TOTAL, pids={os.getpid()})
 
 
 @pytest.fixture
@@ -150,7 +129,7 @@ def test_a_kernel_at_work_stays_and_the_request_ends_at_its_time(node, gpus, our
 
 def test_hanging_up_withdraws_the_request(node, gpus, ours, ask, wait_until):
     machine = node(nvml=gpus)
-    gpus.foreign[A] = TOTAL - 10 * MIB
+    gpus.foreign[UUID] = TOTAL - 10 * MIB
     ours("busy", resident=500 * MIB, busy=True)
     asked = ask(bytes=400 * MIB, timeout_s=600)
     wait_until(lambda: machine.node()["queue"] == ["a server that starts"])
@@ -167,7 +146,7 @@ def test_what_can_never_fit_is_refused_at_once(node, gpus, ours, ask):
 
 
 def test_a_gpu_that_can_never_have_the_room_is_left_for_another(node, ours, gpus, ask, wait_until):
-    gpus.count, gpus.foreign = 2, {"GPU-foreign": TOTAL - 400 * MIB, A: 0}
+    gpus.foreign = {"GPU-foreign": TOTAL - 400 * MIB, UUID: 0}
     node(nvml=gpus, contended_idle_timeout_s=0.1)
     busy = ours("busy", resident=900 * MIB, busy=True)  # so that the other GPU is taken for the better one
     asked = ask(bytes=600 * MIB, timeout_s=60)
@@ -179,11 +158,7 @@ def test_a_gpu_that_can_never_have_the_room_is_left_for_another(node, ours, gpus
 
 
 def test_without_any_gpu_it_is_refused(node, ask):
-    class NoGpus:
-        def read(self):
-            return NvmlSample(time.monotonic(), "580", ())
-
-    node(nvml=NoGpus())
+    node(nvml=FakeNvml({}))
     assert ask(bytes=MIB).last()["code"] == "no-gpu"
 
 

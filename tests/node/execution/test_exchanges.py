@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
+from fake_nvml import FilledNvml
 from fake_shim import (
     ABORT,
     BUSY,
     COMMIT,
     FAILED,
-    GPU,
     LOT_END,
     MIB,
     OK,
@@ -25,29 +24,14 @@ from fake_shim import (
 )
 
 from jupyter_affinode.node import controller
-from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.policy.resources.host_memory import with_margin
-from jupyter_affinode.node.protocol.wire import gpu_uuid
 from jupyter_affinode.node.state.host import host_figures, lots
 from jupyter_affinode.node.system.host_memory import HostMemory
-from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.settings.policy import GIB
 
 EXCHANGES, STREAM = 1024, 16  # of HELLO, of PARK and RESUME
 HANDS_OVER, HAND_OVER = 4096, 32
 TOTAL = 1000 * MIB
-
-
-class FilledGpu:
-    """What its processes have is in use."""
-
-    def __init__(self):
-        self.shims = []
-
-    def read(self):
-        used = sum(shim.page.memory[GPU][0] for shim in self.shims)
-        gpu = NvmlGpu(gpu_uuid(GPU), 0, "A GPU", TOTAL, used, TOTAL - used, 0)
-        return NvmlSample(time.monotonic(), "580.1", (gpu,))
 
 
 @pytest.fixture
@@ -56,7 +40,7 @@ def full(node, preparing, wait_until, monkeypatch):
     monkeypatch.setattr(controller, "NVML_EVERY_S", 0.1)
 
     def make(*sizes):
-        gpu = FilledGpu()
+        gpu = FilledNvml(TOTAL)
         machine = node(
             nvml=gpu, idle_timeout_s=0.2, contended_idle_timeout_s=0.2, margin_bytes=0, low_watermark=0.0
         )
@@ -136,7 +120,7 @@ class FilledHost:
 
 
 def test_a_victim_is_lent_its_waiters_host_memory_as_it_comes_free(node, preparing, wait_until, monkeypatch):
-    host, gpu = FilledHost(), FilledGpu()
+    host, gpu = FilledHost(), FilledNvml(TOTAL)
     monkeypatch.setattr(controller, "NVML_EVERY_S", 0.1)
     monkeypatch.setattr(controller, "host_memory", host.read)
     monkeypatch.setattr(lots, "host_memory", host.read)

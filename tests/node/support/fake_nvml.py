@@ -21,6 +21,8 @@ class FakeNvml:
     driver would.
     """
 
+    name = "A GPU"
+
     def __init__(self, free=0, total=1000 * MIB, *, pids=None, used_by=(), busy=None, percent=0):
         self.free, self.total, self.percent = free, total, percent
         self.pids, self.used_by, self.busy = pids, dict(used_by), busy
@@ -42,7 +44,7 @@ class FakeNvml:
             NvmlGpu(
                 uuid,
                 index,
-                "A GPU",
+                self.name,
                 self.total,
                 self.total - free,
                 free,
@@ -53,3 +55,18 @@ class FakeNvml:
             )
             for index, (uuid, free) in enumerate(free_bytes.items())
         )
+
+
+class FilledNvml(FakeNvml):
+    """The GPU on which the memory of `shims` is in use; `foreign`: what other programs use, by UUID of each GPU."""
+
+    def __init__(self, total, **options):
+        super().__init__(total=total, **options)
+        self.shims, self.foreign = [], {UUID: 0}
+
+    def gpus(self):
+        ours = {UUID: sum(shim.page.memory[GPU][0] for shim in self.shims)}
+        self.free = {
+            uuid: max(self.total - used - ours.get(uuid, 0), 0) for uuid, used in self.foreign.items()
+        }
+        return super().gpus()
