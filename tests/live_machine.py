@@ -51,6 +51,24 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.settimeout(self.timeout)
 
 
+def ask(
+    connection: http.client.HTTPConnection, method: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, Any]:
+    """One request on a connection, which stays open: (status, JSON, other text or None)."""
+    sent = None if body is None else json.dumps(body)
+    connection.request(method, path, sent, {"Content-Type": "application/json", **headers})
+    response = connection.getresponse()
+    return response.status, decoded(response.read())
+
+
+def decoded(raw: bytes) -> Any:
+    """The JSON, or the text that is none; None of nothing."""
+    try:
+        return json.loads(raw) if raw else None
+    except ValueError:
+        return raw.decode(errors="replace")
+
+
 class Machine:
     """Environment and processes of one test machine; `environment` is what to start processes with."""
 
@@ -141,17 +159,10 @@ class Machine:
         node = self.node()
         return None if node is None else int(node["controller"]["pid"])
 
-    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         """One request to the controller's API (`path` after /api/v1): (status, JSON or None)."""
-        connection = UnixConnection(self.socket)
-        try:
-            payload = None if body is None else json.dumps(body)
-            connection.request(method, f"/api/v1{path}", payload, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            text = response.read()
-            return response.status, json.loads(text) if text else None
-        finally:
-            connection.close()
+        with contextlib.closing(UnixConnection(self.socket)) as connection:
+            return ask(connection, method, f"/api/v1{path}", body, **headers)
 
     def node(self) -> dict[str, Any] | None:
         """GET /node, or None when no controller answers."""

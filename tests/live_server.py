@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
-from live_machine import environment_of_started
+from live_machine import decoded, environment_of_started
 from waiting import wait_until
 
 if TYPE_CHECKING:
@@ -172,10 +172,10 @@ class JupyterServer:
         )
         try:
             with urllib.request.urlopen(request, timeout=timeout) as response:
-                return response.status, _decoded(response.read())
+                return response.status, decoded(response.read())
         except urllib.error.HTTPError as error:
             with error:
-                return error.code, _decoded(error.read())
+                return error.code, decoded(error.read())
 
     def affinode(self, path: str = "status", method: str = "GET", body: Any = None) -> tuple[int, Any]:
         """One request to our REST API: `affinode("kernels/<id>/park", "POST", {})`."""
@@ -348,13 +348,6 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-
-
-def _decoded(raw: bytes) -> Any:
-    try:
-        return json.loads(raw) if raw else None
-    except ValueError:
-        return raw.decode(errors="replace")
 
 
 def exists(pid: int) -> bool:

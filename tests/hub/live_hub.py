@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 import requests
-from live_machine import Machine
+from live_machine import Machine, ask
 from live_server import free_port
 from waiting import wait_until
 
@@ -148,19 +148,11 @@ class Hub:
         self, method: str, path: str, body: Any = None, *, token: str = TOKEN, api: bool = True
     ) -> tuple[int, Any]:
         """One request: (status, JSON or text)."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-        try:
-            headers = {"Authorization": f"token {token}"}
-            sent = None if body is None else json.dumps(body)
-            connection.request(method, f"/hub/api{path}" if api else path, sent, headers)
-            answer = connection.getresponse()
-            text = answer.read().decode()
-            try:
-                return answer.status, json.loads(text) if text else None
-            except ValueError:
-                return answer.status, text
-        finally:
-            connection.close()
+        where = f"/hub/api{path}" if api else path
+        with contextlib.closing(
+            http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        ) as connection:
+            return ask(connection, method, where, body, Authorization=f"token {token}")
 
     def add(self, *users: str) -> None:
         """Make users known."""

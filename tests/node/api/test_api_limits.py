@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-import json
 import os
 import signal
 import socket
@@ -14,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 from fake_shim import MIB, NO_GPU_ROOM
-from live_machine import UnixConnection
+from live_machine import UnixConnection, ask
 from people import Person
 
 from jupyter_affinode.client.kernel_messages import send_only
@@ -47,12 +46,7 @@ def asks(shared):
             with Person(machine, uid).being():
                 connection.connect()
 
-            def ask(method, path, body=None):
-                connection.request(method, f"/api/v1{path}", None if body is None else json.dumps(body))
-                response = connection.getresponse()
-                return response.status, json.loads(response.read() or "null")
-
-            return ask
+            return lambda method, path, body=None: ask(connection, method, f"/api/v1{path}", body)
 
         yield connect
 

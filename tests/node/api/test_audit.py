@@ -7,7 +7,6 @@ import os
 
 import pytest
 from api_answers import checked
-from live_machine import UnixConnection
 
 from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.ledger import writer as ledger_module
@@ -33,20 +32,10 @@ def audit(machine):
     return answer["audit"][::-1] if status == 200 else []  # 409: nothing was written yet
 
 
-def asked(machine, method, path, body, headers):
-    """The status of one request of root's, with headers."""
-    connection = UnixConnection(machine.socket)
-    try:
-        connection.request(method, f"/api/v1{path}", json.dumps(body), headers)
-        return connection.getresponse().status
-    finally:
-        connection.close()
-
-
 def test_an_administrators_acts_are_remembered_with_the_person_behind_the_program(machine_of_all, wait_until):
     machine, _ = machine_of_all
     person = {"X-Forwarded-User": "hub:ana", "X-Forwarded-For": "192.0.2.7"}
-    assert asked(machine, "POST", f"/kernels/uid-{ALICE}%2Fk1/hold", {"duration_s": 60}, person) == 200
+    assert machine.ask("POST", f"/kernels/uid-{ALICE}%2Fk1/hold", {"duration_s": 60}, **person)[0] == 200
     assert machine.ask("PATCH", "/policy", {"idle_timeout_s": 7.0})[0] == 200
     assert machine.ask("PATCH", "/policy", {"low_watermark": 7.0})[0] == 400
     hold, policy, refused = wait_until(lambda: len(found := audit(machine)) == 3 and found)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import subprocess
 import sys
 from http.client import HTTPConnection
 
 import pytest
-from live_machine import new_machine
+from live_machine import ask, new_machine
 from live_server import free_port
 from people import Person
 
@@ -37,18 +37,11 @@ class Remote:
         options = {"user": "root", "lifetime_s": 60, "is_administrator": True, **options}
         return sign_grant(self.key, "hub-1", audience=audience or f"affinode:{IP}:{self.port}", **options)
 
-    def ask(self, method, path, body=None, grant=None, **headers):
+    def ask(self, method, path, body=None, grant=None):
         """One request over TCP: (status, JSON)."""
-        connection = HTTPConnection(IP, self.port, timeout=60)
-        if grant is not None:
-            headers["Authorization"] = f"Bearer {grant}"
-        try:
-            sent = None if body is None else json.dumps(body)
-            connection.request(method, f"/api/v1{path}", sent, headers)
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-        finally:
-            connection.close()
+        headers = {} if grant is None else {"Authorization": f"Bearer {grant}"}
+        with contextlib.closing(HTTPConnection(IP, self.port, timeout=60)) as connection:
+            return ask(connection, method, f"/api/v1{path}", body, **headers)
 
 
 @pytest.fixture(scope="module")

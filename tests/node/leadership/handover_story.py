@@ -6,7 +6,7 @@ Runs in a mount namespace of its own, in which /run is empty, and in a pid names
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2])]
 
+import live_machine  # noqa: E402
 from gpu_cells import SETUP  # noqa: E402
-from live_machine import UnixConnection  # noqa: E402
 from waiting import wait_until  # noqa: E402
 
 OWN = Path(os.environ.get("AFFINODE_FOLDER", "/")) / "node.sock"
@@ -33,14 +33,12 @@ for line in sys.stdin:
 
 def ask(socket: Path, method: str, path: str) -> object:
     """The JSON of one answer; None if no controller answers."""
-    connection = UnixConnection(socket, timeout=60)
-    try:
-        connection.request(method, f"/api/v1{path}", "{}" if method == "POST" else None)
-        return json.loads(connection.getresponse().read() or b"null")
-    except OSError:
-        return None
-    finally:
-        connection.close()
+    with (
+        contextlib.closing(live_machine.UnixConnection(socket, timeout=60)) as connection,
+        contextlib.suppress(OSError),
+    ):
+        return live_machine.ask(connection, method, f"/api/v1{path}", {} if method == "POST" else None)[1]
+    return None
 
 
 def residencies(socket: Path, owner: str = "") -> dict[str, str]:

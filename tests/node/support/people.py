@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import platform
 import shutil
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 from fake_shim import FakeShim
-from live_machine import Machine, UnixConnection
+from live_machine import Machine, UnixConnection, ask
 
 CALLS = {"x86_64": (116, 117, 119), "aarch64": (159, 147, 149)}  # setgroups, setresuid, setresgid
 libc = ctypes.CDLL(None, use_errno=True)
@@ -77,19 +76,12 @@ class Person:
 
     def ask(self, method: str, path: str, body: Any = None, grant: str | None = None) -> tuple[int, Any]:
         """One request to the API: (status, JSON or None)."""
-        connection = UnixConnection(self.machine.socket, timeout=60)
-        headers = {"Content-Type": "application/json"}
-        if grant or self.grant:
-            headers["Authorization"] = f"Bearer {grant or self.grant}"
-        try:
+        grant = grant or self.grant
+        headers = {"Authorization": f"Bearer {grant}"} if grant else {}
+        with contextlib.closing(UnixConnection(self.machine.socket, timeout=60)) as connection:
             with self.being():
                 connection.connect()
-            connection.request(method, f"/api/v1{path}", None if body is None else json.dumps(body), headers)
-            response = connection.getresponse()
-            text = response.read()
-            return response.status, json.loads(text) if text else None
-        finally:
-            connection.close()
+            return ask(connection, method, f"/api/v1{path}", body, **headers)
 
     def kernels(self) -> dict[str, dict[str, Any]]:
         """What this person sees, by id."""

@@ -6,6 +6,7 @@ the API says (`METHOD PATH JSON`), and whether another process of the person is 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -14,23 +15,19 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 from fake_shim import MIB, FakeShim  # noqa: E402
-from live_machine import UnixConnection  # noqa: E402
+from live_machine import UnixConnection, ask  # noqa: E402
 from waiting import wait_until  # noqa: E402
 
 FOLDER, KERNEL_ID = Path(sys.argv[1]), sys.argv[2]
 GRANT = os.environ.get("AFFINODE_GRANT") or None
 
 
-def ask(method: str, path: str, body: str) -> list[object]:
+def asked(method: str, path: str, body: object = None) -> tuple[int, object]:
     """One request: status and JSON."""
-    connection = UnixConnection(FOLDER / "node.sock", timeout=60)
     headers = {"Authorization": f"Bearer {GRANT}"} if GRANT else {}
-    wait_until(lambda: connects(connection))
-    connection.request(method, f"/api/v1{path}", body, headers)
-    response = connection.getresponse()
-    text = response.read()
-    connection.close()
-    return [response.status, json.loads(text) if text else None]
+    with contextlib.closing(UnixConnection(FOLDER / "node.sock", timeout=60)) as connection:
+        wait_until(lambda: connects(connection))
+        return ask(connection, method, f"/api/v1{path}", body, **headers)
 
 
 def connects(connection: UnixConnection) -> bool:
@@ -54,7 +51,7 @@ def another() -> bool:
 
 
 shim = FakeShim(FOLDER, KERNEL_ID, resident=300 * MIB, grant=GRANT)
-ask("PUT", f"/kernels/{KERNEL_ID}", json.dumps({"name": "thesis", "path": "home/thesis.ipynb"}))
+asked("PUT", f"/kernels/{KERNEL_ID}", {"name": "thesis", "path": "home/thesis.ipynb"})
 print("ready", flush=True)
 for line in sys.stdin:
     words = line.split(" ", 2)
@@ -63,5 +60,5 @@ for line in sys.stdin:
     elif words[0].strip() == "another":
         answer = wait_until(another)
     else:
-        answer = ask(words[0], words[1].strip(), words[2] if len(words) > 2 else "")
+        answer = asked(words[0], words[1].strip(), *map(json.loads, words[2:]))
     print(json.dumps(answer), flush=True)
