@@ -19,25 +19,22 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
-from live_machine import UnixConnection  # noqa: E402
+from live_machine import UnixConnection, ask  # noqa: E402
 
 PAUSE_S = 0.03  # one user may ask 50 times a second
 TIMEOUT_S = 60.0
 REQUESTS = (
     ("GET", "/node", None),
     ("GET", "/kernels", None),
-    ("PUT", "/kernels/mine", '{"name": "mine"}'),
+    ("PUT", "/kernels/mine", {"name": "mine"}),
     ("GET", "/kernels/mine", None),
 )
 
 
-def ask(connection: UnixConnection, method: str, path: str, body: str | None) -> int:
+def status_of(connection: UnixConnection, method: str, path: str, body: object) -> int:
     """The status of one request; 0 if there was no answer."""
     try:
-        connection.request(method, f"/api/v1{path}", body)
-        response = connection.getresponse()
-        response.read()
-        return response.status
+        return ask(connection, method, f"/api/v1{path}", body)[0]
     except (OSError, http.client.HTTPException):
         connection.close()
         return 0
@@ -66,7 +63,7 @@ def main() -> None:
             return
         connection = kept if number // len(REQUESTS) % 2 else UnixConnection(socket, TIMEOUT_S)
         worked, waited, began = worked_s(sys.argv[2]), waited_s(*processes), time.monotonic()
-        status = ask(connection, method, path, body)
+        status = status_of(connection, method, path, body)
         lasted = time.monotonic() - began
         waited, worked = waited_s(*processes) - waited, worked_s(sys.argv[2]) - worked
         print(json.dumps([began, lasted, waited, worked, status, f"{method} {path}"]), flush=True)

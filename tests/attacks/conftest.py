@@ -13,15 +13,11 @@ sys.path.insert(0, str(HERE.parent / "node" / "support"))
 sys.path.insert(0, str(HERE))
 
 from live_machine import Machine  # noqa: E402
-from people import needs_root  # noqa: E402
-from scene import Scene  # noqa: E402
+from scene import Scene, scene_on  # noqa: E402
 
 
 @pytest.fixture
 def scene(gpu_machine: Machine) -> Iterator[Scene]:
     """An honest user whose requests never stop; afterwards they were all answered, in bounded memory."""
-    needs_root()
-    made = Scene(gpu_machine)
-    yield made
-    made.check()
-    made.close()
+    with scene_on(gpu_machine) as made:
+        yield made

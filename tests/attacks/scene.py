@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 from live_machine import Machine
-from people import Person, command_of, open_to_everyone
+from people import Person, command_of, needs_root, open_to_everyone
 from waiting import wait_until
 
 from jupyter_affinode import environment
@@ -76,6 +76,17 @@ class Told:
         """One line, and the answer."""
         self.tell(line)
         return self.hear()
+
+    def is_well(self) -> bool:
+        """Whether a `gpu_program.py` says that what it was told last went well, without one wrong word."""
+        heard = self.hear()
+        print(heard)  # shown where it is not
+        return (heard["wrong"], heard["error"]) == (0, None)
+
+    def uses_gpu(self) -> bool:
+        """Whether a `gpu_program.py` finds its memory as it left it."""
+        self.tell("use")
+        return self.is_well()
 
     def end(self) -> None:
         """Close its standard input and wait for its end."""
@@ -254,6 +265,16 @@ class Scene:
         folder.chmod(0o777)
         for path in folder.iterdir():
             path.chmod(0o666)
+
+
+@contextlib.contextmanager
+def scene_on(machine: Machine, *arguments: str, old_linux: bool = False) -> Iterator[Scene]:
+    """A scene for as long as the context lasts; at its end all that must hold after an attack holds."""
+    needs_root()
+    made = Scene(machine, *arguments, old_linux=old_linux)
+    yield made
+    made.check()
+    made.close()
 
 
 def compile_old_linux(folder: Path) -> Path:

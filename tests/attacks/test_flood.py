@@ -12,8 +12,8 @@ def test_a_bystander_is_answered_while_connections_and_messages_flood_the_contro
 
 def test_an_honest_users_kernel_is_served_while_another_user_floods_the_controller(scene):
     program = scene.program(HONEST, "thesis", 200)
-    assert program.hear()["error"] is None
+    assert program.is_well()
     with scene.attack("flood"):
         for _ in range(2):
             scene.park("thesis")
-            assert program.ask("use") | {"took_s": 0} == {"took_s": 0, "wrong": 0, "error": None}
+            assert program.uses_gpu()

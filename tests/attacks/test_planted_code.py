@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from live_machine import UnixConnection
+from live_machine import UnixConnection, ask
 from people import command_of
 from scene import HONEST, PATIENCE_S
 
@@ -66,9 +66,6 @@ def test_nothing_that_is_started_in_another_users_folder_runs_its_code(scene, wa
 
 def gpus(socket):
     """What the controller there knows; nothing while it does not answer."""
-    with contextlib.closing(UnixConnection(socket)) as connection:
-        try:
-            connection.request("GET", "/api/v1/node")
-        except OSError:
-            return []
-        return json.loads(connection.getresponse().read())["gpus"]
+    with contextlib.closing(UnixConnection(socket)) as connection, contextlib.suppress(OSError):
+        return ask(connection, "GET", "/api/v1/node")[1]["gpus"]
+    return []

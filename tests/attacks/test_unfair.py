@@ -5,22 +5,19 @@ from __future__ import annotations
 import threading
 
 import pytest
-from people import needs_root
-from scene import ATTACKER, HONEST, Scene
-
-FINE = {"took_s": 0, "wrong": 0, "error": None}
+from scene import ATTACKER, HONEST, scene_on
 
 
 def test_a_kernel_comes_back_while_another_users_processes_reserve_the_gpu_and_never_take_it(
     scene, wait_until
 ):
     program = scene.program(HONEST, "thesis", 200)
-    assert program.hear()["error"] is None
+    assert program.is_well()
     scene.park("thesis")
     with scene.attack("reserving"):
         wait_until(lambda: f"resume uid-{ATTACKER}/" in scene.machine.controller_log())
         for _ in range(2):
-            assert program.ask("use") | {"took_s": 0} == FINE
+            assert program.uses_gpu()
             scene.park("thesis")
         wait_until(lambda: "did not take the GPU memory" in scene.machine.controller_log())
 
@@ -28,33 +25,30 @@ def test_a_kernel_comes_back_while_another_users_processes_reserve_the_gpu_and_n
 @pytest.fixture
 def quick_scene(gpu_machine):
     """A scene in which a kernel that pauses for a moment yields."""
-    needs_root()
     gpu_machine.simulate(memory="512MiB")
     gpu_machine.environment["AFFINODE_SIM_CONTEXT"] = "16MiB"
-    made = Scene(gpu_machine, "--NodeController.contended_idle_timeout_s=0.3")
-    yield made
-    made.check()
-    made.close()
+    with scene_on(gpu_machine, "--NodeController.contended_idle_timeout_s=0.3") as made:
+        yield made
 
 
 @pytest.mark.long  # thirty seconds
 def test_a_kernel_used_for_a_moment_now_and_then_keeps_no_other_user_from_the_gpu(quick_scene):
     scene, over = quick_scene, threading.Event()
     program = scene.program(HONEST, "thesis", 300)
-    assert program.hear()["error"] is None
+    assert program.is_well()
     beats = scene.program(ATTACKER, "beats", 300)
-    assert beats.hear()["error"] is None
+    assert beats.is_well()
 
     def beat():
         """Never pause for longer than two seconds."""
         while not over.wait(2.0):
-            assert beats.ask("use") | {"took_s": 0} == FINE
+            assert beats.uses_gpu()
 
     thread = threading.Thread(target=beat)
     thread.start()
     try:
         for _ in range(3):
-            assert program.ask("use") | {"took_s": 0} == FINE
+            assert program.uses_gpu()
     finally:
         over.set()
         thread.join()
@@ -65,17 +59,17 @@ def test_another_users_kernels_keep_a_waiter_waiting_for_one_turn(quick_scene, w
     """And for the one that began before: all four had asked for the GPU earlier."""
     scene, over = quick_scene, threading.Event()
     program = scene.program(HONEST, "thesis", 300)
-    assert program.hear()["error"] is None
+    assert program.is_well()
     greedy = {}
     for number in range(4):  # one after the other, so that none takes room that another was granted
         greedy[f"greedy-{number}"] = scene.program(ATTACKER, f"greedy-{number}", 300)
-        assert greedy[f"greedy-{number}"].hear()["error"] is None
+        assert greedy[f"greedy-{number}"].is_well()
 
     def compute(kernel_id, told):
         """Ask for the GPU again as soon as it was taken."""
         while not over.wait(0.3):
             if scene.attacker.ask("GET", f"/kernels/{kernel_id}")[1]["residency"] == "parked":
-                assert told.ask("use") | {"took_s": 0} == FINE
+                assert told.uses_gpu()
 
     def residency():
         return scene.honest.ask("GET", "/kernels/thesis")[1]["residency"]
@@ -96,7 +90,7 @@ def test_another_users_kernels_keep_a_waiter_waiting_for_one_turn(quick_scene, w
             program.tell("use")
             wait_until(lambda: residency() != "parked")
             said = len(scene.machine.controller_log())
-            assert program.hear() | {"took_s": 0} == FINE
+            assert program.is_well()
             log, is_later, _ = scene.machine.controller_log()[said:].partition(f"resume uid-{HONEST}/thesis")
             if is_quick(began):
                 rounds += 1

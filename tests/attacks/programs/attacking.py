@@ -19,6 +19,8 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "node" / "support"), str(Path(__file__).parents[2])]
 
+from live_machine import UnixConnection, ask  # noqa: E402
+
 FOLDER = Path(sys.argv[1])
 API, LINK = FOLDER / "node.sock", FOLDER / "link.sock"
 INTERRUPT_EVERY_S = 0.05
@@ -41,6 +43,12 @@ def connect(path: Path) -> socket.socket:
     connected.settimeout(60)
     connected.connect(str(path))
     return connected
+
+
+def node() -> Any:
+    """What the controller says of the machine."""
+    with contextlib.closing(UnixConnection(API)) as connection:
+        return ask(connection, "GET", "/api/v1/node")[1]
 
 
 class Lingering:

@@ -6,14 +6,12 @@ Odd ones are no regular files: a directory, a FIFO with text in it, and a link t
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import sys
 from pathlib import Path
 
-from attacking import API, FOLDER, goes_on, under_way
-from live_machine import UnixConnection
+from attacking import FOLDER, goes_on, node, under_way
 
 OWN = Path(f"/tmp/affinode-{os.getuid()}")
 
@@ -46,10 +44,7 @@ def make_link(path: Path) -> int:
 
 def main() -> None:
     """Hold a lock of each GPU."""
-    connection = UnixConnection(API)
-    connection.request("GET", "/api/v1/node")
-    uuids = [gpu["uuid"] for gpu in json.loads(connection.getresponse().read())["gpus"]]
-    connection.close()
+    uuids = [gpu["uuid"] for gpu in node()["gpus"]]
     kinds = {"files": (make_file,), "odd": (make_directory, make_fifo, make_link)}[sys.argv[2]]
     OWN.mkdir(mode=0o755)
     try:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 
-from attacking import API, FOLDER, goes_on, under_way
+from attacking import FOLDER, goes_on, node, under_way
 from fake_shim import QUEUED, RESUME, RESUMING, Command, FakeShim
-from live_machine import UnixConnection
 
 FAKES = 12
 
@@ -33,10 +31,7 @@ class Fake(FakeShim):
 
 def main() -> None:
     """Make them, and wait."""
-    connection = UnixConnection(API)
-    connection.request("GET", "/api/v1/node")
-    (gpu,) = json.loads(connection.getresponse().read())["gpus"]
-    connection.close()
+    (gpu,) = node()["gpus"]
     fakes = [Fake(FOLDER, f"fake-{number}") for number in range(FAKES)]
     fakes[0].say_so_for_ever()
     for fake in fakes:

@@ -6,19 +6,17 @@ hangs up and connects again, and so on.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import socket
 import time
 import uuid
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import attacking  # noqa: F401  # finds the next ones
 import fake_shim
-from attacking import API, FOLDER, goes_on, under_way
+from attacking import FOLDER, goes_on, node, under_way
 from fake_shim import LOT_END, MIB, PARK, TRIMS, FakeShim, notify
-from live_machine import UnixConnection
 
 from jupyter_affinode.bench.driver import Driver
 
@@ -38,16 +36,6 @@ def borrow(name: str) -> FakeShim:
     while not shim.heard.of(PARK):
         time.sleep(0.01)
     return shim
-
-
-def node() -> Any:
-    """What the controller says of the machine."""
-    connection = UnixConnection(API)
-    connection.request("GET", "/api/v1/node")
-    try:
-        return json.loads(connection.getresponse().read())
-    finally:
-        connection.close()
 
 
 def wait_for_a_lot() -> None:
