@@ -159,6 +159,13 @@ class Machine:
         node = self.node()
         return None if node is None else int(node["controller"]["pid"])
 
+    def kill_controller(self) -> None:
+        """Kill the controller, and wait until another one answers, which servers start."""
+        killed = self.controller_pid()
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: self.controller_pid() not in (None, killed))
+
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         """One request to the controller's API (`path` after /api/v1): (status, JSON or None)."""
         with contextlib.closing(UnixConnection(self.socket)) as connection:

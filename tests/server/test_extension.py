@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -61,9 +62,7 @@ def test_a_new_controller_is_told_of_open_cells_and_names(followed, wait_until):
     wait_until(lambda: machine.kernel(kernel.id))
     kernel.submit(ENDLESS)
     wait_until(lambda: machine.kernel(kernel.id)["cell_open"])
-    first = machine.controller_pid()
-    os.kill(first, signal.SIGKILL)
-    wait_until(lambda: machine.controller_pid() not in (None, first))
+    machine.kill_controller()
     wait_until(lambda: (machine.kernel(kernel.id) or {}).get("cell_open"))
     wait_until(lambda: machine.kernel(kernel.id)["path"] == "plan.ipynb")
     assert "Lost the GPU controller" in followed.log()
@@ -138,6 +137,31 @@ def test_what_is_not_this_servers_is_shown_without_names_and_not_moved(followed,
     assert status == 404 and answer["message"]
 
 
+def test_a_user_changes_the_policy_of_their_own_controller(followed):
+    assert followed.affinode()[1]["node"]["policy"]["may_change"] is True
+    status, settings = followed.affinode("policy", "PATCH", {"park_when": "idle", "idle_timeout_s": 77})
+    assert (status, settings["park_when"], settings["idle_timeout_s"]) == (200, "idle", 77)
+    assert followed.affinode()[1]["node"]["policy"]["idle_timeout_s"] == 77
+    for body in ({"park_when": "never"}, {"configured_at": 5}, {"no_setting": 1}, []):
+        status, answer = followed.affinode("policy", "PATCH", body)
+        assert status == 400 and answer["message"], body
+    followed.affinode("policy", "PATCH", {"park_when": "needed", "idle_timeout_s": 300})
+
+
+def test_answers_are_compressed_for_browsers_that_take_it(followed):
+    def ask(**headers):
+        url = f"{followed.url}/affinode/api/status"
+        request = urllib.request.Request(url, headers={"Authorization": f"token {followed.token}", **headers})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.headers, answer.read()
+
+    headers, body = ask(**{"Accept-Encoding": "gzip"})
+    assert headers["Content-Encoding"] == "gzip" and headers["Vary"] == "Accept-Encoding"
+    assert json.loads(gzip.decompress(body))["available"] is True
+    headers, body = ask()
+    assert headers["Content-Encoding"] is None and json.loads(body)["code"] is None
+
+
 def test_without_a_token_nothing_is_answered(followed):
     for method, path in (("GET", "status"), ("GET", "doctor"), ("POST", "kernels/x/park")):
         assert followed.request(method, f"/affinode/api/{path}", {}, token="wrong")[0] == 403
@@ -202,7 +226,7 @@ def test_configured_policy_reaches_every_controller(native, server, machine, wai
         return () if node is None else (node["settings"]["park_when"], node["settings"]["idle_timeout_s"])
 
     wait_until(lambda: policy() == ("idle", 7))
-    os.kill(machine.controller_pid(), signal.SIGKILL)
+    machine.kill_controller()
     wait_until(lambda: policy() == ("idle", 7))
 
 
@@ -292,28 +316,20 @@ def test_a_server_whose_kernels_a_gateway_starts_says_so_and_starts_no_controlle
     assert server.request("DELETE", f"/api/kernels/{started['id']}")[0] == 204
 
 
-def test_two_servers_of_one_person_share_the_controller(native, machine, server, wait_until):
-    from live_server import JupyterServer
-
-    other = JupyterServer(machine)
+def test_two_servers_of_one_person_share_the_controller(native, machine, server, other_server, wait_until):
     server.start()
     machine.environment |= {"JUPYTERHUB_USER": "ana", "JUPYTERHUB_SERVER_NAME": "gpu"}
-    other.start()
-    try:
-        mine, theirs = server.start_kernel(), other.start_kernel()
-        wait_until(lambda: {mine.id, theirs.id} <= set(machine.kernels()))
-        labels = {kernel["server"] for kernel in machine.kernels().values()}
-        assert len(labels) == 2 and "ana/gpu" in labels
-        wait_until(lambda: len(server.affinode()[1]["kernels"]) == 2)
-        assert {k["id"]: k["own"] for k in server.affinode()[1]["kernels"]} == {
-            mine.id: True,
-            theirs.id: False,
-        }
-        other.kill()
-        assert mine.run("print(1)").text == "1\n"
-        assert json.dumps(server.affinode()[1])
-    finally:
-        other.stop()
+    other = other_server()
+    mine, theirs = server.start_kernel(), other.start_kernel()
+    wait_until(lambda: {mine.id, theirs.id} <= set(machine.kernels()))
+    labels = {kernel["server"] for kernel in machine.kernels().values()}
+    assert len(labels) == 2 and "ana/gpu" in labels
+    wait_until(lambda: len(server.affinode()[1]["kernels"]) == 2)
+    whose = {kernel["id"]: kernel["own"] for kernel in server.affinode()[1]["kernels"]}
+    assert whose == {mine.id: True, theirs.id: False}
+    other.kill()
+    assert mine.run("print(1)").text == "1\n"
+    assert json.dumps(server.affinode()[1])
 
 
 async def test_a_linked_extension_that_was_never_initialised_stops(jp_serverapp):

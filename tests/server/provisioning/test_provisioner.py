@@ -247,8 +247,6 @@ def test_a_kernel_outlives_the_controller(native, machine, server, wait_until):
     server.start()
     kernel = server.start_kernel()
     wait_until(lambda: machine.kernel(kernel.id))
-    first = machine.controller_pid()
-    os.kill(first, signal.SIGKILL)
-    wait_until(lambda: machine.controller_pid() not in (None, first))
+    machine.kill_controller()
     wait_until(lambda: (machine.kernel(kernel.id) or {}).get("name") == "Python 3 (ipykernel)")
     assert kernel.run("print(1)").text == "1\n"

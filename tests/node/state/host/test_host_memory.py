@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import tempfile
 from pathlib import Path
 
@@ -164,7 +163,7 @@ def test_zeros_park_where_their_size_would_not_fit(kernel_with, memory):
     assert is_right(kernel)
 
 
-def test_what_does_not_fit_is_refused_and_parks_when_there_is_more(kernel_with, memory, wait_until):
+def test_what_does_not_fit_is_refused_and_parks_when_there_is_more(kernel_with, memory):
     kernel = kernel_with("Block(150, seed=3)")
     memory.bytes = 75 * MIB
     status, answer = park(kernel)
@@ -272,9 +271,7 @@ def test_a_kernel_parked_into_lots_outlives_the_controller_that_gave_them(gpu_ma
     # Lots go by what NVML shows, and its figures are a moment old.
     wait_until(lambda: gpu_machine.node()["host"]["lots"]["given_bytes"] == 64 * MIB)
     assert park(kernel)[0] == 200
-    before = gpu_machine.controller_pid()
-    os.kill(before, signal.SIGKILL)
-    wait_until(lambda: gpu_machine.controller_pid() not in (None, before))
+    gpu_machine.kill_controller()
     wait_until(lambda: (gpu_machine.kernel(kernel.id) or {}).get("parked_bytes") == 50 * MIB)
     assert is_right(kernel)
     assert mapped_lots(kernel) >= 50 * MIB
