@@ -48,6 +48,14 @@ def script(machine, name, *arguments, env=None, simulate=False):
     )
 
 
+def found_by(machine, name, *arguments, **options):
+    """What a script writes as JSON that passes, and what it prints."""
+    file = machine.work / "found.json"
+    done = script(machine, name, *arguments, "--json", str(file), **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(file.read_text()), done.stdout
+
+
 @pytest.fixture
 def scripts_machine(gpu_machine):
     gpu_machine.simulate(memory="1GiB", gpus=2)
@@ -76,18 +84,8 @@ def test_without_a_gpu_they_refuse_kindly(machine, name):
 
 @pytest.mark.long
 def test_random_cycles(scripts_machine):
-    file = scripts_machine.work / "found.json"
-    done = script(
-        scripts_machine,
-        "random_cycles",
-        "--programs=driver API;driver API",
-        "--cycles=8",
-        "--time=250",
-        "--json",
-        str(file),
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(file.read_text())
+    options = ("--programs=driver API;driver API", "--cycles=8", "--time=250")
+    found, _ = found_by(scripts_machine, "random_cycles", *options)
     assert found["passed"] and found["machine"]["simulated"]
     assert all(program["cycles"] >= 8 and program["steps"] > 0 for program in found["programs"])
 
@@ -104,20 +102,8 @@ def test_a_loss_that_differs_is_named():
 
 @pytest.mark.long
 def test_exchanges_at_random(scripts_machine):
-    file = scripts_machine.work / "found.json"
-    done = script(
-        scripts_machine,
-        "exchanges_at_random",
-        "--programs=driver API",
-        "--each=4",
-        "--mib=20:60",
-        "--exchanges=3",
-        "--time=250",
-        "--json",
-        str(file),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(file.read_text())
+    options = ("--programs=driver API", "--each=4", "--mib=20:60", "--exchanges=3", "--time=250")
+    found, _ = found_by(scripts_machine, "exchanges_at_random", *options)
     assert found["passed"] and found["exchanges"] >= 3
     assert [row[6] for row in found["rows"]] == ["equal"] * 4
 
@@ -131,11 +117,8 @@ def test_exchanges_at_random(scripts_machine):
     ],
 )
 def test_moves_through_a_controller(scripts_machine, command):
-    file = scripts_machine.work / "found.json"
-    done = script(scripts_machine, *command, "--json", str(file), simulate=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(file.read_text())
-    assert found["rows"] and "WRONG" not in done.stdout
+    found, said = found_by(scripts_machine, *command, simulate=True)
+    assert found["rows"] and "WRONG" not in said
 
 
 def test_exchanges_that_came_to_an_end_are_counted():
@@ -188,26 +171,12 @@ def test_a_suite_under_the_shim_and_without(scripts_machine, strict):
 
 
 @pytest.mark.long
-def test_many_kernels_take_turns(scripts_machine, tmp_path):
+def test_many_kernels_take_turns(scripts_machine):
     scripts_machine.environment.update(AFFINODE_SIM_MEMORY="256MiB", AFFINODE_SIM_CONTEXT="16MiB")
-    done = script(
-        scripts_machine,
-        "many_kernels",
-        "--program=driver",
-        "--kernels=2",
-        "--gib=0.12",
-        "--time=2",
-        "--think=0.2:0.6",
-        "--yields=0.1",
-        "--end=60",
-        "--controller=--host-reserve-bytes=0",
-        "--json",
-        str(tmp_path / "f.json"),
-        simulate=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "f.json").read_text())
-    assert found["cells"] >= 2 and found["resumes"] >= 1 and "FREED" in done.stdout
+    options = ("--program=driver", "--kernels=2", "--gib=0.12", "--time=2", "--think=0.2:0.6", "--yields=0.1")
+    options += ("--end=60", "--controller=--host-reserve-bytes=0")
+    found, said = found_by(scripts_machine, "many_kernels", *options, simulate=True)
+    assert found["cells"] >= 2 and found["resumes"] >= 1 and "FREED" in said
 
 
 def test_the_checksum_of_many_kernels_is_that_of_every_word():
@@ -225,24 +194,17 @@ def test_the_checksum_of_many_kernels_is_that_of_every_word():
 
 
 @pytest.mark.long
-def test_context_depth(scripts_machine, tmp_path):
+def test_context_depth(scripts_machine):
     scripts_machine.simulate(memory="4GiB", gpus=1)
-    done = script(
-        scripts_machine, "context_depth", "--programs", "driver", "--json", str(tmp_path / "f.json")
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (found,) = json.loads((tmp_path / "f.json").read_text())["results"]
+    (found,) = found_by(scripts_machine, "context_depth", "--programs", "driver")[0]["results"]
     assert len(found["resume, context"]) == 3 and not found["problem"] and not found["woken by books"]
 
 
 @pytest.mark.long
-def test_resumed_on_another_gpu(scripts_machine, tmp_path):
+def test_resumed_on_another_gpu(scripts_machine):
     scripts_machine.simulate(memory="4GiB", gpus=2)
-    file = tmp_path / "f.json"
-    arguments = ["--programs=driver", "--sees=first", "--cycles=1", "--no-kill", "--json", str(file)]
-    done = script(scripts_machine, "elsewhere", *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(file.read_text())
+    options = ("--programs=driver", "--sees=first", "--cycles=1", "--no-kill")
+    found, _ = found_by(scripts_machine, "elsewhere", *options)
     assert found["passed"] and found["rows"][0][1] == "1/1"
     assert found["notes"][0].endswith("the driver says its UUID, its place on the bus, errors [0, 0]")
 
