@@ -22,11 +22,7 @@ PROGRAM = re.compile(
     r"|sudo|systemctl|tljh-config|useradd) )"
 )
 SPOKEN_OF = {  # names of programs rather than something to type
-    *(
-        "jupyter affinode …",
-        "jupyter affinode grant keys",
-        "jupyter affinode kernelspec wrap",
-    ),
+    *("jupyter affinode …", "jupyter affinode grant keys", "jupyter affinode kernelspec wrap"),
     *("jupyter affinode run", "jupyter console", "jupyter execute", "pip install"),
 }
 

@@ -10,11 +10,7 @@ from jupyter_affinode.planner.model.sessions import Cell, Session
 from jupyter_affinode.settings.policy import Settings
 
 PLAIN = Settings(
-    idle_timeout_s=0.0,
-    contended_idle_timeout_s=0.0,
-    low_watermark=0.0,
-    margin_bytes=0,
-    host_reserve_bytes=0,
+    idle_timeout_s=0.0, contended_idle_timeout_s=0.0, low_watermark=0.0, margin_bytes=0, host_reserve_bytes=0
 )
 
 ENDLESS = float("inf")

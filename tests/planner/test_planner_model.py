@@ -81,12 +81,11 @@ def test_more_than_fits_is_noticed(monkeypatch):
     sessions = [session(name, [(0, 1, 30), (50, 5, 30)]) for name in "ab"]
 
     def overcommit(now, node, settings):
-        found = [
+        return [
             replay_module.actions.GrantRoom(kernel.id, room.key, room.gpu, room.bytes)
             for kernel in node.kernels
             for room in kernel.rooms
         ]
-        return found
 
     monkeypatch.setattr(replay_module, "decide", overcommit)
     with pytest.raises(ModelBroken, match="not free"):

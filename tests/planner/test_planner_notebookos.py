@@ -97,17 +97,8 @@ def test_hours_held_without_computing_are_reclaimable():
 def test_the_answer_says_whether_memory_is_the_limit(tmp_path, capsys, percent):
     path = written(tmp_path / "synthetic.json", synthetic_template(12, percent=percent))
     report = tmp_path / "report.json"
-    arguments = [
-        "plan",
-        "--trace",
-        str(path),
-        "--trace-format",
-        "notebookos",
-        "--json",
-        str(report),
-        "--quiet",
-    ]
-    assert main(arguments) == 0
+    trace = ["--trace", str(path), "--trace-format", "notebookos"]
+    assert main(["plan", *trace, "--json", str(report), "--quiet"]) == 0
     table = capsys.readouterr().out
     assert "RECLAIMABLE" in table
     assert ("memory is not your limit: these cells slow each other down" in table) == (percent == 90.0)

@@ -117,10 +117,8 @@ def run(source: Path, ours: bool, options: Sequence[str], log: Path) -> Outcome:
         env.pop(DEFAULT_PROVISIONER, None)
         env |= {name: value for name, value in machine.environment.items() if name.startswith("AFFINODE_")}
         env["PYTHONPATH"] = os.pathsep.join([str(HERE), str(_packages(source))])
-        env["AFFINODE_KERNELS_SEEN"], env["XDG_RUNTIME_DIR"] = (
-            str(seen),
-            machine.environment["XDG_RUNTIME_DIR"],
-        )
+        env["AFFINODE_KERNELS_SEEN"] = str(seen)
+        env["XDG_RUNTIME_DIR"] = machine.environment["XDG_RUNTIME_DIR"]
         # Servers that tests start on their own would refuse to run as root.
         (machine.folder / "jupyter_server_config.json").write_text('{"ServerApp": {"allow_root": true}}')
         env["JUPYTER_CONFIG_PATH"] = str(machine.folder)

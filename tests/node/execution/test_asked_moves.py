@@ -6,17 +6,7 @@ import asyncio
 import gc
 
 from background import in_background, result_of
-from fake_shim import (
-    BUSY,
-    FAILED,
-    MIB,
-    NO_GPU_ROOM,
-    OK,
-    PARK,
-    PARKING,
-    REFUSED,
-    request,
-)
+from fake_shim import BUSY, FAILED, MIB, NO_GPU_ROOM, OK, PARK, PARKING, REFUSED, request
 
 from jupyter_affinode.node.api import kernels
 from jupyter_affinode.node.execution import user_requests

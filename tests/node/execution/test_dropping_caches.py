@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import fake_shim
 import pytest
-from fake_shim import (
-    DROP_CACHES,
-    GPU,
-    MIB,
-    OK,
-    PARK,
-    FakePage,
-)
+from fake_shim import DROP_CACHES, GPU, MIB, OK, PARK, FakePage
 
 from jupyter_affinode.node.execution import cache_drops
 from jupyter_affinode.node.state import registry

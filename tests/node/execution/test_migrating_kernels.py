@@ -90,13 +90,7 @@ def parked_with_home_full(machine, nvml, mover, wait_until):
     return shim
 
 
-def test_a_migration_is_shown_told_and_recorded(
-    tmp_path,
-    node,
-    nvml,
-    mover,
-    wait_until,
-):
+def test_a_migration_is_shown_told_and_recorded(tmp_path, node, nvml, mover, wait_until):
     ledger = tmp_path / "ledger" / "l.sqlite"
     machine = node(nvml=nvml, history=HistoryOptions(ledger=ledger), **DEEP_NODE)
     heard = Listening(machine.socket)

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from background import in_background, result_of
-from fake_shim import (
-    MIB,
-    NO_HOST_ROOM,
-    PARK,
-    TRIM,
-    TRIMS,
-)
+from fake_shim import MIB, NO_HOST_ROOM, PARK, TRIM, TRIMS
 
 IDLE = {"park_when": "idle", "idle_timeout_s": 0.5}
 

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import fake_shim
-from fake_shim import (
-    MIB,
-    NO_GPU_ROOM,
-    PARKED,
-    ROOM_ANSWER,
-)
+from fake_shim import MIB, NO_GPU_ROOM, PARKED, ROOM_ANSWER
 
 from jupyter_affinode.node.execution import allocations as rooms
 

@@ -105,10 +105,7 @@ def test_time_without_looks_is_not_counted():
     assert total(meter.take()).held == 10.0
 
 
-@given(
-    began=st.floats(-1e9, 1e11),
-    length=st.floats(0, GAP_MAX_S),
-)
+@given(began=st.floats(-1e9, 1e11), length=st.floats(0, GAP_MAX_S))
 def test_the_shares_of_days_add_up(began, length):
     shares = list(day_shares(began, began + length))
     assert math.isclose(sum(share for _, share in shares), 1.0, rel_tol=1e-6)

@@ -29,12 +29,7 @@ NOW = 5000.0
 TOTAL = 1000 * MIB
 SIZES = st.integers(0, 1200).map(lambda size: size * MIB)
 MOMENTS = st.floats(0, NOW, allow_nan=False)
-QUICK = Settings(
-    idle_timeout_s=2.0,
-    cell_idle_timeout_s=4.0,
-    margin_bytes=2 * MIB,
-    host_reserve_bytes=0,
-)
+QUICK = Settings(idle_timeout_s=2.0, cell_idle_timeout_s=4.0, margin_bytes=2 * MIB, host_reserve_bytes=0)
 
 
 @st.composite

@@ -87,13 +87,7 @@ def test_actions_without_a_controller_fail_in_one_line(action, command):
 
 
 def test_wrong_use_is_2(command):
-    for words in (
-        ["steal"],
-        [],
-        ["run", "--"],
-        ["park", "--soon"],
-        ["plan", "--gpus", "x"],
-    ):
+    for words in (["steal"], [], ["run", "--"], ["park", "--soon"], ["plan", "--gpus", "x"]):
         wrong = command(*words)
         assert wrong.returncode == 2 and wrong.stdout == ""
         assert wrong.stderr.count("\n") == 1 and "usage:" not in wrong.stderr, wrong.stderr
@@ -198,13 +192,8 @@ def test_administrators_see_whose_a_kernel_is_within_80_columns(monkeypatch):
 
 def test_the_table_says_on_which_gpu_a_kernel_has_its_memory():
     def on(index, resident=0, parked=0):
-        return {
-            "uuid": "u",
-            "index": index,
-            "resident_bytes": resident,
-            "parked_bytes": parked,
-            "fixed_bytes": 0,
-        }
+        sizes = {"resident_bytes": resident, "parked_bytes": parked, "fixed_bytes": 0}
+        return {"uuid": "u", "index": index, **sizes}
 
     one = kernel("one", gpus=[on(0), on(3, resident=GIB)])
     two = kernel("two", gpus=[on(0, parked=GIB), on(1, resident=GIB)])

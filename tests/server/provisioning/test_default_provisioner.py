@@ -26,15 +26,11 @@ def test_without_any_configuration_it_is_ours(here, factory):
     assert default.is_ours and effective == OURS
 
 
-def test_a_choice_by_configuration_wins(here, factory):
-    default, effective = claim({"KernelProvisionerFactory": {"default_provisioner_name": "site-provisioner"}})
-    assert default.name == effective == "site-provisioner"
+@pytest.mark.parametrize("name", ["site-provisioner", LOCAL])
+def test_a_choice_by_configuration_wins(here, factory, name):
+    default, effective = claim({"KernelProvisionerFactory": {"default_provisioner_name": name}})
+    assert default.name == effective == name
     assert "configured" in default.reason
-
-
-def test_the_local_provisioner_chosen_by_configuration_stays(here, factory):
-    default, effective = claim({"KernelProvisionerFactory": {"default_provisioner_name": LOCAL}})
-    assert default.name == effective == LOCAL
 
 
 def test_a_choice_by_environment_wins(here, factory, monkeypatch):

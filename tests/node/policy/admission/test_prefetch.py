@@ -114,10 +114,7 @@ def quiet_machines(draw):
             )
         )
     low = draw(st.sampled_from([0, 50, 300]))
-    policy = QUICK.changed(
-        low_watermark=low / 1000,
-        quotas=draw(st.sampled_from(["", "*=300MiB"])),
-    )
+    policy = QUICK.changed(low_watermark=low / 1000, quotas=draw(st.sampled_from(["", "*=300MiB"])))
     free, high = draw(st.integers(0, 1000)), 1000 * policy.high_watermark
     is_reclaiming = free < low or (free < high and draw(st.booleans()))
     node = machine(*kernels, free=free * MIB, total=1000 * MIB, is_reclaiming=is_reclaiming)
@@ -150,9 +147,7 @@ def test_no_kernel_is_ever_parked_because_of_prefetch(quiet_machine):
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
-    [("cell", {"open": True, "cell_id": "c"}), ("focus", {})],
-    ids=["cell", "focus"],
+    ("path", "body"), [("cell", {"open": True, "cell_id": "c"}), ("focus", {})], ids=["cell", "focus"]
 )
 def test_a_cell_or_a_look_brings_a_parked_kernel_back(node, shim, wait_until, path, body):
     running = node(nvml=FakeNvml(15 * GIB, 16 * GIB))

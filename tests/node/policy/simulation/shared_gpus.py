@@ -12,14 +12,7 @@ from dataclasses import replace
 
 from scenes import Actor, Scene, comes_in_exchange
 
-from jupyter_affinode.node.model.actions import (
-    Action,
-    DenyRoom,
-    EndKernel,
-    GrantRoom,
-    Park,
-    Resume,
-)
+from jupyter_affinode.node.model.actions import Action, DenyRoom, EndKernel, GrantRoom, Park, Resume
 from jupyter_affinode.node.model.reasons import Cause
 from jupyter_affinode.node.model.snapshot import Kernel, Node, Residency, Waiter
 from jupyter_affinode.node.policy.decide import decide

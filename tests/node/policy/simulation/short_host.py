@@ -27,11 +27,7 @@ from jupyter_affinode.settings.policy import GIB, Settings
 
 PARK_S, RESUME_S, TRIM_S = 1.5, 1.0, 0.75
 SETTINGS = Settings(
-    idle_timeout_s=3600.0,
-    contended_idle_timeout_s=1.0,
-    low_watermark=0.0,
-    margin_bytes=0,
-    depth="context",
+    idle_timeout_s=3600.0, contended_idle_timeout_s=1.0, low_watermark=0.0, margin_bytes=0, depth="context"
 )
 
 

@@ -15,12 +15,7 @@ from jupyter_affinode.node.protocol.page import Depth, State
 from jupyter_affinode.node.protocol.wire import CommandKind, HelloFlag, Reply, Status
 from jupyter_affinode.node.state.host import host_figures
 from jupyter_affinode.node.state.host.disk import Disk
-from jupyter_affinode.node.state.host.host_usage import (
-    host_use,
-    learn_from_park,
-    soon_wanted_bytes,
-    trim,
-)
+from jupyter_affinode.node.state.host.host_usage import host_use, learn_from_park, soon_wanted_bytes, trim
 from jupyter_affinode.node.state.observer import Observers
 from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
 from jupyter_affinode.settings.policy import GIB, MIB, Settings
@@ -101,9 +96,7 @@ def test_what_was_asked_back_before_a_move_says_nothing_of_what_is_kept_after_it
     assert (use.trimmable_bytes, use.trimming_bytes) == (4 * GIB, 0)
 
 
-def test_a_trim_that_is_not_answered_is_waited_for_two_seconds_and_then_not_for_a_minute(
-    clock,
-):
+def test_a_trim_that_is_not_answered_is_waited_for_two_seconds_and_then_not_for_a_minute(clock):
     """Its page may say anything; others would wait for it alone."""
     machine = machine_of(clock, "k")
     record = machine.state.kernels["k"]
