@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +26,11 @@ from preparing_shim import PreparingShim
 from thread_controller import ThreadController
 from waiting import wait_until
 
+from jupyter_affinode.node.api import clients
 from jupyter_affinode.node.controller import Controller
-from jupyter_affinode.node.system import lot_memory
+from jupyter_affinode.node.link import listener
+from jupyter_affinode.node.state import registry, servers
+from jupyter_affinode.node.system import lot_memory, peers
 
 STOPPABLE = Path(__file__).parent / "support" / "stoppable_process.py"
 
@@ -108,6 +115,23 @@ def person(machine: Machine) -> Iterator[Callable[..., Person]]:
             return made
 
         yield make
+
+
+@pytest.fixture
+def births(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of these tests are one; each that connects is younger than the last."""
+    moments = itertools.count(1000)
+    monkeypatch.setattr(registry, "started_at", lambda pid, default: float(next(moments)))
+    # A process that describes a kernel is a server.
+    monkeypatch.setattr(servers, "os", SimpleNamespace(getpid=lambda: 0, pidfd_open=os.pidfd_open))
+
+
+@pytest.fixture
+def unseen_pids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller's peers live in pid namespaces that it cannot see."""
+    real = peers.peer_of
+    for module in (listener, clients):
+        monkeypatch.setattr(module, "peer_of", lambda connected: replace(real(connected), pid=0))
 
 
 @pytest.fixture

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-from types import SimpleNamespace
-
 import pytest
 from fake_nvml import FakeNvml
-from fake_shim import (
-    BUSY,
-    GPU,
-    MIB,
-    OK,
-    PARK,
-    PARKED,
-    PREPARES,
-    REFUSED,
-    RESIDENT,
-    ROOM_END,
-    notify,
-    request,
-)
+from fake_shim import BUSY, GPU, MIB, OK, PARK, PARKED, PREPARES, REFUSED, RESIDENT, ROOM_END, notify, request
 
 from jupyter_affinode.node import controller
 from jupyter_affinode.node.execution import evictions
-from jupyter_affinode.node.state import registry as state
-from jupyter_affinode.node.state import servers
 from jupyter_affinode.settings.policy import GIB
 
 PREEMPTS = 64  # of HELLO
@@ -71,16 +52,6 @@ def test_a_kernel_that_waits_to_resume_parks_its_own_other_process_for_room(
     wait_until(lambda: worker.state == PARKED)
     gpu.free = 2 * GIB
     wait_until(lambda: all(each.page.resumes for each in (first, second, worker)))  # they may be parked again
-
-
-@pytest.fixture
-def births(monkeypatch):
-    """Processes of these tests are one; each that connects is younger than the last."""
-    moments = itertools.count(1000)
-    monkeypatch.setattr(state, "started_at", lambda pid, default: float(next(moments)))
-    monkeypatch.setattr(
-        servers, "os", SimpleNamespace(getpid=lambda: 0, pidfd_open=os.pidfd_open)
-    )  # a process that describes a kernel is a server
 
 
 @pytest.fixture

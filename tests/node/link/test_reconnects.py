@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from fake_shim import MIB, WANT, notify
 
-from jupyter_affinode.node.api import clients
-from jupyter_affinode.node.link import listener as link
-from jupyter_affinode.node.system import peers
-
 
 @pytest.fixture
-def contained(node, machine, monkeypatch):
+def contained(node, unseen_pids):
     """A controller whose peers live in pid namespaces that it cannot see."""
-    real = peers.peer_of
-    for module in (link, clients):
-        monkeypatch.setattr(module, "peer_of", lambda connected: replace(real(connected), pid=0))
     return node()
 
 

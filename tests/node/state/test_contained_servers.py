@@ -10,23 +10,17 @@ import pytest
 from fake_shim import GPU, MIB, NONE, RESIDENT
 from live_machine import UnixConnection
 
-from jupyter_affinode.node.api import clients
-from jupyter_affinode.node.link import listener as link
 from jupyter_affinode.node.model.actions import EndKernel
 from jupyter_affinode.node.model.snapshot import Gpu, Host, Kernel, Node, Residency
 from jupyter_affinode.node.policy.decide import decide
-from jupyter_affinode.node.system import peers
 from jupyter_affinode.settings.policy import GIB, Settings
 
 NOW = 10_000.0
 
 
 @pytest.fixture
-def contained(node, machine, shim, wait_until, monkeypatch):
+def contained(node, machine, shim, unseen_pids, wait_until):
     """A kernel that waits, and a younger one, at work, which a server described; no pid is known."""
-    real = peers.peer_of
-    for module in (link, clients):
-        monkeypatch.setattr(module, "peer_of", lambda connected: replace(real(connected), pid=0))
     node(when_full="terminate_newest", time_slice_s=0.2)
 
     def start(**at_hello):

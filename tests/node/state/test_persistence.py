@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
-import os
 import time
 from types import SimpleNamespace
 
 import pytest
 from fake_shim import MIB, NO_GPU_ROOM
 
-from jupyter_affinode.node.state import registry as state
-from jupyter_affinode.node.state import servers
 from jupyter_affinode.node.state.persistence import FILE_NAME, StoredRequests
 from jupyter_affinode.node.state.records.kernel import Ending, KernelRecord
 
@@ -56,11 +52,8 @@ def test_what_its_kernelspec_said_is_known_where_no_server_tells_it_anew(machine
 
 
 def test_no_second_kernel_is_ended_because_the_controller_forgot_the_first(
-    machine, node, shim, monkeypatch, wait_until
+    machine, node, shim, births, wait_until
 ):
-    births = itertools.count(1000)
-    monkeypatch.setattr(state, "started_at", lambda pid, default: float(next(births)))
-    monkeypatch.setattr(servers, "os", SimpleNamespace(getpid=lambda: 0, pidfd_open=os.pidfd_open))
     settings = {"when_full": "terminate_newest", "time_slice_s": 0.1}
 
     def all_asked():

@@ -20,6 +20,7 @@ from jupyter_affinode.node.system import huge_tmpfs, lot_memory
 from jupyter_affinode.node.system.lot_memory import LotFailed, make_lot
 from jupyter_affinode.settings.policy import MIB
 
+pytestmark = pytest.mark.usefixtures("ordinary_pages")
 ORDINARY_USER = 1000
 SIZE = 64 * MIB
 
@@ -65,12 +66,6 @@ print(json.dumps({**answer, "left": [status.st_size, status.st_blocks]}))
 HAS_HUGE_PAGES = "[deny]" not in (
     huge_tmpfs.SHMEM_ENABLED.read_text() if huge_tmpfs.SHMEM_ENABLED.exists() else "[deny]"
 )
-
-
-@pytest.fixture(autouse=True)
-def no_pages_set_aside(monkeypatch):
-    """They come first, where a machine has any."""
-    monkeypatch.setattr(lot_memory, "free_huge_bytes", lambda: 0)
 
 
 @pytest.fixture
