@@ -187,7 +187,7 @@ def test_the_client_makes_what_it_tells_fit(api):
         await client.cell("k1", True, "c" * 1000)
         return await client.kernel("k1")
 
-    told = run(story())
+    told = asyncio.run(story())
     assert told["name"] == "two\N{REPLACEMENT CHARACTER}lines \N{REPLACEMENT CHARACTER}" and told["cell_open"]
     assert (
         len(told["path"]) == 256 and told["path"].startswith("…") and told["path"].endswith("/thesis.ipynb")
@@ -233,11 +233,6 @@ def test_metrics_name_what_there_is(api):
 # ---- the client and the stream
 
 
-def run(coroutine):
-    """Run a coroutine of the client."""
-    return asyncio.run(coroutine)
-
-
 def test_the_client_speaks_the_whole_api(api):
     async def story():
         client = ControllerClient(api.machine.socket)
@@ -263,7 +258,7 @@ def test_the_client_speaks_the_whole_api(api):
         assert (refused.value.status, refused.value.slug) == (404, "unknown-kernel")
         await client.close()
 
-    run(story())
+    asyncio.run(story())
 
 
 def test_the_client_says_when_there_is_no_controller(tmp_path):
@@ -274,11 +269,11 @@ def test_the_client_says_when_there_is_no_controller(tmp_path):
             async for _ in ControllerClient(path).events():
                 pass
 
-    run(ask(tmp_path / "nobody.sock"))
+    asyncio.run(ask(tmp_path / "nobody.sock"))
     abandoned = socket.socket(socket.AF_UNIX)
     abandoned.bind(str(tmp_path / "abandoned.sock"))
     abandoned.close()
-    run(ask(tmp_path / "abandoned.sock"))
+    asyncio.run(ask(tmp_path / "abandoned.sock"))
 
 
 def test_events_begin_with_a_snapshot_and_tell_every_change(api):
@@ -298,7 +293,7 @@ def test_events_begin_with_a_snapshot_and_tell_every_change(api):
         await events.aclose()
         return seen
 
-    seen = run(story())
+    seen = asyncio.run(story())
     for event in seen:
         schema("Event").validate(event)
     changes = [event["kernel"] for event in seen if event["event"] == "kernel"]
@@ -337,7 +332,7 @@ def test_a_listener_that_does_not_read_gets_a_snapshot_instead_of_everything():
         assert told[-1]["kernel"]["name"] == "new"
         assert json.loads(await subscriber.lines(0.01)) == {"event": "ping"}
 
-    run(story())
+    asyncio.run(story())
 
 
 def test_a_listener_that_does_not_read_delays_no_other(api):
@@ -358,7 +353,7 @@ def test_a_stream_ends_with_the_controller(machine):
             began.set()
         ended.set()
 
-    follower = threading.Thread(target=lambda: run(asyncio.wait_for(follow(), 60)))
+    follower = threading.Thread(target=lambda: asyncio.run(asyncio.wait_for(follow(), 60)))
     follower.start()
     assert began.wait(60)
     process.terminate()
@@ -378,7 +373,7 @@ def test_a_request_that_is_cancelled_leaves_no_connection_behind(api):
             await asyncio.wait_for(client.resume("k1"), 0.3)
         assert not client._streams
 
-    run(story())
+    asyncio.run(story())
 
 
 def test_a_setting_of_several_lines_is_one_line_of_the_log(machine):

@@ -39,6 +39,12 @@ def test_backfill_asks_about_every_set_of_kernels_that_may_yield():
     assert [a.kernel_id for a in decide(NOW, node(big, small, *both, free=3 * GIB), FILL)] == ["small"]
 
 
+def sums(sizes):
+    """The sums of all sets of these sizes."""
+    counts = range(len(sizes) + 1)
+    return {sum(chosen) for many in counts for chosen in itertools.combinations(sizes, many)}
+
+
 GRAINS = st.lists(st.integers(0, 12), max_size=6)
 
 
@@ -46,10 +52,7 @@ GRAINS = st.lists(st.integers(0, 12), max_size=6)
 @settings(deadline=None, max_examples=100)
 def test_no_delayed_waiter_is_called_undelayed(lacks, size, parkable):
     """Against all sets, tried one by one. Sizes of whole grains lose nothing to rounding."""
-    sums = {
-        sum(chosen) for many in range(len(parkable) + 1) for chosen in itertools.combinations(parkable, many)
-    }
-    truth = any(lacks <= each < lacks + size for each in sums)
+    truth = any(lacks <= each < lacks + size for each in sums(parkable))
     told = delays(lacks * GRAIN_BYTES, size * GRAIN_BYTES, [each * GRAIN_BYTES for each in parkable])
     assert told or not truth
 
@@ -57,8 +60,5 @@ def test_no_delayed_waiter_is_called_undelayed(lacks, size, parkable):
 @given(st.integers(1, 60 * MIB), st.integers(1, 30 * MIB), st.lists(st.integers(0, 40 * MIB), max_size=6))
 @settings(deadline=None, max_examples=100)
 def test_rounding_errs_on_the_side_of_the_one_ahead(lacks, size, parkable):
-    sums = {
-        sum(chosen) for many in range(len(parkable) + 1) for chosen in itertools.combinations(parkable, many)
-    }
-    if any(lacks <= each < lacks + size for each in sums):
+    if any(lacks <= each < lacks + size for each in sums(parkable)):
         assert delays(lacks, size, parkable)

@@ -104,12 +104,9 @@ def test_a_report_counts_for_no_kernel_more_than_a_gpu_has(kernels):
 def test_a_page_that_claims_to_be_parking_delays_no_other_park(kernels, is_shared):
     """It was not told to: neither its GPU memory nor room for it on the host is waited for."""
     kernels.pages_say_since_until = SHIMS_BACK_AT if is_shared else math.inf
-    liar = Says(State.PARKING)
-    liar.say(gpus=(PageGpu(GPU, 1 << 50, 0, (0,) * 8),))
+    liar = Says(State.PARKING, 1 << 50)
     comes(kernels, liar, 1000.0, kernel_id="liar")
-    honest = Says(State.RESIDENT)
-    honest.say(gpus=(PageGpu(GPU, 60 * GIB, 0, (0,) * 8),))
-    comes(kernels, honest, 1000.0, kernel_id="honest")
+    comes(kernels, Says(State.RESIDENT, 60 * GIB), 1000.0, kernel_id="honest")
     comes(kernels, Says(State.QUEUED, parked=40 * GIB), 1000.0, kernel_id="asker")
     later = SHIMS_BACK_AT + 1
     for again in range(3):  # by connecting again it would be new each time
@@ -142,8 +139,7 @@ def lots(kernels):
 
 
 def says_it_has(kernels, owner, size, pid=0, kernel_id="k"):
-    page = Says(State.RESIDENT)
-    page.say(gpus=(PageGpu(GPU, size, 0, (0,) * 8),), last_activity=1.0)
+    page = Says(State.RESIDENT, size, last_activity=1.0)
     hello = SimpleNamespace(flags=HelloFlag.TRIMS, kernel_id=kernel_id, command="python", shim_version="1")
     kernels.add_process(FirstCommand(Identity(owner, owner), pid), hello, page, 1.0)
 
@@ -194,9 +190,7 @@ def test_of_a_kernels_processes_only_those_with_gpu_memory_get_lots(lots):
 def test_no_kernel_is_parked_before_its_server_can_have_spoken_for_it(kernels):
     """That a cell is open, or that they opted out, a new controller hears from the server alone."""
     kernels.take_settings(Settings(park_when="idle"))
-    page = Says(State.RESIDENT)
-    page.say(gpus=(PageGpu(GPU, 40 * GIB, 0, (0,) * 8),))
-    comes(kernels, page, 1000.0)
+    comes(kernels, Says(State.RESIDENT, 40 * GIB), 1000.0)
     kernels.refresh(1000.0)
 
     def parks(*, is_complete):
