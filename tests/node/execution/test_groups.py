@@ -144,13 +144,17 @@ def test_one_process_alone_takes_one_step(node, preparing):
 
 def test_beside_an_old_shim_each_takes_one_step(node, preparing, shim, wait_until):
     machine = node()
-    kernels = [preparing("k", resident=300 * MIB), shim("k", resident=200 * MIB)]
-    kernels[1].park_status = BUSY
-    assert result_of(park(machine))[0] == 409
-    wait_until(lambda: kernels[0].state == kernels[1].state == RESIDENT)
-    kernels[1].park_status = 0
-    assert result_of(park(machine))[0] == 200
-    assert [command.argument for command in kernels[0].heard.of(PARK)][-1] == 0
+    willing, unwilling = preparing("k", resident=300 * MIB), shim("k", resident=200 * MIB)
+    unwilling.park_status = REVOKED
+    status, answer = result_of(park(machine))
+    assert (status, answer["error"]) == (409, "busy")
+    wait_until(lambda: willing.state == unwilling.state == RESIDENT, message="the parked one is brought back")
+    unwilling.park_status = 0
+    status, kernel = result_of(park(machine))
+    assert (status, kernel["parked_bytes"]) == (200, 500 * MIB)
+    assert [command.argument for command in willing.heard.of(PARK)][-1] == 0
+    unwilling.touch()
+    wait_until(lambda: willing.state == unwilling.state == RESIDENT, message="they resume together")
 
 
 # ---- resuming

@@ -78,21 +78,6 @@ def test_after_a_refusal_it_is_left_alone_for_longer_and_longer(node, shim, wait
     assert described["refusal"] == f"status {status}"
 
 
-def test_all_processes_of_a_kernel_park_together_or_not_at_all(node, shim, residency, wait_until):
-    machine = node()
-    willing, unwilling = shim("k", resident=300 * MIB), shim("k", resident=200 * MIB)
-    unwilling.park_status = REVOKED
-    status, answer = machine.ask("POST", "/kernels/k/park", {})
-    assert (status, answer["error"]) == (409, "busy")
-    wait_until(lambda: willing.state == RESIDENT, message="the one that had parked is brought back")
-    wait_until(lambda: residency("k") == "resident")
-    unwilling.park_status = OK
-    assert machine.ask("POST", "/kernels/k/park", {})[0] == 200
-    assert machine.kernel("k")["parked_bytes"] == 500 * MIB
-    unwilling.touch()
-    wait_until(lambda: willing.state == unwilling.state == RESIDENT, message="they resume together")
-
-
 def test_a_process_with_nothing_to_move_does_not_keep_its_kernel_from_parking(node, shim, residency):
     machine = node()
     shim("k", resident=300 * MIB)
