@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parents[1] / "shim" / "sim" / "kernels.ptx"
@@ -52,3 +53,21 @@ class Block:
     def free(self):
         ok(cuda.cuMemFree(self.pointer))
 """
+
+# Keeps a block of so many MiB, its argument; each line of its standard input it answers with how that is.
+KEEPER = f"""{SETUP}
+import sys
+block = Block(int(sys.argv[1]), seed=7)
+wanted = block.checksum()
+print("ready", flush=True)
+for line in sys.stdin:
+    print("same" if block.checksum() == wanted else "other", flush=True)
+"""
+
+
+def contents(keeper: subprocess.Popen[str]) -> str:
+    """How the block of a `KEEPER` is."""
+    assert keeper.stdin and keeper.stdout
+    keeper.stdin.write("\n")
+    keeper.stdin.flush()
+    return keeper.stdout.readline().strip()

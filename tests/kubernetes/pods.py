@@ -11,10 +11,10 @@ from typing import Any
 
 from gpu_cells import SETUP
 from live_machine import Machine
+from namespaces import NAMESPACES
 
 from jupyter_affinode.client.grant_signing import make_keys, sign_grant
 
-NAMESPACES = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 UID = 1000  # of all users' pods
 AUDIENCE = "affinode:cluster"
 PYTHON = Path(sys.executable)
@@ -118,14 +118,8 @@ class Node:
         simulated = {"AFFINODE_SIM": "1", "AFFINODE_SIM_DIR": "/run/gpu", "AFFINODE_SIM_MEMORY": "1GiB"}
         path = f"{PYTHON.parent}:/usr/sbin:/usr/bin:/sbin:/bin"
         before, after = opened_folders()
-        script = [
-            "sh",
-            "-c",
-            MOUNTS.format(more=f"{before}\n{more}", opened=after),
-            "sh",
-            str(self.folder),
-            str(self.folder / pod),
-        ]
+        mounts = MOUNTS.format(more=f"{before}\n{more}", opened=after)
+        script = ["sh", "-c", mounts, "sh", str(self.folder), str(self.folder / pod)]
         mark = {"AFFINODE_TEST": str(self.folder)}
         return self.cluster.machine.start(
             *NAMESPACES, *script, *command, env={"PATH": path, "HOME": "/tmp", **simulated, **mark, **environ},

@@ -7,27 +7,18 @@ the kernel enters its cgroup when it has filled the GPU, and leaves it before th
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
-from gpu_cells import SETUP
+from gpu_cells import KEEPER, contents
 from live_machine import Machine
 from memory_cgroup import Cgroup, FilesOfV2, memory_cgroup
+from namespaces import needs_namespaces
 from rendered_chart import controller
 
 from jupyter_affinode.settings.policy import GIB, MIB
-
-PROGRAM = f"""{SETUP}
-import sys
-block = Block(int(sys.argv[1]), seed=7)
-wanted = block.checksum()
-print("ready", flush=True)
-for line in sys.stdin:
-    print("same" if block.checksum() == wanted else "other", flush=True)
-"""
 
 
 @pytest.fixture
@@ -60,18 +51,12 @@ def kernel(machine: Machine, mib: int, prefix: Sequence[str] = ()) -> subprocess
     """A kernel with so much on the GPU."""
     process = machine.start(
         *prefix,
-        *(sys.executable, "-m", "jupyter_affinode.cli", "run", "--", sys.executable, "-c", PROGRAM, str(mib)),
+        *(sys.executable, "-m", "jupyter_affinode.cli", "run", "--", sys.executable, "-c", KEEPER, str(mib)),
         env={**machine.environment, "AFFINODE_KERNEL_ID": "k"},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout.readline() == "ready\n"
     return process
-
-
-def contents(process: subprocess.Popen[str]) -> str:
-    process.stdin.write("\n")
-    process.stdin.flush()
-    return process.stdout.readline().strip()
 
 
 def controllers_limit(lots_gib: int) -> int:
@@ -135,9 +120,8 @@ def test_the_limit_of_a_pod_in_cgroup_v2_is_heeded_and_lots_are_not_charged_to_i
     gpu_machine, start, wait_until, seen_by, lots_gib
 ):
     """The files are of a pod of 128 MiB, and in the place of this machine's for the real programs that read them."""
-    probe = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
-    if shutil.which("nsenter") is None or probe.returncode != 0:
-        pytest.skip("no mount namespaces here")
+    needs_namespaces("unshare", "--mount", "true")
+    needs_namespaces("nsenter", "--version")
     gpu_machine.simulate(memory="1GiB")
     pod = FilesOfV2(gpu_machine.folder / "cgroup", 128 * MIB, 64 * MIB)
     beside = start(lots_gib, pod if seen_by == "controller" else None)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from gpu_cells import SETUP
 from live_machine import Machine
-from pods import NAMESPACES, Cluster, Node, Pod
+from namespaces import NAMESPACES, needs_namespaces
+from pods import Cluster, Node, Pod
 from rendered_chart import controller, settings_file
 
 HOLD = f"""{SETUP}
@@ -26,32 +26,19 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def namespaces() -> list[str]:
+def namespaces() -> Sequence[str]:
     """A command line that begins mount and pid namespaces; skips where there are none."""
-    if shutil.which("unshare") is None:
-        pytest.skip("unshare is not here")
-    probe = subprocess.run([*NAMESPACES, "true"], capture_output=True, text=True, check=False)
-    if probe.returncode != 0:
-        pytest.skip(f"no namespaces here: {probe.stderr.strip()}")
+    needs_namespaces(*NAMESPACES, "true")
     return NAMESPACES
 
 
 @contextlib.contextmanager
 def asking_for(machine: Machine, mib: int, *prefix: str) -> Iterator[str]:
     """Start a program that asks the simulated GPU for so much and keeps it; what it says."""
-    command = [
-        *prefix,
-        sys.executable,
-        "-m",
-        "jupyter_affinode.cli",
-        "simulate",
-        "--",
-        sys.executable,
-        "-c",
-        HOLD,
-    ]
+    simulate = [sys.executable, "-m", "jupyter_affinode.cli", "simulate", "--"]
     process = machine.start(
-        *command, str(mib), env={**machine.environment, "AFFINODE_DISABLE": "1"},
+        *prefix, *simulate, sys.executable, "-c", HOLD, str(mib),
+        env={**machine.environment, "AFFINODE_DISABLE": "1"},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

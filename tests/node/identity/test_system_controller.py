@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from fake_shim import MIB, NO_GPU_ROOM, PARK, QUEUED, RESUME, WANT, notify
 from live_machine import UnixConnection
+from namespaces import needs_namespaces
 from people import command_of
 
 from jupyter_affinode.client.grant_signing import make_keys, sign_grant
@@ -189,13 +189,7 @@ def test_two_unix_users_can_do_each_other_nothing(daemon):
 def test_two_containers_of_one_user_id_can_do_each_other_nothing(shared_machine, tmp_path):
     """Pid namespaces stand for containers; the user id says nothing, grants say everything."""
     machine = shared_machine
-    if shutil.which("unshare") is None:
-        pytest.skip("unshare is not here")
-    probe = subprocess.run(
-        ["unshare", "--pid", "--fork", "true"], capture_output=True, text=True, check=False
-    )
-    if probe.returncode != 0:
-        pytest.skip(f"no pid namespaces here: {probe.stderr.strip()}")
+    needs_namespaces("unshare", "--pid", "--fork", "true")
     keys = tmp_path / "keys"
     keys.mkdir(mode=0o755)
     private, public = make_keys()

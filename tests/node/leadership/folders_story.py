@@ -16,7 +16,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2])]
 
-from handover_story import MACHINES, PROGRAM, ask, contents, start_machines  # noqa: E402
+from gpu_cells import KEEPER, contents  # noqa: E402
+from handover_story import MACHINES, ask, start_machines  # noqa: E402
 from waiting import wait_until  # noqa: E402
 
 from jupyter_affinode.client.starting import ensure_controller  # noqa: E402
@@ -37,7 +38,7 @@ def leave_sockets() -> None:
 
 def start_kernel() -> subprocess.Popen[str]:
     """A kernel whose kernelspec names other folders than its server has."""
-    command = [sys.executable, "-c", PROGRAM]
+    command = [sys.executable, "-c", KEEPER, "64"]
     env = {**os.environ, "TMPDIR": "/tmp/a", "XDG_RUNTIME_DIR": "/tmp/b", "HOME": "/tmp/c"}
     manage(env, "k", command)
     process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

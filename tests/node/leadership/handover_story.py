@@ -16,19 +16,11 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[2])]
 
 import live_machine  # noqa: E402
-from gpu_cells import SETUP  # noqa: E402
+from gpu_cells import KEEPER, contents  # noqa: E402
 from waiting import wait_until  # noqa: E402
 
 OWN = Path(os.environ.get("AFFINODE_FOLDER", "/")) / "node.sock"
 MACHINES = Path("/run/affinode/node.sock")
-PROGRAM = f"""{SETUP}
-import sys
-block = Block(64, seed=7)
-wanted = block.checksum()
-print("ready", flush=True)
-for line in sys.stdin:
-    print("same" if block.checksum() == wanted else "other", flush=True)
-"""
 
 
 def ask(socket: Path, method: str, path: str) -> object:
@@ -50,18 +42,11 @@ def residencies(socket: Path, owner: str = "") -> dict[str, str]:
 
 def start_kernel(kernel_id: str) -> subprocess.Popen[str]:
     """A program that uses the GPU."""
-    command = [sys.executable, "-m", "jupyter_affinode.cli", "run", "--", sys.executable, "-c", PROGRAM]
+    command = [sys.executable, "-m", "jupyter_affinode.cli", "run", "--", sys.executable, "-c", KEEPER, "64"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, env={**os.environ, "AFFINODE_KERNEL_ID": kernel_id}, **pipes)
     assert process.stdout.readline() == "ready\n"
     return process
-
-
-def contents(process: subprocess.Popen[str]) -> str:
-    """Whether its memory is as it was."""
-    process.stdin.write("\n")
-    process.stdin.flush()
-    return process.stdout.readline().strip()
 
 
 def start_machines() -> subprocess.Popen[bytes]:

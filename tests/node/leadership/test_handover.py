@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from fake_nvml import UUID, FakeNvml
 from fake_shim import PARK
+from namespaces import run_story
 
 from jupyter_affinode import environment
 from jupyter_affinode.cli.systemd_unit import unit_text
@@ -31,21 +32,12 @@ STORY = Path(__file__).with_name("handover_story.py")
 
 def test_kernels_move_over_to_the_machines_controller_as_they_are(gpu_machine):
     """With real kernels on the simulated GPU, /run as it is on a machine without a controller yet."""
-    words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"]
-    usual = (
-        f"/tmp/affinode-{os.getuid()}"  # where a controller of ours may be serving other programs just now
-    )
+    # Where a controller of ours may be serving other programs just now.
+    usual = f"/tmp/affinode-{os.getuid()}"
     mounts = f"mount -t tmpfs run /run && mkdir -pm 700 {usual} && mount -t tmpfs -o mode=700 usual {usual}"
-    probe = subprocess.run([*words, mounts], capture_output=True, text=True, check=False)
-    if probe.returncode != 0:
-        pytest.skip(f"no namespace with a /run of its own here: {probe.stderr.strip()}")
     environ = {name: value for name, value in gpu_machine.environment.items() if name != "AFFINODE_SOCKET"}
     environ["AFFINODE_FOLDER"] = str(gpu_machine.folder / "users")
-    told = subprocess.run(
-        [*words, f'{mounts} && exec "$@"', "sh", sys.executable, str(STORY)],
-        env=environ, cwd=gpu_machine.work, capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
-    assert told.stdout.strip().endswith("done"), f"{told.stdout}\n{told.stderr}"
+    run_story(STORY, mounts, env=environ, cwd=gpu_machine.work)
 
 
 def test_the_holder_of_a_users_lock_is_waited_for_but_not_for_ever(tmp_path, monkeypatch, caplog):

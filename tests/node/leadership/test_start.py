@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from namespaces import NAMESPACES, needs_namespaces, run_story
 
 from jupyter_affinode import environment
 from jupyter_affinode.client import starting as client
@@ -170,20 +171,13 @@ def test_where_the_usual_folder_is_not_ours_alone_another_is_used(places, taken)
 
 def test_another_user_and_what_an_earlier_controller_left_keep_no_kernel_unmanaged(gpu_machine):
     """With a real kernel on the simulated GPU, in namespaces with /run and /tmp of their own; see the story."""
-    words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"]
     mounts = "mount -t tmpfs run /run && mount -t tmpfs -o mode=1777 tmp /tmp"
     chown = "mkdir /tmp/other && chown 12345 /tmp/other"
-    probe = subprocess.run([*words, f"{mounts} && {chown}"], capture_output=True, text=True, check=False)
-    if probe.returncode != 0:
-        pytest.skip(f"no namespace with a /tmp of its own here: {probe.stderr.strip()}")
+    needs_namespaces(*NAMESPACES, "sh", "-c", f"{mounts} && {chown}")
     if STORY.is_relative_to("/tmp") or sys.prefix.startswith("/tmp"):
         pytest.skip("this checkout would not be seen in a namespace with a /tmp of its own")
     environ = {name: value for name, value in gpu_machine.environment.items() if name != "AFFINODE_SOCKET"}
-    told = subprocess.run(
-        [*words, f'{mounts} && exec "$@"', "sh", sys.executable, str(STORY)],
-        env=environ, cwd="/", capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
-    assert told.stdout.strip().endswith("done"), f"{told.stdout}\n{told.stderr}"
+    run_story(STORY, mounts, env=environ, cwd="/")
 
 
 def test_a_controller_in_the_other_folder_is_found_when_the_usual_one_is_free_again(places):
