@@ -6,7 +6,7 @@ import os
 
 import pytest
 from story_cells import SETUP
-from story_stage import MIB, SMALL
+from story_stage import MIB, MORE, SMALL
 
 # `tell(code)` runs code in a second process, which has a `gpu` of its own, and gives what the code's last line is.
 CHILD = (
@@ -55,8 +55,8 @@ class Group:
         self.stage = stage
         self.kernel = kernel
 
-    def ask_to_park(self):
-        return self.stage.machine.ask("POST", f"/kernels/{self.kernel.id}/park", {})
+    def ask_to_park(self, **options):
+        return self.stage.machine.ask("POST", f"/kernels/{self.kernel.id}/park", options)
 
     def residencies(self) -> set[str]:
         return {process["residency"] for process in self.stage.seen(self.kernel).get("processes", [])}
@@ -123,15 +123,8 @@ def test_while_one_process_computes_none_is_parked_and_then_all_are_together(gro
 def test_a_call_to_the_ready_process_while_the_other_still_copies_does_not_wait(group):
     """The child's memory takes twelve seconds at the throttled rate; the kernel itself is ready long before."""
     g = group(child_mib=4, copy_rate="8MiB")
-    size = 96 * MIB  # written on the GPU, since the rate is that of the test's own copies, too
-    g.tell(
-        f"more = ok(cu.cuMemAlloc({size}))",
-        f"ok(cu.cuMemsetD8(more, 7, {size}))",
-        "ok(cu.cuCtxSynchronize())",
-        "True",
-    )
-    status, _ = g.stage.machine.ask("POST", f"/kernels/{g.kernel.id}/park", {"wait": False})
-    assert status == 202
+    g.tell(MORE.format(mib=96), "True")
+    assert g.ask_to_park(wait=False)[0] == 202
     g.stage.until(lambda: g.residencies() == {"parking"})
     g.stage.ok(g.kernel, "ok(cu.cuMemsetD8(gpu.blocks['a'][0], 0, 1)); ok(cu.cuCtxSynchronize())")
     g.stage.until(lambda: g.residencies() == {"resident"})
@@ -153,7 +146,7 @@ def test_a_controller_killed_while_a_kernel_of_two_processes_parks_loses_nothing
     board = g.stage.board
     for call in ("cuMemcpyDtoHAsync", "cuMemUnmap"):  # while it copies, and while the copied memory goes
         board.arm(f"{call}:HOLD:1")
-        g.stage.machine.ask("POST", f"/kernels/{g.kernel.id}/park", {"wait": False})
+        g.ask_to_park(wait=False)
         g.stage.until(board.held)
         os.kill(g.stage.machine.controller_pid(), 9)
         board.arm("")
