@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -31,3 +31,11 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
         yield browser
         browser.close()
+
+
+def sign_in(page: Page, hub: str, user: str, then: str) -> None:
+    """Sign in to a Hub of tests, which leads to the page `then`."""
+    page.goto(f"{hub}/hub/login?next={then}")
+    page.get_by_label("Username").fill(user)
+    page.get_by_label("Password").fill("x")
+    page.get_by_role("button", name="Sign in").click()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fake_shim import QUEUED, WANT, notify
 from gpu_node import BOB, GpuNode
-from live_browser import chromium
+from live_browser import sign_in
 from live_hub import Hub
 from live_machine import new_machine
 from people import needs_root
@@ -32,13 +32,6 @@ def stage():
         node.close()
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """The system's Chromium."""
-    with chromium() as started:
-        yield started
-
-
 @pytest.fixture
 def open_page(browser, stage):
     """`open_page(width=…, theme=…, user=…)`: the page as a user sees it."""
@@ -48,10 +41,7 @@ def open_page(browser, stage):
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
         contexts.append(context)
         page = context.new_page()
-        page.goto(f"{stage[0].url}/hub/login?next=/services/affinode/")
-        page.get_by_label("Username").fill(user)
-        page.get_by_label("Password").fill("x")
-        page.get_by_role("button", name="Sign in").click()
+        sign_in(page, stage[0].url, user, "/services/affinode/")
         page.wait_for_url("**/services/affinode/")
         return page
 

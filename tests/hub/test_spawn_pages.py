@@ -6,20 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
-from live_browser import chromium
+from live_browser import sign_in
 from playwright.sync_api import expect
 from test_spawns import make_site
 
 pytestmark = pytest.mark.long
 WAIT_MS = 60_000
 WIDE, PHONE = {"width": 900, "height": 600}, {"width": 390, "height": 700}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """The system's Chromium."""
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(params=["light", "dark"])
@@ -31,10 +24,7 @@ def open_page(request, browser):
         page = context.new_page()
         page.set_viewport_size(WIDE)
         page.set_default_timeout(WAIT_MS)
-        page.goto(f"http://127.0.0.1:{site.hub.port}/hub/login?next=/hub/spawn")
-        page.get_by_label("Username").fill(user)
-        page.get_by_label("Password").fill("x")
-        page.get_by_role("button", name="Sign in").click()
+        sign_in(page, site.hub.url, user, "/hub/spawn")
         return page
 
     yield start
