@@ -17,6 +17,12 @@ from hub_spawner.culling import arbiter
 HOUR_S = 3600
 
 
+@pytest.fixture
+def nodes(node):
+    """The machine, as cullers are told of it."""
+    return {"here": str(node.machine.socket)}
+
+
 @pytest.fixture(scope="module")
 def node():
     """carla has a second server, whose kernel waits for the GPU."""
@@ -41,20 +47,17 @@ def culled(rule, server, inactive_s, limit_s=HOUR_S):
     )
 
 
-def test_a_server_that_computes_on_the_gpu_in_silence_is_kept(node):
+def test_a_server_that_computes_on_the_gpu_in_silence_is_kept(node, nodes):
     node.shims["training"].touch()  # as a shim does while a call is under way
-    rule = arbiter(nodes={"here": str(node.machine.socket)})
-    assert not culled(rule, "bob/gpu", 100 * HOUR_S)
+    assert not culled(arbiter(nodes=nodes), "bob/gpu", 100 * HOUR_S)
 
 
-def test_a_server_whose_kernel_waits_for_the_gpu_is_kept(node, wait_until):
-    rule = arbiter(nodes={"here": str(node.machine.socket)})
+def test_a_server_whose_kernel_waits_for_the_gpu_is_kept(node, nodes, wait_until):
     wait_until(lambda: node.machine.node()["queue"])
-    assert not culled(rule, "carla/waiting", 100 * HOUR_S)
+    assert not culled(arbiter(nodes=nodes), "carla/waiting", 100 * HOUR_S)
 
 
-def test_a_forgotten_parked_server_is_culled_or_kept_longer_where_its_administrator_says_so(node):
-    nodes = {"here": str(node.machine.socket)}
+def test_a_forgotten_parked_server_is_culled_or_kept_longer_where_its_administrator_says_so(nodes):
     assert culled(arbiter(nodes=nodes), "carla/", HOUR_S)
     assert not culled(arbiter(nodes=nodes), "carla/", HOUR_S - 1)
     patient = arbiter(nodes=nodes, parked_limit_s=48 * HOUR_S)
@@ -63,12 +66,11 @@ def test_a_forgotten_parked_server_is_culled_or_kept_longer_where_its_administra
     assert culled(patient, "eve/", HOUR_S)  # has no kernel
 
 
-def test_the_last_use_of_the_gpu_counts_as_activity(node, wait_until):
-    rule = arbiter(nodes={"here": str(node.machine.socket)})
+def test_the_last_use_of_the_gpu_counts_as_activity(node, nodes, wait_until):
     node.shims["analysis"].touch()
-    assert not culled(rule, "ana/", 100 * HOUR_S)
+    assert not culled(arbiter(nodes=nodes), "ana/", 100 * HOUR_S)
     wait_until(lambda: node.machine.kernels()["uid-61001/analysis"]["idle_s"] > 0.2)
-    wait_until(lambda: culled(arbiter(nodes={"here": str(node.machine.socket)}), "ana/", HOUR_S, limit_s=0.1))
+    wait_until(lambda: culled(arbiter(nodes=nodes), "ana/", HOUR_S, limit_s=0.1))
 
 
 def test_without_a_controller_the_cullers_own_rule_holds():
@@ -86,7 +88,7 @@ def test_an_answer_that_makes_no_sense_leaves_the_cullers_own_rule(monkeypatch):
     assert not culled(arbiter(), "carla/", HOUR_S - 1)
 
 
-def test_all_servers_of_a_pass_share_one_look(node, monkeypatch):
+def test_all_servers_of_a_pass_share_one_look(nodes, monkeypatch):
     looks = []
     real = culling.Nodes.look
 
@@ -95,7 +97,7 @@ def test_all_servers_of_a_pass_share_one_look(node, monkeypatch):
         return await real(nodes)
 
     monkeypatch.setattr(culling.Nodes, "look", counted)
-    rule = arbiter(nodes={"here": str(node.machine.socket)})
+    rule = arbiter(nodes=nodes)
 
     async def everyone():
         hour = timedelta(hours=1)
@@ -108,7 +110,7 @@ def test_all_servers_of_a_pass_share_one_look(node, monkeypatch):
     assert all(asyncio.run(everyone())) and len(looks) == 1
 
 
-def test_a_kernel_that_a_grant_gives_to_another_user_keeps_no_server(node):
+def test_a_kernel_that_a_grant_gives_to_another_user_keeps_no_server():
     kernels = [
         {"server": "ana/", "user": "hub:eve"},
         {"server": "ana/", "user": "hub:ana"},

@@ -10,10 +10,9 @@ import pytest
 from gpu_cells import SETUP
 from live_hub import Hub, user_python
 from live_machine import new_machine
-from people import Person, open_to_everyone
+from people import Person, make_hub_keys, open_to_everyone
 from test_two_users import ANA, SERVER, UserServer
 
-from jupyter_affinode.client.grant_signing import make_keys
 from jupyter_affinode.node.identity.grants import LEEWAY_S
 
 pytestmark = pytest.mark.long  # the first grant has to end
@@ -31,12 +30,7 @@ def hub(native, request):
         gpu.chmod(0o755)
         (gpu / "machine").touch()
         (gpu / "machine").chmod(0o666)
-        private, public = make_keys()
-        keys = machine.folder / "keys"
-        keys.mkdir()
-        (keys / "hub-1.pem").write_bytes(public)
-        key = machine.folder / "hub-1.key"
-        key.write_bytes(private)
+        key, keys = make_hub_keys(machine.folder)
         machine.start_controller(
             "--system", f"--grant-keys={keys}", "--NodeController.grant_audiences=tests", "--require-grants"
         )

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from live_machine import new_machine
 from live_server import free_port
+from people import make_hub_keys
 
 from hub_spawner.nodes import Nodes
 from jupyter_affinode.client.grant_signing import make_keys
@@ -16,17 +17,10 @@ from jupyter_affinode.client.grant_signing import make_keys
 def node():
     """A controller with a port: (its address, the file of the Hub's key)."""
     with new_machine() as machine:
-        private, public = make_keys()
-        (machine.folder / "keys").mkdir()
-        (machine.folder / "keys" / "hub-1.pem").write_bytes(public)
-        key = machine.folder / "hub-1.key"
-        key.write_bytes(private)
+        key, keys = make_hub_keys(machine.folder)
         port = free_port()
         machine.start_controller(
-            "--system",
-            f"--grant-keys={machine.folder / 'keys'}",
-            f"--api-port={port}",
-            "--machine-name=gpu-node-7",
+            "--system", f"--grant-keys={keys}", f"--api-port={port}", "--machine-name=gpu-node-7"
         )
         yield f"http://localhost:{port}", key
 

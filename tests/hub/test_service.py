@@ -15,7 +15,7 @@ from gpu_node import ANA, GIB, GpuNode
 from jupyterhub.utils import make_ssl_context
 from live_hub import NAVIGATE, TOKEN, Hub, xsrf
 from live_machine import new_machine
-from people import needs_root
+from people import make_hub_keys, needs_root
 from tornado.httpclient import AsyncHTTPClient
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
@@ -24,7 +24,6 @@ from traitlets.config import Config
 
 from hub_spawner.service.app import _internal_ssl
 from hub_spawner.service.registration import add_service
-from jupyter_affinode.client.grant_signing import make_keys
 from jupyter_affinode.node.identity.grants import GrantVerifier
 
 
@@ -47,13 +46,9 @@ def node(version):
 @pytest.fixture(scope="module")
 def hub(node, version):
     """A Hub with the service."""
-    folder = node.machine.folder
-    private, public = make_keys()
-    (folder / "hub-1.key").write_bytes(private)
-    (folder / "keys").mkdir()
-    (folder / "keys" / "hub-1.pem").write_bytes(public)
+    key, _ = make_hub_keys(node.machine.folder)
     nodes = {"gpu1": str(node.machine.socket), "gpu2": "/nowhere/node.sock"}
-    service = {"nodes": nodes, "grant_key": str(folder / "hub-1.key"), "grant_audience": ["tests"]}
+    service = {"nodes": nodes, "grant_key": str(key), "grant_audience": ["tests"]}
     made = Hub(node.machine, version, service=service).start()
     yield made
     made.stop()
@@ -114,9 +109,8 @@ def test_a_user_without_a_login_is_sent_to_the_hub(hub):
 
 
 def test_the_ledger_names_the_administrator_who_holds_a_kernel(hub, node, admin, wait_until):
-    answer = act(
-        hub, admin, "kernel", node="gpu1", kernel=f"uid-{ANA}/analysis", name="analysis", action="hold"
-    )
+    which = {"node": "gpu1", "kernel": f"uid-{ANA}/analysis"}
+    answer = act(hub, admin, "kernel", **which, name="analysis", action="hold")
     assert answer.status_code == 200
     assert "analysis keeps its GPU for an hour." in text_of(answer)
     assert node.kernel(ANA, "analysis")["held_for_s"] > 3000
@@ -125,10 +119,7 @@ def test_the_ledger_names_the_administrator_who_holds_a_kernel(hub, node, admin,
     row = node.machine.ask("GET", "/audit")[1]["audit"][0]
     assert (row["actor"], row["action"], row["outcome"]) == ("hub:admin", "hold", "ok")
     assert row["place"].endswith("127.0.0.1")
-    assert (
-        act(hub, admin, "kernel", node="gpu1", kernel=f"uid-{ANA}/analysis", action="release").status_code
-        == 200
-    )
+    assert act(hub, admin, "kernel", **which, action="release").status_code == 200
     assert node.kernel(ANA, "analysis")["held_for_s"] is None
 
 
@@ -143,10 +134,8 @@ def test_a_kernel_is_parked_and_resumed_from_the_page(hub, node, admin, wait_unt
 def test_what_a_controller_refuses_is_said_with_its_reason(hub, admin):
     answer = act(hub, admin, "kernel", node="gpu1", kernel="uid-1/none", action="park")
     assert "Refused: there is no kernel uid-1/none." in text_of(answer)
-    assert act(hub, admin, "kernel", node="gpu2", kernel="x", action="park").ok
-    assert "Not done: no controller answers" in text_of(
-        act(hub, admin, "kernel", node="gpu2", kernel="x", action="park")
-    )
+    answer = act(hub, admin, "kernel", node="gpu2", kernel="x", action="park")
+    assert answer.ok and "Not done: no controller answers" in text_of(answer)
     assert act(hub, admin, "kernel", node="gpu1", kernel="x", action="destroy").status_code == 400
 
 

@@ -10,7 +10,7 @@ from http.client import HTTPConnection
 import pytest
 from live_machine import ask, new_machine
 from live_server import free_port
-from people import Person
+from people import Person, make_hub_keys
 
 from jupyter_affinode.client.grant_signing import make_keys, sign_grant
 from jupyter_affinode.settings.policy import MIB
@@ -23,10 +23,8 @@ class Remote:
 
     def __init__(self, machine):
         self.machine, self.port = machine, free_port()
-        self.key, public = make_keys()
-        keys = machine.folder / "keys"
-        keys.mkdir()
-        (keys / "hub-1.pem").write_bytes(public)
+        key, keys = make_hub_keys(machine.folder)
+        self.key = key.read_bytes()
         machine.start_controller(
             *("--system", f"--grant-keys={keys}", "--NodeController.grant_audiences=tests"),
             *("--require-grants", f"--api-port={self.port}", "--machine-name=gpu-node-7"),

@@ -12,11 +12,14 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_shim import FakeShim
 from live_machine import Machine, UnixConnection, ask
+
+from jupyter_affinode.client.grant_signing import make_keys
 
 CALLS = {"x86_64": (116, 117, 119), "aarch64": (159, 147, 149)}  # setgroups, setresuid, setresgid
 libc = ctypes.CDLL(None, use_errno=True)
@@ -100,6 +103,16 @@ class Person:
         """End all shims."""
         while self.shims:
             self.shims.pop().close()
+
+
+def make_hub_keys(folder: Path) -> tuple[Path, Path]:
+    """A Hub's pair of keys: (the file that it signs with, the folder with the key that controllers know)."""
+    private, public = make_keys()
+    key, keys = folder / "hub-1.key", folder / "keys"
+    key.write_bytes(private)
+    keys.mkdir(mode=0o755)
+    (keys / "hub-1.pem").write_bytes(public)
+    return key, keys
 
 
 def open_to_everyone(machine: Machine) -> None:
