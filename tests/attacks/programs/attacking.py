@@ -14,6 +14,7 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,16 @@ def under_way(**facts: Any) -> None:
 def goes_on(pause_s: float = 0.0) -> bool:
     """Whether the attack is to go on; called between its steps."""
     return not select.select([sys.stdin], [], [], pause_s)[0]
+
+
+def again_and_again(attack: Callable[[], None]) -> None:
+    """Attack until it is to end; it is under way after the first time."""
+    is_begun = False
+    while goes_on(0.02):
+        attack()
+        if not is_begun:
+            is_begun = True
+            under_way()
 
 
 def connect(path: Path) -> socket.socket:

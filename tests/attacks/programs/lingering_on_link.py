@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from attacking import LINK, Lingering, connect, goes_on, under_way
+from attacking import LINK, Lingering, again_and_again, connect
 from fake_shim import FakePage, hello, notify, send
 
 lingering, page = Lingering(), FakePage()
@@ -36,19 +36,11 @@ def unread() -> None:
             lingering.give(link, notify(1), 3)
 
 
-def main() -> None:
-    """All of them again and again."""
-    is_begun = False
-    while goes_on(0.02):
-        for attack in (with_hello, after_hello, unread):
-            with contextlib.suppress(
-                OSError, TimeoutError
-            ):  # the controller hung up, or takes no descriptors
-                attack()
-        if not is_begun:
-            is_begun = True
-            under_way()
+def attack() -> None:
+    """All of them."""
+    for each in (with_hello, after_hello, unread):
+        with contextlib.suppress(OSError):  # the controller hung up, or takes no descriptors
+            each()
 
 
-if __name__ == "__main__":
-    main()
+again_and_again(attack)
