@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from fake_nvml import UUID, FakeNvml
 from fake_shim import PARKED
-from live_machine import Machine
-from people import Person, open_to_everyone
+from live_machine import Machine, new_machine
+from people import Person, needs_root, open_to_everyone
 from thread_controller import ThreadController
 
 from jupyter_affinode.node.identity.access import EveryUserAccess
@@ -18,7 +21,7 @@ ANA, BOB, CARLA = 61001, 61002, 61003
 
 
 class GpuNode:
-    """ana has 40 GiB on the first GPU, bob 30 GiB; carla's 20 GiB are parked and she waits. Ends with `close()`."""
+    """ana has 40 GiB on the first GPU, bob 30 GiB; carla's 20 GiB are parked and she waits."""
 
     def __init__(self, machine: Machine, **settings: object):
         open_to_everyone(machine)
@@ -57,8 +60,14 @@ class GpuNode:
         """A kernel as root sees it."""
         return self.machine.kernels()[f"uid-{uid}/{name}"]
 
-    def close(self) -> None:
-        """End everything."""
-        for person in (self.ana, self.bob, self.carla):
+
+@contextlib.contextmanager
+def gpu_node(**settings: object) -> Iterator[GpuNode]:
+    """A node on a machine of its own; skips where this process cannot become another user."""
+    needs_root()
+    with new_machine() as machine:
+        made = GpuNode(machine, **settings)
+        yield made
+        for person in (made.ana, made.bob, made.carla):
             person.close()
-        self.controller.stop()
+        made.controller.stop()

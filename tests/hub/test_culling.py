@@ -7,9 +7,7 @@ from datetime import timedelta
 
 import pytest
 from fake_shim import QUEUED, WANT, notify
-from gpu_node import GpuNode
-from live_machine import new_machine
-from people import needs_root
+from gpu_node import gpu_node
 
 from hub_spawner import culling
 from hub_spawner.culling import arbiter
@@ -26,14 +24,11 @@ def nodes(node):
 @pytest.fixture(scope="module")
 def node():
     """carla has a second server, whose kernel waits for the GPU."""
-    needs_root()
-    with new_machine() as machine:
-        made = GpuNode(machine, park_when="needed", idle_timeout_s=1e6, contended_idle_timeout_s=1e6)
+    with gpu_node(park_when="needed", idle_timeout_s=1e6, contended_idle_timeout_s=1e6) as made:
         waiting = made.carla.shim("waiting", parked=90 << 30, state=QUEUED)
         made.describe(made.carla, "waiting", "carla/waiting")
         waiting.send(notify(WANT))
         yield made
-        made.close()
 
 
 def culled(rule, server, inactive_s, limit_s=HOUR_S):

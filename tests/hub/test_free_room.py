@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from gpu_node import GIB, GpuNode
+from gpu_node import GIB, gpu_node
 from jupyterhub.spawner import SimpleLocalProcessSpawner
-from live_machine import new_machine
-from people import needs_root
 from traitlets.config import Config
 
 from hub_spawner.enabling import derived
@@ -19,11 +17,8 @@ from hub_spawner.nodes import NodePicture
 @pytest.fixture(scope="module")
 def node():
     """A machine with two GPUs and three users."""
-    needs_root()
-    with new_machine() as machine:
-        made = GpuNode(machine, idle_timeout_s=0.1)
+    with gpu_node(idle_timeout_s=0.1) as made:
         yield made
-        made.close()
 
 
 def form_of(spawner_class, socket, **spawner):

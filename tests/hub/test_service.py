@@ -11,11 +11,10 @@ from types import SimpleNamespace
 import pytest
 import requests
 from certipy import Certipy
-from gpu_node import ANA, GIB, GpuNode
+from gpu_node import ANA, GIB, gpu_node
 from jupyterhub.utils import make_ssl_context
 from live_hub import NAVIGATE, TOKEN, Hub, xsrf
-from live_machine import new_machine
-from people import make_hub_keys, needs_root
+from people import make_hub_keys
 from tornado.httpclient import AsyncHTTPClient
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
@@ -36,11 +35,8 @@ def version(request):
 @pytest.fixture(scope="module")
 def node(version):
     """A machine with two GPUs and three users."""
-    needs_root()
-    with new_machine() as machine:
-        made = GpuNode(machine)
+    with gpu_node() as made:
         yield made
-        made.close()
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +243,7 @@ def test_where_grants_are_renewed_is_the_sites_to_say_for_whichever_class(sectio
     assert [each for each in told if each] == ["http://proxy-public/services/affinode/grant"]
 
 
-def test_servers_are_told_where_their_grants_are_renewed(monkeypatch):
+def test_servers_are_told_where_their_grants_are_renewed():
     c = Config()
     c.JupyterHub.base_url = "/hubs/one/"
     c.JupyterHub.services = [{"name": "another"}]

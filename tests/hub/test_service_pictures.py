@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 from fake_shim import QUEUED, WANT, notify
-from gpu_node import BOB, GpuNode
+from gpu_node import BOB, gpu_node
 from live_browser import sign_in
 from live_hub import Hub
-from live_machine import new_machine
-from people import needs_root
 from playwright.sync_api import expect
 
 pytestmark = pytest.mark.long
@@ -20,16 +18,13 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope="module")
 def stage():
     """A Hub with the service, and a busy machine: (hub, node)."""
-    needs_root()
-    with new_machine() as machine:
-        node = GpuNode(machine, idle_timeout_s=3600.0)
+    with gpu_node(idle_timeout_s=3600.0) as node:
         node.shims["notes"].become(QUEUED)
         node.shims["notes"].send(notify(WANT))
-        nodes = {"gpu1": str(machine.socket), "gpu2": "/nowhere/node.sock"}
-        hub = Hub(machine, service={"nodes": nodes}).start()
+        nodes = {"gpu1": str(node.machine.socket), "gpu2": "/nowhere/node.sock"}
+        hub = Hub(node.machine, service={"nodes": nodes}).start()
         yield hub, node
         hub.stop()
-        node.close()
 
 
 @pytest.fixture
