@@ -186,8 +186,7 @@ def test_what_a_client_asked_is_not_done_when_it_was_dropped_before(node, monkey
 def test_a_wait_ends_when_the_client_hangs_up(node, shim, wait_until):
     machine = node()
     loop = node.running[-1]._loop
-    kernel = shim("k", parked=300 * MIB)
-    kernel.resume_status = NO_GPU_ROOM
+    shim("k", parked=300 * MIB, resume_status=NO_GPU_ROOM)
     before = len(asyncio.all_tasks(loop))
     resume = b"POST /api/v1/kernels/k/resume HTTP/1.1\r\nHost: x\r\n\r\n"
     asking = [never_reads(machine, resume) for _ in range(20)]

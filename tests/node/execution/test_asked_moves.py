@@ -39,8 +39,7 @@ def test_a_park_that_was_asked_for_is_tried_again_while_the_kernel_is_busy(
 ):
     monkeypatch.setattr(user_requests, "BUSY_PATIENCE_S", 600.0)
     machine = node()
-    kernel = shim("k", resident=300 * MIB)
-    kernel.park_status = BUSY
+    kernel = shim("k", resident=300 * MIB, park_status=BUSY)
     asked = in_background(machine.ask, "POST", "/kernels/k/park", {})
     wait_until(lambda: len(kernel.heard.of(PARK)) >= 2)
     kernel.park_status = OK
@@ -49,8 +48,7 @@ def test_a_park_that_was_asked_for_is_tried_again_while_the_kernel_is_busy(
 
 def test_a_park_that_stays_refused_says_why(node, shim):
     machine = node()
-    kernel = shim("k", resident=300 * MIB)
-    kernel.park_status = BUSY
+    shim("k", resident=300 * MIB, park_status=BUSY)
     status, answer = machine.ask("POST", "/kernels/k/park", {})
     assert (status, answer) == (409, {"error": "busy", "message": "status 1"})
     assert machine.kernel("k")["refusal"] == "status 1"
@@ -58,8 +56,7 @@ def test_a_park_that_stays_refused_says_why(node, shim):
 
 def test_a_park_that_is_not_waited_for_answers_at_once(node, shim, residency, wait_until):
     machine = node()
-    kernel = shim("k", resident=300 * MIB)
-    kernel.answers = False
+    kernel = shim("k", resident=300 * MIB, answers=False)
     status, answer = machine.ask("POST", "/kernels/k/park", {"wait": False})
     assert (status, answer["residency"]) == (202, "resident")
     wait_until(lambda: kernel.heard.of(PARK))
@@ -72,8 +69,7 @@ def test_repeated_requests_do_not_pile_up(node, shim, wait_until, monkeypatch):
     """A kernel that waits for a full GPU is asked back over and over; a waiting client still gets its answer."""
     monkeypatch.setattr(kernels, "MOVE_WAIT_S", 600.0)
     machine = node()
-    kernel = shim("k", parked=300 * MIB)
-    kernel.resume_status = NO_GPU_ROOM
+    kernel = shim("k", parked=300 * MIB, resume_status=NO_GPU_ROOM)
     waiting = [in_background(machine.ask, "POST", "/kernels/k/resume", {}) for _ in range(2)]
     wait_until(lambda: machine.kernel("k")["residency"] == "queued")
     before = futures_that_wait()
@@ -111,7 +107,7 @@ def test_the_owner_may_park_a_held_kernel_which_ends_the_hold(node, shim):
     assert (status, kernel["held_for_s"]) == (200, None)
 
 
-def test_a_hold_is_no_longer_than_the_longest(node, shim):
+def test_a_hold_is_no_longer_than_the_longest(node):
     machine = node(hold_max_s=7200)
     machine.ask("PUT", "/kernels/k", {})
     assert round(machine.ask("POST", "/kernels/k/hold", {"duration_s": 10**6})[1]["held_for_s"]) == 7200
@@ -139,8 +135,7 @@ def test_magics_are_answered_when_what_they_asked_for_is_done(node, shim, wait_u
 
 def test_a_magics_refusal_says_why(node, shim, wait_until):
     node()
-    kernel = shim("k", resident=300 * MIB)
-    kernel.park_status = FAILED
+    kernel = shim("k", resident=300 * MIB, park_status=FAILED)
     kernel.send(request(1, 1))
     wait_until(lambda: kernel.heard.results)
     assert kernel.heard.results == [(1, FAILED, "status 7")]
@@ -148,8 +143,7 @@ def test_a_magics_refusal_says_why(node, shim, wait_until):
 
 def test_too_many_open_requests_are_refused(node, shim, wait_until):
     node()
-    kernel = shim("k", resident=300 * MIB)
-    kernel.answers = False
+    kernel = shim("k", resident=300 * MIB, answers=False)
     for number in range(10):
         kernel.send(request(1, number))
     wait_until(lambda: len(kernel.heard.results) >= 2)  # the parks are given up in the end

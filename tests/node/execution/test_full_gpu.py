@@ -15,8 +15,7 @@ PREEMPTS = 64  # of HELLO
 
 def test_a_kernel_that_does_not_come_to_rest_is_asked_again_later(node, shim, wait_until):
     machine = node(when_full="time_slice", time_slice_s=0.1)
-    busy = shim("busy", busy=True, resident=900 * MIB, flags=PREEMPTS)
-    busy.park_status = BUSY
+    busy = shim("busy", busy=True, resident=900 * MIB, flags=PREEMPTS, park_status=BUSY)
     asker = shim("asker", resident=100 * MIB)
     asker.allocate(400 * MIB, number=1)
     wait_until(lambda: len(busy.heard.of(PARK)) >= 2)

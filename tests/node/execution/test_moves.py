@@ -65,8 +65,7 @@ def test_an_open_cell_keeps_a_kernel_and_its_end_frees_it(node, shim, residency,
 def test_after_a_refusal_it_is_left_alone_for_longer_and_longer(node, shim, wait_until, status):
     machine = node(**IDLE)
     times = []
-    kernel = shim("k", resident=300 * MIB)
-    kernel.park_status = status
+    kernel = shim("k", resident=300 * MIB, park_status=status)
     real = kernel._carry_out
     kernel.on_command = lambda command: (times.append(fake_shim.time.monotonic()), real(command))
     wait_until(lambda: len(times) >= 3)
@@ -81,8 +80,7 @@ def test_after_a_refusal_it_is_left_alone_for_longer_and_longer(node, shim, wait
 def test_a_process_with_nothing_to_move_does_not_keep_its_kernel_from_parking(node, shim, residency):
     machine = node()
     shim("k", resident=300 * MIB)
-    empty = shim("k")
-    empty.park_status = NOTHING
+    shim("k", park_status=NOTHING)
     assert machine.ask("POST", "/kernels/k/park", {})[0] == 200
     assert residency("k") == "parked"
 
@@ -96,8 +94,7 @@ def test_processes_without_a_kernel_are_kernels_of_their_own(node, shim):
 
 def test_a_resume_that_finds_the_gpu_full_is_tried_again_and_keeps_its_place(node, shim, wait_until):
     machine = node()
-    kernel = shim("k", parked=300 * MIB)
-    kernel.resume_status = NO_GPU_ROOM
+    kernel = shim("k", parked=300 * MIB, resume_status=NO_GPU_ROOM)
     kernel.touch()
     wait_until(lambda: len(kernel.heard.of(RESUME)) >= 2)
     described = machine.kernel("k")
@@ -165,8 +162,7 @@ def test_an_interrupt_between_cells_does_not_reach_the_next_cell(node, shim, wai
 
 def test_a_resume_that_was_asked_for_ends_with_an_interrupt(node, shim, wait_until):
     machine = node()
-    kernel = shim("k", parked=100 * MIB)
-    kernel.resume_status = NO_GPU_ROOM
+    shim("k", parked=100 * MIB, resume_status=NO_GPU_ROOM)
     asked = in_background(machine.ask, "POST", "/kernels/k/resume", {})
     wait_until(lambda: machine.node()["queue"] == ["k"])
     machine.ask("POST", "/kernels/k/cancel", {})
@@ -176,8 +172,7 @@ def test_a_resume_that_was_asked_for_ends_with_an_interrupt(node, shim, wait_unt
 
 def test_a_dying_kernel_is_told_and_neither_waits_nor_moves(node, shim, wait_until):
     machine = node(**IDLE)
-    kernel = shim("k", parked=100 * MIB)
-    kernel.resume_status = NO_GPU_ROOM
+    kernel = shim("k", parked=100 * MIB, resume_status=NO_GPU_ROOM)
     kernel.touch()
     wait_until(lambda: machine.node()["queue"] == ["k"])
     machine.ask("POST", "/kernels/k/dying", {})

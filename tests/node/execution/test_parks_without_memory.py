@@ -13,8 +13,7 @@ TIB = 1 << 40
 
 def test_a_park_that_found_no_host_memory_is_not_tried_again_before_there_is_more(node, shim, wait_until):
     machine = node(**IDLE)
-    kernel = shim("k", resident=TIB, flags=TRIMS)
-    kernel.park_status = NO_HOST_ROOM
+    kernel = shim("k", resident=TIB, flags=TRIMS, park_status=NO_HOST_ROOM)
     wait_until(lambda: "1 TiB of host memory" in (machine.kernel("k")["refusal"] or ""))
     assert len(kernel.heard.of(PARK)) == 1
     kernel.touch()  # what it has now may be zeros for all that is known
@@ -23,8 +22,7 @@ def test_a_park_that_found_no_host_memory_is_not_tried_again_before_there_is_mor
 
 def test_a_refused_park_request_says_how_much_host_memory_is_missing(node, shim):
     machine = node()
-    kernel = shim("k", resident=TIB, flags=TRIMS)
-    kernel.park_status = NO_HOST_ROOM
+    kernel = shim("k", resident=TIB, flags=TRIMS, park_status=NO_HOST_ROOM)
     status, answer = machine.ask("POST", "/kernels/k/park", {})
     assert (status, answer["error"]) == (409, "no-host-memory")
     assert "freeing it needs 1 TiB of host memory" in answer["message"]

@@ -27,8 +27,7 @@ def test_calls_wait_first_come_first_served_and_hear_their_place(node, shim, wai
 
 def test_a_waiter_that_gives_up_loses_its_place(node, shim, wait_until):
     machine = node()
-    kernel = shim("k", parked=300 * MIB)
-    kernel.resume_status = NO_GPU_ROOM
+    kernel = shim("k", parked=300 * MIB, resume_status=NO_GPU_ROOM)
     kernel.touch()
     wait_until(lambda: machine.node()["queue"] == ["k"])
     kernel.give_up()
@@ -36,7 +35,7 @@ def test_a_waiter_that_gives_up_loses_its_place(node, shim, wait_until):
     assert machine.kernel("k")["residency"] == "parked"
 
 
-def test_an_allocation_makes_an_idle_kernel_yield_and_is_tried_again(node, shim, residency, wait_until):
+def test_an_allocation_makes_an_idle_kernel_yield_and_is_tried_again(node, shim, wait_until):
     machine = node(idle_timeout_s=0.2)
     idle = shim("idle", resident=500 * MIB)
     wait_until(lambda: (machine.kernel("idle") or {}).get("eligible"))

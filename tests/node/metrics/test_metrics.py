@@ -89,10 +89,7 @@ def test_moves_are_counted_by_cause_depth_and_outcome(node, shim, wait_until):
 
 def test_a_kernel_that_waits_is_in_the_queue_with_what_it_needs(node, shim, wait_until):
     machine = node()
-    kernel = shim("k1", parked=300 * MIB)
-    kernel.answers = False
-    kernel.resume_status = BUSY
-    kernel.on_command = lambda command: None
+    kernel = shim("k1", parked=300 * MIB, answers=False)
     before = scraped(machine)
     assert before["affinode_queue_needed_bytes"][labels()] == 0
     kernel.touch()

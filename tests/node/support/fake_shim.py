@@ -212,7 +212,9 @@ class FakeShim:
         grant: str | None = None,
         state: int | None = None,
         page: FakePage | None = None,
+        park_status: int = OK,
         resume_status: int = OK,
+        answers: bool = True,
     ):
         """`busy`: a call is under way. `state`: of its page when it says HELLO; by default as its memory says.
         `page`: with what it says already, as that of a process's earlier connection does.
@@ -227,8 +229,8 @@ class FakeShim:
             self.page.state = state
         self.page.write()
         self.states: list[int] = []  # that it became, one after the other; some last for milliseconds
-        self.park_status, self.resume_status = OK, resume_status
-        self.beats = self.answers = True
+        self.park_status, self.resume_status = park_status, resume_status
+        self.beats, self.answers = True, answers
         self.on_command: Callable[[Command], None] | None = None
         self.heard = Heard()
         self._answered = threading.Event()

@@ -47,8 +47,7 @@ def test_a_park_and_a_resume_are_told_with_sizes_times_and_reasons(node, shim):
 
 def test_a_refusal_has_its_word(node, shim, wait_until):
     machine = node()
-    kernel = shim("k", resident=300 * MIB)
-    kernel.park_status = NO_HOST_ROOM
+    shim("k", resident=300 * MIB, park_status=NO_HOST_ROOM)
     machine.ask("PATCH", "/policy", {"park_when": "idle", "idle_timeout_s": 0})
     told = wait_until(lambda: (found := machine.kernel("k"))["refusal_code"] and found)
     assert told["refusal_code"] == "no-host-memory" and told["refusal_args"] == {"bytes": 300 * MIB}
