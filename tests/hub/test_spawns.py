@@ -116,7 +116,7 @@ def test_a_servers_environment_keeps_jax_from_taking_everything(site, user, wait
     assert (status, environment["XLA_PYTHON_CLIENT_PREALLOCATE"]) == (200, "false")
 
 
-def test_a_groups_servers_get_their_own_size_and_a_grant_with_the_hubs_groups(site, user, wait_until):
+def test_a_groups_servers_get_their_own_size_and_a_grant_with_the_hubs_groups(site, user):
     secret, _ = make_keys()
     (site.machine.folder / "hub-1.key").write_bytes(secret)
     site.hub.join("vision", user)
@@ -188,7 +188,7 @@ def test_a_killed_hub_leaves_no_request_and_starts_again(site, user, wait_until)
     wait_until(lambda: site.hub.server(user).get("ready"), timeout=60)
 
 
-def test_three_refusals_in_a_row_do_not_end_the_hub(wait_until):
+def test_three_refusals_in_a_row_do_not_end_the_hub():
     with another_site("6", gpu_wait_s=0.3, on_gpu_full="refuse", consecutive_failure_limit=3) as site:
         for name in ("one", "two", "three", "four"):
             site.hub.add(name)

@@ -75,7 +75,7 @@ def hub(native, request):
         yield made
 
 
-def test_an_idle_kernel_is_parked_for_another_users_server_and_comes_back(hub, wait_until):
+def test_an_idle_kernel_is_parked_for_another_users_server_and_comes_back(hub):
     machine = hub.machine
     assert (
         machine.ask("PATCH", "/policy", {"contended_idle_timeout_s": 0.5, "host_reserve_bytes": 1 << 28})[0]

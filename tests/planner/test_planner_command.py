@@ -113,7 +113,7 @@ def test_a_bench_that_says_nothing_is_refused(tmp_path, capsys, changes, words):
     assert words in capsys.readouterr().err
 
 
-def test_ctrl_c_cancels(tmp_path):
+def test_ctrl_c_cancels():
     """A plan of hours; progress on stderr says that it has begun."""
     command = [sys.executable, "-m", "jupyter_affinode.cli", "plan", "--users", "300", "--gpus", "8"]
     child = subprocess.Popen(

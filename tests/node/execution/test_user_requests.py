@@ -34,7 +34,7 @@ def test_a_park_request_withdraws_a_waiting_resume_request(parked, machine, resi
     assert not parked.heard.of(RESUME)
 
 
-def test_a_magic_is_told_that_its_hold_is_cut_short(node, machine, shim, wait_until):
+def test_a_magic_is_told_that_its_hold_is_cut_short(node, shim, wait_until):
     node(hold_max_s=3600)
     kernel = shim("k", resident=300 * MIB)
     for number, hours in ((1, 1), (2, 2)):
@@ -93,15 +93,12 @@ def test_a_request_for_a_deleted_kernel_is_answered_at_once(parked, machine, res
 
 
 def test_a_resume_request_is_answered_when_the_processes_are_gone(
-    node, machine, shim, residency, wait_until, monkeypatch
+    parked, machine, residency, wait_until, monkeypatch
 ):
     monkeypatch.setattr(state, "HUNG_UP_FORGOTTEN_S", 0.1)
-    node(nvml=FakeNvml())
-    kernel = shim("k", parked=300 * MIB)
-    wait_until(lambda: machine.node()["nvml"])
     asked = in_background(machine.ask, "POST", "/kernels/k/resume", {})
     wait_until(lambda: residency("k") == "queued")
-    kernel.hang_up()
+    parked.hang_up()
     assert result_of(asked) == (409, {"error": "kernel-ended", "message": "the kernel has ended"})
 
 

@@ -38,7 +38,7 @@ def test_a_controller_is_started_once_and_answers(own):
     assert own.node() is not None
 
 
-def test_it_survives_the_process_that_started_it_and_keeps_nothing_of_a_kernel(own, monkeypatch):
+def test_it_survives_the_process_that_started_it_and_keeps_nothing_of_a_kernel(own):
     program = (
         "import jupyter_affinode.client.starting as client, os;"
         "client.ensure_controller(extra_args=['--park-when=idle'], timeout_s=60);"
