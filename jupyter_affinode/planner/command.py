@@ -65,7 +65,6 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
         ("--context", "MIB", size, 620, "a CUDA context's size on the GPU (620)"),
         ("--compute-share", "PART", part, 1.0, share_help),
         ("--bench", "FILE", Path, None, "speeds from `jupyter affinode bench --json`"),
-        ("--changed", "PART", number(0, 1), 1.0, "of memory that changes between parks (1)"),
     )
 
 
@@ -199,7 +198,6 @@ def make_plan(options: argparse.Namespace) -> Plan:
         speeds=replace(speeds, disk_bytes_per_s=options.disk_rate * GIB),
         settings=Settings().changed(**dict(map(_setting, options.set))),
         culling=Culling(options.cull_after, options.rebuild),
-        changed=options.changed,
         ways=options.ways,
     )
     if options.trace is not None:
@@ -226,7 +224,6 @@ def make_report(options: argparse.Namespace, plan: Plan, progress: Progress) -> 
         "workload": None if plan.workload is None else asdict(plan.workload),
         "trace": None if options.trace is None else str(options.trace),
         "culling": asdict(plan.culling),
-        "changed": plan.changed,
         "answer": None,
         "search": None,
     }

@@ -29,7 +29,6 @@ class Plan:
     workload: Workload | None = None
     trace: tuple[Session, ...] = ()
     culling: Culling = field(default_factory=Culling)
-    changed: float = 1.0
     ways: tuple[str, ...] = WAYS
 
     def sessions(self) -> list[Session]:
@@ -74,7 +73,6 @@ class Plan:
                 self.speeds,
                 self.settings,
                 sessions,
-                changed=self.changed,
                 rebuild_s=self.culling.rebuild_s,
                 on_progress=on_progress,
             )

@@ -15,7 +15,7 @@ PLAIN = Settings(
 
 ENDLESS = float("inf")
 FREE = Speeds(
-    ENDLESS, ENDLESS, ENDLESS, ENDLESS, 0.0, 0.0, 0.0, "moves cost nothing", exchange_s=0.0
+    ENDLESS, ENDLESS, ENDLESS, 0.0, 0.0, 0.0, "moves cost nothing", exchange_s=0.0
 )  # what remains is the wait
 
 

@@ -24,7 +24,6 @@ class Speeds:
 
     first_park_bytes_per_s: float = 32 * GIB / 1.92  # into host memory that was never touched
     park_bytes_per_s: float = 32 * GIB / 0.6688  # everything changed since the last park
-    same_park_bytes_per_s: float = 32 * GIB / 0.0462  # nothing changed: digested, not copied
     resume_bytes_per_s: float = 32 * GIB / 0.6772
     wake_s: float = 0.0263 - 0.0215  # what a call through a controller takes beside the resume itself
     context_park_s: float = 1.60 - 0.6688  # what context depth adds
@@ -35,11 +34,10 @@ class Speeds:
     hand_over_slower: float = 1.5  # … or where host memory is handed over meanwhile: 1.49 and 1.61
     disk_bytes_per_s: float = 2 * GIB  # an NVMe disk's: an assumption
 
-    def park_s(self, size: int, retained: int, changed: float, *, context: bool) -> float:
-        """Return how long a park of `size` bytes takes, `kept` of which have their host memory from the last one."""
+    def park_s(self, size: int, retained: int, *, context: bool) -> float:
+        """Return how long a park of `size` bytes takes, `retained` of which have host memory from the last one."""
         again = min(retained, size)
-        took = (size - again) / self.first_park_bytes_per_s
-        took += again * (changed / self.park_bytes_per_s + (1 - changed) / self.same_park_bytes_per_s)
+        took = (size - again) / self.first_park_bytes_per_s + again / self.park_bytes_per_s
         return took + (self.context_park_s if context else 0.0)
 
     def resume_s(self, size: int, *, context: bool) -> float:
@@ -105,8 +103,6 @@ def speeds_from_bench(path: Path) -> Speeds:
             resume_bytes_per_s=size / times["resume"],
             source=f"{report['machine']['gpu']}, measured on {report['machine']['date']} ({path.name})",
         )
-        if "park, unchanged" in times:
-            speeds = replace(speeds, same_park_bytes_per_s=size / times["park, unchanged"])
         deep = _of_depth(rows, "context")
         if deep is not None and deep[0] == size:
             speeds = replace(

@@ -36,7 +36,7 @@ LEAST_S = 1e-6  # what a move is told to the policy to take at least
 
 
 class Replay(SimulatedUsers):
-    """One machine with the controller; `changed` is the part of memory that changes between two parks."""
+    """One machine with the controller. All of a kernel's memory changes between two parks."""
 
     def __init__(
         self,
@@ -45,7 +45,6 @@ class Replay(SimulatedUsers):
         settings: Settings,
         sessions: Sequence[Session],
         *,
-        changed: float = 1.0,
         rebuild_s: float = 0.0,
         every_event: bool = False,
         exchanges: bool = True,
@@ -59,11 +58,9 @@ class Replay(SimulatedUsers):
             raise ImpossiblePlan("lot_bytes and drop_caches_before_park are not modelled: leave them off")
         if "@" in settings.quotas + settings.priorities:
             raise ImpossiblePlan("the planner knows no groups: use quotas and priorities with users' names")
-        if not 0 <= changed <= 1:
-            raise ImpossiblePlan(f"the part of memory that changes is between 0 and 1, not {changed}")
         machine.check(settings, sessions)
         super().__init__(machine, sessions, Outcome("affinode", "jupyter-affinode"), on_progress)
-        self._speeds, self._settings, self._changed, self._rebuild_s = speeds, settings, changed, rebuild_s
+        self._speeds, self._settings, self._rebuild_s = speeds, settings, rebuild_s
         self._every_event = every_event
         self._may_exchange = exchanges and settings.depth == "memory"
         self._leaving: dict[str, list[SimulatedKernel]] = {}  # by waiter, of what is decided in this pass
@@ -236,7 +233,6 @@ class Replay(SimulatedUsers):
             (self._uuids[live.gpu],),
             self.machine.context_bytes,
             leaves=leaves,
-            changes=self._changed,
             gpus=self._uuids if self._settings.allow_migration else (),
         )
         kernel.may_exchange = self._may_exchange
@@ -293,9 +289,7 @@ class Replay(SimulatedUsers):
             self.outcome.counts["cells preempted"] += 1
         kernel.residency, kernel.park_budget = Residency.PARKING, action.budget_bytes
         kernel.moves_since, kernel.trimming = self.now, 0
-        kernel.parks_s = self._speeds.park_s(
-            kernel.movable, kernel.retained, self._changed, context=action.to_context
-        )
+        kernel.parks_s = self._speeds.park_s(kernel.movable, kernel.retained, context=action.to_context)
         kernel.retained = max(kernel.retained, kernel.movable)  # host memory is taken as the park goes on
         if action.exchanges and action.for_kernel is not None:
             self._leaving.setdefault(action.for_kernel, []).append(kernel)

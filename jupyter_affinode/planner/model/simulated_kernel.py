@@ -21,7 +21,7 @@ class SimulatedKernel:
 
     Sizes in bytes; `held` is its movable memory on each of the GPUs `on`, wherever that memory is now, and `kept` the
     host memory that it retains from its last park. `leaves`: its CUDA context is parked too, and it may resume on any
-    of `gpus`; `changes`: what part of its memory changes between two parks.
+    of `gpus`.
     """
 
     def __init__(
@@ -31,7 +31,6 @@ class SimulatedKernel:
         context_bytes: int,
         *,
         leaves: bool,
-        changes: float,
         gpus: Sequence[str] = (),
     ):
         self.live = live
@@ -40,7 +39,6 @@ class SimulatedKernel:
         self.context_bytes = context_bytes
         self.leaves = leaves
         self.gpus = gpus
-        self.changes = changes
         self.spare_bytes = RESUME_SPARE_BYTES
         self.user = live.session.user
         self.priority = 0  # by the settings for users
@@ -171,7 +169,7 @@ class SimulatedKernel:
             resident_since=self.resident_since,
             started_at=self.started_at,
             can_be_ended=True,
-            park_copies_bytes=int(self.movable * self.changes) if self.has_parked else None,
+            park_copies_bytes=self.movable if self.has_parked else None,
             resume_copies_bytes=self.movable,
             disk_return_s=self.disk_return_s,
         )

@@ -61,7 +61,7 @@ def test_every_option_that_is_a_number_refuses_absurd_ones_by_name(words, option
         (["--run", "1,1000"], "--run: the 75th percentile must be from 1 to 10 times the median"),
         (["--compute-share", "0"], "--compute-share: must be a number more than 0 and at most 1, not '0'"),
         (["--users", "0"], "--users: must be a whole number from 1 to 100000, not '0'"),
-        (["--changed", "2"], "--changed: must be a number from 0 to 1, not '2'"),
+        (["--busy-users", "2"], "--busy-users: must be a number from 0 to 1, not '2'"),
         (["--search", "-1"], "--search: must be a number from 0 to 604800, not '-1'"),
         (["--days", "9" * 60], f"--days: must be a whole number from 1 to 366, not '{'9' * 40}…'"),
     ],

@@ -47,7 +47,7 @@ class SameMoves(Speeds):
     each_park_s: float = 1.0
     each_resume_s: float = 1.0
 
-    def park_s(self, size, kept, changed, *, context):
+    def park_s(self, size, kept, *, context):
         return self.each_park_s
 
     def resume_s(self, size, *, context):
@@ -87,7 +87,7 @@ class SceneKernel(SimulatedKernel):
     """An actor's kernel."""
 
     def __init__(self, actor: Actor, context_bytes: int, gpus: Sequence[str]):
-        super().__init__(actor.live, actor.on, context_bytes, leaves=actor.leaves, changes=1.0, gpus=gpus)
+        super().__init__(actor.live, actor.on, context_bytes, leaves=actor.leaves, gpus=gpus)
         self.id, self.actor, self.spare_bytes = actor.id, actor, 0
         self.is_granted = False
 
