@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from .trace import TraceError, read_trace
 from .workload import HOUR_S, Spread, Workload
 
 FORMAT = 1
-SAID_EVERY_S = 0.5
+SHOWN_EVERY_S, LOGGED_EVERY_S = 0.5, 10.0  # between two lines of progress
 HOST_BYTES_PER_GPU = 256 * GIB  # servers with eight large GPUs often have 2 TiB; an assumption
 # Bounds of options: far more than a site has, and few enough that a plan comes to its end.
 GPUS_MAX, GIB_MAX = 1024, 1e6
@@ -158,6 +159,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         plan = make_plan(options)
         report = make_report(options, plan, progress)
+        if options.json is not None:
+            options.json.write_text(json.dumps(report, indent=2) + "\n")
     except (ImpossiblePlan, SettingsRefused, TraceError, BenchUnusable, ModelBroken, OSError) as error:
         progress.clear()
         print(f"jupyter affinode plan: {error}", file=sys.stderr)
@@ -167,12 +170,6 @@ def run(options: argparse.Namespace) -> int:
         print("jupyter affinode plan: cancelled", file=sys.stderr)
         return 130
     progress.clear()
-    try:
-        if options.json is not None:
-            options.json.write_text(json.dumps(report, indent=2) + "\n")
-    except OSError as error:
-        print(f"jupyter affinode plan: {error}", file=sys.stderr)
-        return 1
     print(plan_text(report))
     return 0
 
@@ -228,47 +225,34 @@ def make_report(options: argparse.Namespace, plan: Plan, progress: Progress) -> 
         "search": None,
     }
     if options.search is not None:
-        report["search"] = most_users(plan, options.search, progress.tried, progress.beat)
+        report["search"] = most_users(plan, options.search, progress.say)
     else:
-        report["answer"] = answer(plan, progress.replayed)
+        report["answer"] = answer(plan, progress.say)
     return report
 
 
 class Progress:
-    """A progress line on stderr, where that is a terminal; else a line for each step."""
+    """The last line of progress on stderr, where that is a terminal; elsewhere a line now and then."""
 
     def __init__(self, *, quiet: bool):
         self._is_quiet = quiet
         self._is_terminal = sys.stderr.isatty()
-        self._said_at = 0.0
-        self._last = ""
+        self._said_at = -math.inf
 
-    def replayed(self, way: str, done: int, of: int) -> None:
-        """Show how many cells of one way have been replayed."""
-        self._say(f"{way}: {done} of {of} cells", is_step=False)
-
-    def tried(self, way: str, users: int, kept: bool) -> None:
-        """Show the result for one number of users."""
-        self._last = f"{way}: {users} users: {'within' if kept else 'beyond'} the bound"
-        self._say(self._last, is_step=True)
-
-    def beat(self) -> None:
-        """Show that it goes on."""
-        self._say(self._last + " …", is_step=False)
+    def say(self, text: str) -> None:
+        """Show how far it is."""
+        now = time.monotonic()
+        if self._is_quiet or now - self._said_at < (SHOWN_EVERY_S if self._is_terminal else LOGGED_EVERY_S):
+            return
+        self._said_at = now
+        sys.stderr.write(f"\r\x1b[K{text}" if self._is_terminal else f"{text}\n")
+        sys.stderr.flush()
 
     def clear(self) -> None:
         """Remove the line."""
         if self._is_terminal and not self._is_quiet:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
-
-    def _say(self, text: str, *, is_step: bool) -> None:
-        now = time.monotonic()
-        if self._is_quiet or (not is_step and (not self._is_terminal or now - self._said_at < SAID_EVERY_S)):
-            return
-        self._said_at = now
-        sys.stderr.write(f"\r\x1b[K{text}" if self._is_terminal else f"{text}\n")
-        sys.stderr.flush()
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -8,80 +8,60 @@ replayed (one more, or 2 % more of many) does not; below it, the bound is taken 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from .model.results import Outcome
-from .model.simulation import TooSlow
+from .model.simulation import Say, TooSlow
 from .strategies import Plan
 
 PART = 0.95  # of all cells wait no longer than the bound
 STEP = 50  # the answer is found to within that part of it, 2 %, since replays of many users take long
 PER_GPU_MAX = 256  # users; the model is not meant for machines that serve more
-Say = Callable[[str, int, bool], None]  # way, users, whether the bound is kept
 
 
-def most_users(plan: Plan, wait_s: float, say: Say, on_progress: Callable[[], None]) -> dict[str, Any]:
+def most_users(plan: Plan, wait_s: float, say: Say) -> dict[str, Any]:
     """Return by way the most users, their outcome, and every number that was tried. Raises as `Plan.replay`."""
-    found = {}
-    for way in plan.ways:
-        tried = _Tried(plan, wait_s, way, say, on_progress)
-        most = tried.most()
-        found[way] = {
-            "users": most,
-            "users_per_gpu": most / plan.machine.gpus,
-            "outcome": tried.outcomes[most].as_dict() if most else None,
-            "tried": {str(users): tried.kept[users] for users in sorted(tried.kept)},
-        }
-    return {"p95_wait_s": wait_s, "ways": found}
+    return {"p95_wait_s": wait_s, "ways": {way: _most_users(plan, way, wait_s, say) for way in plan.ways}}
 
 
-class _Tried:
-    """One way of sharing, tried with different numbers of users."""
+def _most_users(plan: Plan, way: str, wait_s: float, say: Say) -> dict[str, Any]:
+    """Find the largest number that keeps the bound; 0 if one user alone does not."""
+    tried: dict[int, Outcome | None] = {}
 
-    def __init__(self, plan: Plan, wait_s: float, way: str, say: Say, on_progress: Callable[[], None]):
-        self._plan, self._wait_s, self._way, self._say = plan, wait_s, way, say
-        self._on_progress = on_progress
-        self.outcomes: dict[int, Outcome] = {}
-        self.kept: dict[int, bool] = {}
+    def keeps(users: int) -> bool:
+        tried[users] = _outcome_within(plan.with_users(users), way, wait_s, say)
+        say(f"{way}: {users} users: {'beyond' if tried[users] is None else 'within'} the bound")
+        return tried[users] is not None
 
-    def most(self) -> int:
-        """Return the largest number that keeps the bound; 0 if one user alone does not."""
-        limit = PER_GPU_MAX * self._plan.machine.gpus
-        good, bad = 0, 1
-        while self._keeps(bad):
-            if bad >= limit:
-                return bad
-            good, bad = bad, min(bad * 2, limit)
-        while bad - good > max(good // STEP, 1):
-            middle = (good + bad) // 2
-            if self._keeps(middle):
-                good = middle
-            else:
-                bad = middle
-        return good
-
-    def _keeps(self, users: int) -> bool:
-        plan = self._plan.with_users(users)
-        sessions = plan.sessions()
-        if not any(session.cells for session in sessions):
-            self.kept[users] = True  # no session needed the GPU
-            self.outcomes[users] = Outcome(self._way, self._way)
-            return True
-        plan.check(sessions)
-        cells = sum(len(session.cells) for session in sessions)
-        may_wait = cells - math.ceil(PART * cells)
-        try:
-            outcome = plan.replay(
-                self._way, sessions, lambda *_: self._on_progress(), (self._wait_s, may_wait)
-            )
-        except TooSlow:
-            self.kept[users] = False
+    limit = PER_GPU_MAX * plan.machine.gpus
+    good, bad = 0, 1
+    while good < limit and keeps(bad):
+        good, bad = bad, min(bad * 2, limit)
+    while bad - good > max(good // STEP, 1):
+        middle = (good + bad) // 2
+        if keeps(middle):
+            good = middle
         else:
-            self.outcomes[users] = outcome
-            is_whole = not any(
-                name.startswith("cells ") for name in outcome.counts if name != "cells preempted"
-            )
-            self.kept[users] = is_whole and outcome.waits()["p95"] <= self._wait_s
-        self._say(self._way, users, self.kept[users])
-        return self.kept[users]
+            bad = middle
+    outcome = tried.get(good)
+    return {
+        "users": good,
+        "users_per_gpu": good / plan.machine.gpus,
+        "outcome": None if outcome is None else outcome.as_dict(),
+        "tried": {str(users): tried[users] is not None for users in sorted(tried)},
+    }
+
+
+def _outcome_within(plan: Plan, way: str, wait_s: float, say: Say) -> Outcome | None:
+    """Return the outcome for the plan's users; None if it does not keep the bound."""
+    sessions = plan.sessions()
+    cells = sum(len(session.cells) for session in sessions)
+    if not cells:
+        return Outcome(way, way)  # no session needed the GPU
+    plan.check(sessions)
+    try:
+        outcome = plan.replay(way, sessions, say, (wait_s, cells - math.ceil(PART * cells)))
+    except TooSlow:
+        return None
+    is_whole = not any(name.startswith("cells ") for name in outcome.counts if name != "cells preempted")
+    return outcome if is_whole and outcome.waits()["p95"] <= wait_s else None

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..settings.policy import Settings
 from .model.baselines import Culled, Culling, Reservation, Sharing
 from .model.machine import Machine, Speeds
-from .model.results import HOUR_S, Outcome, Progress
+from .model.results import HOUR_S, Outcome
 from .model.sessions import Session, active_share
-from .model.simulation import SimulatedUsers
+from .model.simulation import Say, SimulatedUsers
 from .workload import Workload
 
 WAYS = ("affinode", "sharing", "culling", "reservation")
-Report = Callable[[str, int, int], None]  # way, cells done, cells in all
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,11 @@ class Plan:
         self,
         way: str,
         sessions: Sequence[Session],
-        on_progress: Progress | None = None,
+        say: Say | None = None,
         give_up: tuple[float, int] | None = None,
     ) -> Outcome:
         """Replay one way of sharing. `give_up`, and errors: as `SimulatedUsers`. Raises ImpossiblePlan."""
-        replay = self._simulated(way, sessions, self.machine, on_progress)
+        replay = self._simulated(way, sessions, self.machine, say)
         replay.give_up = give_up
         return replay.run()
 
@@ -61,7 +60,7 @@ class Plan:
         return self._simulated(way, sessions, replace(self.machine, gpus=users), None).run()
 
     def _simulated(
-        self, way: str, sessions: Sequence[Session], machine: Machine, on_progress: Progress | None
+        self, way: str, sessions: Sequence[Session], machine: Machine, say: Say | None
     ) -> SimulatedUsers:
         if way == "affinode":
             from .model.replay import (
@@ -74,26 +73,24 @@ class Plan:
                 self.settings,
                 sessions,
                 rebuild_s=self.culling.rebuild_s,
-                on_progress=on_progress,
+                say=say,
             )
         if way == "sharing":
-            return Sharing(machine, sessions, on_progress)
+            return Sharing(machine, sessions, say)
         if way == "culling":
-            return Culled(machine, sessions, self.culling, on_progress)
-        return Reservation(machine, sessions, on_progress)
+            return Culled(machine, sessions, self.culling, say)
+        return Reservation(machine, sessions, say)
 
     def check(self, sessions: Sequence[Session]) -> None:
         """Check the plan before anything is replayed. Raises ImpossiblePlan."""
         self.machine.check(self.settings, sessions)
 
 
-def answer(plan: Plan, report: Report) -> dict[str, Any]:
+def answer(plan: Plan, say: Say) -> dict[str, Any]:
     """Replay every way; return the figures, ready for JSON. Raises as `Plan.replay`."""
     sessions = plan.sessions()
     plan.check(sessions)
-    outcomes = {}
-    for way in plan.ways:
-        outcomes[way] = plan.replay(way, sessions, _reporter(report, way))
+    outcomes = {way: plan.replay(way, sessions, say) for way in plan.ways}
     users = len({session.user for session in sessions})
     return {
         "users": users,
@@ -130,10 +127,6 @@ def saved(plan: Plan, sessions: Sequence[Session], outcomes: dict[str, Outcome])
             "gpu_hours_saved": spared,
         }
     return found
-
-
-def _reporter(report: Report, way: str) -> Progress:
-    return lambda done, of: report(way, done, of)
 
 
 def _some_users(trace: Sequence[Session], users: int) -> list[Session]:

@@ -124,7 +124,7 @@ def test_ctrl_c_cancels():
         env=os.environ,
     )
     assert child.stderr is not None
-    assert "within the bound" in child.stderr.readline()
+    assert "affinode" in child.stderr.readline()
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=60)
     assert child.returncode == 130 and out == "" and "cancelled" in err

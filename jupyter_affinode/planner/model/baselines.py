@@ -15,9 +15,9 @@ from functools import partial
 
 from ...units import duration_in_words
 from .machine import Machine
-from .results import Outcome, Progress
+from .results import Outcome
 from .sessions import Session
-from .simulation import LiveSession, SimulatedUsers
+from .simulation import LiveSession, Say, SimulatedUsers
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class _InTurn(SimulatedUsers):
         sessions: Sequence[Session],
         outcome: Outcome,
         capacity: int,
-        on_progress: Progress | None = None,
+        say: Say | None = None,
     ):
-        super().__init__(machine, sessions, outcome, on_progress)
+        super().__init__(machine, sessions, outcome, say)
         self._free = [capacity] * machine.gpus
         self._capacity = capacity
         self._held = 0
@@ -96,9 +96,9 @@ class Reservation(_InTurn):
         self,
         machine: Machine,
         sessions: Sequence[Session],
-        on_progress: Progress | None = None,
+        say: Say | None = None,
     ):
-        super().__init__(machine, sessions, Outcome("reservation", "a GPU each"), 1, on_progress)
+        super().__init__(machine, sessions, Outcome("reservation", "a GPU each"), 1, say)
 
     def begins(self, live: LiveSession) -> None:
         """Ask at once."""
@@ -131,9 +131,9 @@ class Culled(Reservation):
         machine: Machine,
         sessions: Sequence[Session],
         culling: Culling,
-        on_progress: Progress | None = None,
+        say: Say | None = None,
     ):
-        super().__init__(machine, sessions, on_progress)
+        super().__init__(machine, sessions, say)
         self._culling = culling
         after = duration_in_words(culling.timeout_s)
         self.outcome.way = "culling"
@@ -178,9 +178,9 @@ class Culled(Reservation):
 class Sharing(_InTurn):
     """Sharing by memory, without parking: a session holds its peak from its first cell to its end."""
 
-    def __init__(self, machine: Machine, sessions: Sequence[Session], on_progress: Progress | None = None):
+    def __init__(self, machine: Machine, sessions: Sequence[Session], say: Say | None = None):
         outcome = Outcome("sharing", "shared by memory, no parking")
-        super().__init__(machine, sessions, outcome, machine.gpu_bytes, on_progress)
+        super().__init__(machine, sessions, outcome, machine.gpu_bytes, say)
 
     def wants(self, live: LiveSession) -> None:
         """Compute, or have the first cell wait until there is room for all that the session will hold."""

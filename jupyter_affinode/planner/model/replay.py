@@ -26,10 +26,10 @@ from .event_queue import Shared
 from .exchanges import Exchange
 from .machine import Machine, Speeds
 from .occupancy import Books
-from .results import Outcome, Progress
+from .results import Outcome
 from .sessions import ImpossiblePlan, Session
 from .simulated_kernel import SimulatedKernel
-from .simulation import LiveSession, ModelBroken, SimulatedUsers
+from .simulation import LiveSession, ModelBroken, Say, SimulatedUsers
 from .wakeups import Wakes
 
 LEAST_S = 1e-6  # what a move is told to the policy to take at least
@@ -48,7 +48,7 @@ class Replay(SimulatedUsers):
         rebuild_s: float = 0.0,
         every_event: bool = False,
         exchanges: bool = True,
-        on_progress: Progress | None = None,
+        say: Say | None = None,
     ):
         """Prepare. `rebuild_s`: the time that a user needs to build a kernel's state again when the policy ended it.
         `every_event`: decide even where no kernel waits and nothing runs low. `exchanges`: kernels can take part in
@@ -59,7 +59,7 @@ class Replay(SimulatedUsers):
         if "@" in settings.quotas + settings.priorities:
             raise ImpossiblePlan("the planner knows no groups: use quotas and priorities with users' names")
         machine.check(settings, sessions)
-        super().__init__(machine, sessions, Outcome("affinode", "jupyter-affinode"), on_progress)
+        super().__init__(machine, sessions, Outcome("affinode", "jupyter-affinode"), say)
         self._speeds, self._settings, self._rebuild_s = speeds, settings, rebuild_s
         self._every_event = every_event
         self._may_exchange = exchanges and settings.depth == "memory"

@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 HOUR_S = 3600.0
-A_WAIT_S = 1.0  # what users notice: Nielsen, Usability Engineering (1993), ch. 5: a second keeps the flow
-
-Progress = Callable[[int, int], None]  # cells done, cells in all; may raise to cancel
-EVERY_CELLS = 200  # between two calls of it
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
@@ -56,14 +52,12 @@ class Outcome:
         """Return the waits of cells that need the GPU, in seconds."""
         ordered = sorted(self.waits_s)
         if not ordered:
-            return {"p50": 0.0, "p95": 0.0, "p99": 0.0, "max": 0.0, "mean": 0.0, "noticed": 0.0}
+            return {"p50": 0.0, "p95": 0.0, "p99": 0.0, "max": 0.0}
         return {
             "p50": quantile(ordered, 0.50),
             "p95": quantile(ordered, 0.95),
             "p99": quantile(ordered, 0.99),
             "max": ordered[-1],
-            "mean": math.fsum(ordered) / len(ordered),
-            "noticed": sum(wait > A_WAIT_S for wait in ordered) / len(ordered),
         }
 
     @property
@@ -102,26 +96,3 @@ class Outcome:
             "gpu_busy": self.gpu_busy,
             "host_most_bytes": self.host_most_bytes,
         }
-
-
-class OpenSessions:
-    """Counts open sessions; part of a replay."""
-
-    def __init__(self, outcome: Outcome):
-        self._outcome = outcome
-        self._open = 0
-        self._since = 0.0
-
-    def begin(self, now: float) -> None:
-        """Count a session that begins."""
-        self._open += 1
-        self._since = now if self._open == 1 else self._since
-        self._outcome.sessions += 1
-        self._outcome.sessions_most = max(self._outcome.sessions_most, self._open)
-
-    def end(self, now: float) -> None:
-        """Count a session that has ended."""
-        self._open -= 1
-        self._outcome.ended_s = now
-        if not self._open:
-            self._outcome.open_s += now - self._since

@@ -6,14 +6,16 @@ A subclass for each way of sharing decides what a cell has to wait for.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 from .event_queue import Shared, Timeline
 from .machine import Machine
-from .results import EVERY_CELLS, OpenSessions, Outcome, Progress
+from .results import Outcome
 from .sessions import Cell, Session, by_user
 
+Say = Callable[[str], None]
+SAID_EVERY_CELLS = 200
 STUCK_AFTER = 1_000_000  # events of one moment: a policy that goes back and forth in no time
 
 
@@ -70,20 +72,22 @@ class SimulatedUsers(Host, ABC):
         machine: Machine,
         sessions: Sequence[Session],
         outcome: Outcome,
-        on_progress: Progress | None = None,
+        say: Say | None = None,
     ):
         self.machine = machine
         self.outcome = outcome
         self.timeline = Timeline()
         self.open: dict[int, LiveSession] = {}
         self.give_up: tuple[float, int] | None = None  # a wait in seconds, and how many cells may wait longer
-        self._on_progress = on_progress
+        self._say = say  # what is told of progress
         self._ended_cells = 0
         self._all_cells = sum(len(session.cells) for session in sessions)
-        self._counted = OpenSessions(outcome)
+        self._open_since = 0.0
         self._numbers = 0
         self._compute: dict[Hashable, Shared] = {}
-        for queue in by_user(sessions):
+        queues = by_user(sessions)
+        self._users = len(queues)
+        for queue in queues:
             self.timeline.at(queue[0].start_s, partial(self._arrive, queue))
 
     @property
@@ -92,9 +96,7 @@ class SimulatedUsers(Host, ABC):
         return self.timeline.now
 
     def run(self) -> Outcome:
-        """Run until every session has ended; return the outcome. Raises ModelBroken, TooSlow, and whatever
-        `on_progress` raises.
-        """
+        """Run until every session has ended; return the outcome. Raises ModelBroken and TooSlow."""
         at_once, moment = 0, -1.0
         while self.timeline.advance():
             at_once = at_once + 1 if self.now == moment else 0
@@ -183,8 +185,11 @@ class SimulatedUsers(Host, ABC):
     def _arrive(self, queue: list[Session]) -> None:
         live = LiveSession(queue[0], queue[1:], self._numbers)
         self._numbers += 1
+        if not self.open:
+            self._open_since = self.now
         self.open[live.number] = live
-        self._counted.begin(self.now)
+        self.outcome.sessions += 1
+        self.outcome.sessions_most = max(self.outcome.sessions_most, len(self.open))
         self.begins(live)
         self._think(live)
 
@@ -217,14 +222,18 @@ class SimulatedUsers(Host, ABC):
         live.cell_is_open = False
         live.next_cell += 1
         self._ended_cells += 1
-        if self._on_progress is not None and self._ended_cells % EVERY_CELLS == 0:
-            self._on_progress(self._ended_cells, self._all_cells)
+        if self._say is not None and self._ended_cells % SAID_EVERY_CELLS == 0:
+            self._say(
+                f"{self.outcome.way}, {self._users} users: {self._ended_cells} of {self._all_cells} cells"
+            )
         self.idle(live)
         self._think(live)
 
     def _leave(self, live: LiveSession) -> None:
         self.ends(live)
         del self.open[live.number]
-        self._counted.end(self.now)
+        self.outcome.ended_s = self.now
+        if not self.open:
+            self.outcome.open_s += self.now - self._open_since
         if live.later:
             self.timeline.at(live.later[0].start_s, partial(self._arrive, live.later))
