@@ -21,6 +21,7 @@ from typing import Any
 
 from .. import environment
 from .._version import __version__
+from ..client.errors import ControllerUnavailable
 from ..node.system.host_memory import host_memory
 from ..provisioning import preload as launch_environment
 from ..units import number, whole
@@ -39,7 +40,14 @@ GIB_MAX = 1e6  # of a size
 MIB_A_GIB = 1024
 WAKE_BYTES = 1 * GIB
 WITHOUT_SHIM = {"ceiling", "driver"}
-EXPECTED = (ChildFailed, MoveFailed, wake.NoController, OSError, launch_environment.Unmanaged)
+EXPECTED = (
+    ChildFailed,
+    MoveFailed,
+    ControllerUnavailable,
+    wake.NotParked,
+    OSError,
+    launch_environment.Unmanaged,
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -35,33 +35,18 @@ class HugePages:
         self._map.close()
 
 
-def touch(address: int, size: int, value: int = 1) -> None:
+def touch(address: int, size: int) -> None:
     """Write to every page, with half the cores but at most 8."""
     threads = max(min((os.cpu_count() or 2) // 2, 8), 1)
     part = -(-size // threads // mmap.PAGESIZE) * mmap.PAGESIZE
     workers = [
-        threading.Thread(target=_libc.memset, args=(address + begin, value, min(part, size - begin)))
+        threading.Thread(target=_libc.memset, args=(address + begin, 1, min(part, size - begin)))
         for begin in range(0, size, part)
     ]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-
-
-def touched_memfd(size: int) -> int:
-    """Return the descriptor of a memfd of `size` zeroed bytes, every page of it touched; the caller closes it."""
-    descriptor = os.memfd_create("affinode-bench-lot")
-    try:
-        os.ftruncate(descriptor, size)
-        with mmap.mmap(descriptor, size) as mapped:
-            view = (ctypes.c_char * size).from_buffer(mapped)
-            touch(ctypes.addressof(view), size, value=0)
-            del view
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def warm(size: int) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Callable
 from statistics import median
@@ -11,8 +10,8 @@ from typing import Any
 
 from ..node.protocol.page import Depth
 from ..node.protocol.wire import HelloFlag
+from ..node.system.lot_memory import STEP_BYTES, make_lot
 from ..units import bytes_in_words
-from . import host_memory
 from .child_process import BenchProcess, ChildFailed, with_shim
 from .shim_peer import Listener, Move, ShimPeer
 from .sizes import GIB, MIB
@@ -23,7 +22,6 @@ CEILING_ALLOC_BYTES = 1 * GIB  # cuMemHostAlloc is slow
 SIMULATED_CEILING_BYTES = 64 * MIB
 CEILING_REPEATS = 7
 ONE_PERCENT = 0.01
-SLAB_BYTES = 32 * MIB  # a lot is a multiple of it
 LOT_WITHIN_S = 30.0
 CONTEXT_WITHIN_S = 15.0
 # Between a park and its resume. The driver goes on cleaning what was freed: into memory freed just before, copies ran
@@ -71,7 +69,7 @@ def driver_checkpoint(sizes: tuple[int, ...], say: Say) -> dict[str, Any]:
                 return {"cases": cases, "skipped": str(error)}
             if "skipped" in took:
                 return {"cases": cases, "skipped": took["skipped"]}
-            _verify(child)
+            verify(child)
         cases.append({"bytes": size, **took})
     return {"cases": cases, "skipped": None}
 
@@ -108,16 +106,16 @@ def first_park_with_lot(listener: Listener, size: int, say: Say) -> tuple[list[d
     """Measure a first park into touched host memory, as a controller can keep it; return also why there is none."""
     say(f"ours: {bytes_in_words(size)}, first park into a lot")
     rows = _Rows(size, min(size, GIB), host="lot")
-    lot_size = -(-size // SLAB_BYTES) * SLAB_BYTES
+    lot_size = -(-size // STEP_BYTES) * STEP_BYTES
     with with_shim(listener) as child:
         assert child.peer is not None
         if not child.peer.hello.flags & HelloFlag.TRIMS:
             return [], "this shim takes no lots"
         child.ask("hold", size=size, block=min(size, GIB))
         child.ask("change", seed=next(_seeds))
-        descriptor = host_memory.touched_memfd(lot_size)
+        lot = make_lot(lot_size, lambda _bytes: True)
         try:
-            child.peer.give_lot(descriptor, lot_size)
+            child.peer.give_lot(lot.descriptor, lot_size)
             deadline = time.monotonic() + LOT_WITHIN_S
             while child.peer.kept_bytes() < lot_size:  # mapped, and made ready for the GPU's copies
                 child.peer.take(0.02)
@@ -125,7 +123,7 @@ def first_park_with_lot(listener: Listener, size: int, say: Say) -> tuple[list[d
                     return [], "the shim did not make its lot ready"
             _park_and_resume(child, rows, "first park")
         finally:
-            os.close(descriptor)
+            lot.let_go()
     return rows.as_json(), None
 
 
@@ -194,7 +192,7 @@ def wake_by_peer(listener: Listener, size: int, repeats: int, say: Say) -> list[
                 child.peer.take(0.5)
             child.peer.resume()
             times.append(float(child.answer()["seconds"]))
-            _verify(child)
+            verify(child)
     return times
 
 
@@ -235,10 +233,11 @@ def _park_and_resume(
     rows.add(park, child.peer.park(context=context))
     time.sleep(REST_S)
     rows.add(resume, child.peer.resume())
-    _verify(child)
+    verify(child)
 
 
-def _verify(child: BenchProcess) -> None:
+def verify(child: BenchProcess) -> None:
+    """Raise WrongContent unless its memory holds what was written before the park."""
     wrong = child.ask("verify")["differing_words"]
     if wrong:
         raise WrongContent(f"{wrong} words of 8 bytes are not what was written before the park")

@@ -14,15 +14,30 @@ Cells = tuple[str, str, str, str, str, str, str, str]
 SIMULATED = "SIMULATED: nothing here is GPU performance"
 
 
+def largest_moves(report: Report) -> tuple[int, dict[int, dict[str, Any]]]:
+    """Return the largest size that our moves of random content were measured with, and these by block size and name."""
+    rows = [
+        row
+        for row in report["ours"]
+        if (row["depth"], row["host"]) == ("memory", "private") and "zeros" not in row["name"]
+    ]
+    size = max((row["bytes"] for row in rows), default=0)
+    moves: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        if row["bytes"] == size:
+            moves.setdefault(row["block_bytes"], {})[row["name"]] = row
+    return size, moves
+
+
+def driver_moves(report: Report, size: int) -> Report | None:
+    """Return what the driver's checkpoint of a size took; None if that was not measured."""
+    return next((case for case in report["driver"]["cases"] if case["bytes"] == size), None)
+
+
 def ratios(report: Report) -> dict[str, float]:
     """Return ratios within this run, by name; what was not measured is left out."""
     found: dict[str, float] = {}
-    rows = [row for row in report["ours"] if row["depth"] == "memory" and row["host"] == "private"]
-    size = max((row["bytes"] for row in rows if "zeros" not in row["name"]), default=0)
-    largest: dict[int, dict[str, Any]] = {}
-    for row in rows:
-        if row["bytes"] == size and "zeros" not in row["name"]:
-            largest.setdefault(row["block_bytes"], {})[row["name"]] = row
+    size, largest = largest_moves(report)
     if not largest:
         return found
     ours = largest[max(largest)]
@@ -31,7 +46,7 @@ def ratios(report: Report) -> dict[str, float]:
     if top is not None:
         found["resume / pinned ceiling"] = size / resume / top["to_device_bytes_per_s"]
         found["later park, all changed / pinned ceiling"] = size / later / top["to_host_bytes_per_s"]
-    driver = next((case for case in report["driver"]["cases"] if case["bytes"] == size), None)
+    driver = driver_moves(report, size)
     if driver is not None:
         found["first park: times faster than the driver"] = driver["park_s"] / ours["first park"]["median_s"]
         found["later park: times faster than the driver"] = driver["park_s"] / later

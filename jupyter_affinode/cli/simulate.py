@@ -5,10 +5,7 @@ out.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -19,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import environment
-from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from ..client.errors import ControllerUnavailable
+from ..client.starting import end_controller
 from ..python_command import module_command
 
 DESCRIPTION = """Run COMMAND with the simulated GPU (AFFINODE_SIM=1), for example jupyter lab. Unless
@@ -27,7 +25,6 @@ AFFINODE_SIM_DIR names one, COMMAND gets a simulated machine of its own, with it
 with it. With --all-users, as root, that machine and its controller are all users', as for a JupyterHub that starts
 each server as its Unix user. Refused where there is a real driver. No figure from it is GPU performance."""
 
-ENDS_WITHIN_S = 10.0
 STARTS_WITHIN_S = 30.0
 MACHINE = "machine"  # the simulated driver's file, shared by all processes on the machine
 
@@ -77,7 +74,7 @@ def simulate(arguments: argparse.Namespace) -> int:
         print(f"jupyter affinode simulate: {error}", file=sys.stderr)
         return 1
     finally:
-        _end_controller(folder / environment.SOCKET_NAME)
+        end_controller(folder / environment.SOCKET_NAME)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -125,15 +122,3 @@ def _hand_on(child: subprocess.Popen[bytes], number: int) -> None:
     """Pass a signal on to the child; a Ctrl-C at the terminal has reached the child already."""
     if number != signal.SIGINT or not sys.stdin.isatty():
         child.send_signal(number)
-
-
-def _end_controller(socket: Path) -> None:
-    """End the controller of a simulated machine that is about to disappear."""
-    with contextlib.suppress(ControllerUnavailable, ControllerRefused, ProcessLookupError):
-        node = asyncio.run(ControllerClient(socket).node())
-        ending = os.pidfd_open(node["controller"]["pid"])
-        try:
-            signal.pidfd_send_signal(ending, signal.SIGTERM)
-            select.select([ending], [], [], ENDS_WITHIN_S)  # it still writes its history into the folder
-        finally:
-            os.close(ending)

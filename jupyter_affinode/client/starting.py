@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import select
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -16,8 +18,10 @@ from .. import environment
 from ..python_command import module_command
 from ..threads import on_own_thread
 from .controller_socket import socket_or_default
-from .errors import ControllerUnavailable, why
+from .errors import ControllerRefused, ControllerUnavailable, why
+from .kernel_messages import ask
 
+ENDS_WITHIN_S = 10.0
 START_MARGIN_S = 10.0  # how much longer than its own time-out a start may take, where a file system hangs
 MACHINES_RESTART_S = 3.0  # its unit starts it again after one second
 START_LOCK_NAME = "starting.lock"
@@ -57,6 +61,17 @@ def ensure_controller(
                 )
             time.sleep(0.02)
     return path
+
+
+def end_controller(socket: Path) -> None:
+    """End the controller at a socket whose folder is about to be removed, and wait for its end; none need be there."""
+    with contextlib.suppress(ControllerUnavailable, ControllerRefused, ProcessLookupError):
+        ending = os.pidfd_open(ask(socket, "GET", "/node", {})["controller"]["pid"])
+        try:
+            signal.pidfd_send_signal(ending, signal.SIGTERM)
+            select.select([ending], [], [], ENDS_WITHIN_S)  # it still writes its history into the folder
+        finally:
+            os.close(ending)
 
 
 async def ensure_controller_async(
