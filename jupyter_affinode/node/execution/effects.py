@@ -92,7 +92,7 @@ class Effects:
             self._parts.spills.begin(kernel, action)
         elif isinstance(action, Resume):
             self._note_served(kernel, action.reserved_bytes, now)
-            self._parts.moves.resume(kernel, action.reserved_bytes, action.reason, action.cause, action.gpu)
+            self._parts.moves.resume(kernel, action)
         elif isinstance(action, RefusePark):
             status = Status.NO_HOST_ROOM if action.slug == Refusal.NO_HOST_MEMORY else Status.REFUSED
             self._parts.moves.refuse_park(kernel, status, action.slug, action.reason, figures=action.figures)
@@ -119,17 +119,7 @@ class Effects:
             give_lots(kernel, action.lot_bytes, self._parts.lots)
         make_room_beside_lots(kernel, action.budget_bytes, self._parts.lots, self._state.host.memory)
         self._parts.room_requests.park_begins(kernel, action.for_kernel)
-        self._parts.moves.park(
-            kernel,
-            action.reason,
-            action.budget_bytes,
-            to_context=action.to_context,
-            preempts=action.preempts,
-            cause=action.cause,
-            for_kernel=action.for_kernel,
-            exchanges=action.exchanges,
-            hands_over=action.hands_over,
-        )
+        self._parts.moves.park(kernel, action, action.budget_bytes)
 
     def _end(self, kernel: KernelRecord, action: EndKernel, now: float) -> None:
         ask_for_end(kernel, action.reason, action.for_kernel, now, self._log)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from ...units import bytes_in_words, duration_in_words
+from ..model.actions import Park, Resume
 from ..model.backoff import Backoff
 from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Node, Residency
@@ -63,57 +64,35 @@ class Moves:
         self._unused_room = UnusedRoom(state, log)
         self._exchanges = Exchanges(state, log, self._bring_in, promise)
 
-    def park(
-        self,
-        kernel: KernelRecord,
-        reason: str,
-        budget_bytes: int | None = None,
-        *,
-        to_context: bool = False,
-        preempts: bool = False,
-        cause: Cause = Cause.OTHER,
-        for_kernel: str | None = None,
-        exchanges: bool = False,
-        hands_over: bool = False,
-    ) -> None:
-        """Tell every resident process to park, and how much host memory they may take together.
+    def park(self, kernel: KernelRecord, action: Park, budget_bytes: int | None) -> None:
+        """Tell every resident process to park, and how much host memory they may take together; None: as they like.
 
-        `to_context`: the CUDA context too; `preempts`: although it computes; both for a single process only.
-        `for_kernel`: the kernel that waits for the memory; `exchanges`: it is resumed meanwhile; `hands_over`: and
-        hands its host memory over.
+        Only a single process parks its CUDA context too, or parks although it computes.
         """
         now = time.monotonic()
         kernel.host.budget_bytes = budget_bytes
         asked = kernel.requests.park is not None
-        kernel.move = Move(True, reason, now, asked=asked, to_context=to_context, cause=cause)
-        kernel.move.for_kernel = for_kernel
-        kernel.move.preempts = preempts
-        kernel.because(reason, cause, **self.waiter_fields(kernel, for_kernel))
+        kernel.move = Move(
+            True, action.reason, now, asked=asked, to_context=action.to_context, cause=action.cause
+        )
+        kernel.move.for_kernel, kernel.move.preempts = action.for_kernel, action.preempts
+        kernel.because(action.reason, action.cause, **self.waiter_fields(kernel, action.for_kernel))
         self._failed_parks.park_begins(kernel, kernel.move)
         targets = [process for process in kernel.connected() if process.data.state is State.RESIDENT]
         targets = targets or [process for process in kernel.connected() if process.resident_bytes]
-        knows = HelloFlag.HANDS_OVER if hands_over else HelloFlag.EXCHANGES
-        if exchanges and for_kernel is not None and can_exchange(targets, knows):
-            self._exchanges.join(kernel, kernel.move, for_kernel, hands_over=hands_over)
+        knows = HelloFlag.HANDS_OVER if action.hands_over else HelloFlag.EXCHANGES
+        if action.exchanges and action.for_kernel is not None and can_exchange(targets, knows):
+            self._exchanges.join(kernel, kernel.move, action.for_kernel, hands_over=action.hands_over)
         size = sum(process.resident_bytes for process in targets)
-        self._log.info("park %s (%s): %s", kernel.id, bytes_in_words(size), reason)
+        self._log.info("park %s (%s): %s", kernel.id, bytes_in_words(size), action.reason)
         self._command(kernel, kernel.move, targets, CommandKind.PARK, PARK_BEGINS_WITHIN_S)
 
-    def resume(
-        self,
-        kernel: KernelRecord,
-        needs: Mapping[str, int],
-        reason: str,
-        cause: Cause = Cause.OTHER,
-        gpu: str | None = None,
-    ) -> None:
-        """Reserve the kernel's room and tell every parked process to resume.
-
-        `gpu`: migrate to that GPU, where the room is; for a single process only.
-        """
+    def resume(self, kernel: KernelRecord, action: Resume) -> None:
+        """Reserve the kernel's room and tell every parked process to resume; only a single process migrates."""
+        is_asked = action.cause is Cause.CELL and kernel.requests.resume
+        cause = Cause.ASKED if is_asked else action.cause
         targets = [process for process in kernel.connected() if process.is_parked]
-        is_asked = cause is Cause.CELL and kernel.requests.resume
-        self._resume(kernel, targets, needs, reason, Cause.ASKED if is_asked else cause, gpu)
+        self._resume(kernel, targets, action.reserved_bytes, action.reason, cause, action.gpu)
 
     def take_reply(self, process: Process, reply: Reply) -> None:
         """Take a shim's reply; a reply to anything but the command under way is ignored."""
@@ -265,8 +244,7 @@ class Moves:
         """Resume a waiter while others leave the GPU for it."""
         targets = [process for process in kernel.connected() if process.is_parked]
         cause = Cause.ASKED if kernel.requests.resume else Cause.CELL
-        reason = "others leave the GPU for it"
-        self._resume(kernel, targets, needs, reason, cause, exchange=exchange)
+        self._resume(kernel, targets, needs, "others leave the GPU for it", cause, exchange=exchange)
 
     def _go_on(self, kernel: KernelRecord, move: Move) -> None:
         """Decide on a move in two steps if that is due; finish a move that has ended in every process."""

@@ -9,6 +9,7 @@ import snapshots
 from said_pages import NOW, SETTINGS, TOTAL, Heart
 from snapshots import A, node, parks, resident
 
+from jupyter_affinode.node.model.actions import Park
 from jupyter_affinode.node.model.snapshot import Host, HostUse, Residency
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.victims.eviction_cost import is_late
@@ -181,7 +182,8 @@ def test_a_time_slice_that_ends_with_the_work_under_way_is_no_failure(preempts, 
     crowd = Crowd(begins_and_never_ends, monkeypatch, liars=0)
     kernel = crowd.state.kernels["uid-1/honest"]
     crowd.state.refresh(NOW)
-    crowd.moves.park(kernel, "its turn is over", preempts=preempts, for_kernel="uid-2/waiter")
+    park = Park(kernel.id, "its turn is over", preempts=preempts, for_kernel="uid-2/waiter")
+    crowd.moves.park(kernel, park, None)
     crowd.process("uid-1/honest").page.say(state=State.PARKING, epoch=1)
     behind = []
     for seconds in (11.0, 6.0):  # 12 GiB take 1.7 s: late after 10.0 s, or 14.0 s

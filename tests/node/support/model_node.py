@@ -169,17 +169,9 @@ class Machine:
         for action in decide(now, node, self.settings):
             kernel = self.state.kernels[action.kernel_id]
             if isinstance(action, Park):
-                self.moves.park(
-                    kernel,
-                    action.reason,
-                    self.budget_bytes(action),
-                    to_context=action.to_context,
-                    for_kernel=action.for_kernel,
-                    exchanges=action.exchanges,
-                    hands_over=action.hands_over,
-                )
+                self.moves.park(kernel, action, self.budget_bytes(action))
             elif isinstance(action, Resume):
-                self.moves.resume(kernel, action.reserved_bytes, action.reason, action.cause, action.gpu)
+                self.moves.resume(kernel, action)
             else:
                 assert isinstance(action, RefusePark), action
                 self.moves.refuse_park(kernel, Status.REFUSED, action.slug, action.reason)

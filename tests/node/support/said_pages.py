@@ -13,7 +13,6 @@ from jupyter_affinode.node.execution.moves import Moves
 from jupyter_affinode.node.identity.identity import Identity
 from jupyter_affinode.node.model.actions import GrantRoom, Park, Resume
 from jupyter_affinode.node.model.gpu import NvmlGpu
-from jupyter_affinode.node.model.reasons import Cause
 from jupyter_affinode.node.model.snapshot import Host, Node
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.protocol.page import PageData, PageFlag, PageGpu, State
@@ -125,10 +124,10 @@ class Heart:
             if isinstance(action, Resume | GrantRoom):
                 self.state.last_served.take(kernel.account.charged_user or "", 0, [A], now)
             if isinstance(action, Resume):
-                self.moves.resume(kernel, action.reserved_bytes, action.reason)
+                self.moves.resume(kernel, action)
             else:
                 assert isinstance(action, Park), action
-                self.moves.park(kernel, action.reason, cause=Cause.ROOM, for_kernel=action.for_kernel)
+                self.moves.park(kernel, action, None)
 
     def reply(self, kernel_id: str, number: int, kind: CommandKind, status: Status, size: int = 0) -> None:
         """A shim answers."""

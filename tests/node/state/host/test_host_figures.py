@@ -9,7 +9,7 @@ import pytest
 from model_node import QUIET, Machine
 
 from jupyter_affinode.node.execution.spills import Spills
-from jupyter_affinode.node.model.actions import Spill
+from jupyter_affinode.node.model.actions import Park, Resume, Spill
 from jupyter_affinode.node.model.snapshot import HostUse, Kernel, Residency
 from jupyter_affinode.node.protocol.page import Depth, State
 from jupyter_affinode.node.protocol.wire import CommandKind, HelloFlag, Reply, Status
@@ -51,7 +51,7 @@ def test_a_cgroups_figure_is_current_whichever_process_was_read_last(clock, limi
         limits[shim.pid] = {"/all": (2 * GIB, 64 * GIB)}
     machine.state.host.read_limits(machine.state.kernels.values())
     record = machine.state.kernels["parked"]
-    machine.moves.park(record, "asked")
+    machine.moves.park(record, Park(record.id, "asked"), None)
     machine.settle_one(machine.shims[1])
     assert record.residency.value == "parked"
     for shim in machine.shims:
@@ -87,9 +87,9 @@ def test_what_was_asked_back_before_a_move_says_nothing_of_what_is_kept_after_it
     trim(record, 0, "", clock.now)
     assert host_use(record, 0.0, {}, clock.now).trimmable_bytes == 0
     clock.now += 3
-    machine.moves.park(record, "asked")
+    machine.moves.park(record, Park(record.id, "asked"), None)
     machine.settle_one(machine.shims[0])
-    machine.moves.resume(record, {GPU: GIB}, "asked")
+    machine.moves.resume(record, Resume(record.id, {GPU: GIB}, "asked"))
     machine.settle_one(machine.shims[0])
     kept(record, 4 * GIB)
     use = host_use(record, 0.0, {}, clock.now)
