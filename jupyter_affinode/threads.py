@@ -11,8 +11,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def on_own_thread(work: Callable[[], T], *, timeout_s: float) -> T:
-    """Run `work` on a thread of its own and return its result; asyncio.TimeoutError after `timeout_s`.
+async def on_own_thread(work: Callable[[], T], *, timeout_s: float | None) -> T:
+    """Run `work` on a thread of its own and return its result; asyncio.TimeoutError after `timeout_s`, if one is given.
 
     For loops of other packages. jupyter_client keeps one loop for each thread that starts kernels, and a forked
     process uses its parent's again. `asyncio.to_thread` would use the loop's executor. A fork does not copy the

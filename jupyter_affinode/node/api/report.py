@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import datetime
-import threading
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from ...threads import on_own_thread
 from ..ledger.report import Question, ReportRefused, audit_rows, report
 from ..model.reasons import Refusal
 from .errors import ApiError
@@ -44,7 +41,7 @@ class ReportHandler(Handler):
             raise ApiError(429, Refusal.TOO_MANY_REQUESTS, f"{whose} reading a report; try again in a moment")
         readers.append(user)
         try:
-            answer = await in_a_thread(lambda: report(ledger.path, question))
+            answer = await on_own_thread(lambda: report(ledger.path, question), timeout_s=None)
         except ReportRefused as refused:
             raise ApiError(409, Refusal.NO_LEDGER, str(refused)) from None
         finally:
@@ -70,32 +67,10 @@ class AuditHandler(Handler):
             raise ApiError(400, Refusal.BAD_REQUEST, f"limit is a number from 1 to {AUDIT_ROWS_MAX}")
         limit = int(text)
         try:
-            rows = await in_a_thread(lambda: audit_rows(ledger.path, limit))
+            rows = await on_own_thread(lambda: audit_rows(ledger.path, limit), timeout_s=None)
         except ReportRefused as refused:
             raise ApiError(409, Refusal.NO_LEDGER, str(refused)) from None
         await self.finish({"audit": rows})
-
-
-def in_a_thread(work: Callable[[], Any]) -> asyncio.Future[Any]:
-    """Run `work` on a daemon thread, which does not keep the process from ending; return a future of its result."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def tell(result: Any, error: BaseException | None) -> None:
-        if not done.cancelled():
-            done.set_result(result) if error is None else done.set_exception(error)
-
-    def run() -> None:
-        result, failed = None, None
-        try:
-            result = work()
-        except Exception as error:  # it is raised where the result is awaited
-            failed = error
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(tell, result, failed)
-
-    threading.Thread(target=run, name="affinode-report", daemon=True).start()
-    return done
 
 
 def _today() -> datetime.date:

@@ -228,50 +228,17 @@ class History(Observer):
     def _write_wait(self, ended: WaitEnded) -> None:
         if self.ledger is not None:
             kernel_id = plain(ended.kernel_id)
-            self.ledger.event(
-                EventRow(
-                    self._wall(),
-                    EventKind.WAIT.value,
-                    kernel_id,
-                    self._users.get(kernel_id, ""),
-                    ended.gpu,
-                    outcome=ended.outcome,
-                    bytes=ended.bytes,
-                    waited_s=ended.waited_s,
-                )
+            of_kernel = (self._wall(), EventKind.WAIT.value, kernel_id, self._users.get(kernel_id, ""))
+            row = EventRow(
+                *of_kernel, ended.gpu, outcome=ended.outcome, bytes=ended.bytes, waited_s=ended.waited_s
             )
+            self.ledger.event(row)
 
-    def _write(
-        self,
-        kind: EventKind,
-        kernel: KernelRecord,
-        *,
-        outcome: str,
-        gpu: str = "",
-        cause: str = "",
-        depth: str = "",
-        bytes: int = 0,
-        duration_s: float | None = None,
-        waited_s: float | None = None,
-        from_gpu: str = "",
-    ) -> None:
-        if self.ledger is None:
-            return
-        row = EventRow(
-            self._wall(),
-            kind.value,
-            plain(kernel.id),
-            self._user(kernel),
-            gpu or kernel.main_gpu(),
-            cause,
-            outcome,
-            depth,
-            bytes,
-            duration_s,
-            waited_s,
-            from_gpu,
-        )
-        self.ledger.event(row)
+    def _write(self, kind: EventKind, kernel: KernelRecord, *, gpu: str = "", **columns: Any) -> None:
+        """Write an event; `columns`: the others of EventRow."""
+        if self.ledger is not None:
+            of_kernel = (self._wall(), kind.value, plain(kernel.id), self._user(kernel))
+            self.ledger.event(EventRow(*of_kernel, gpu or kernel.main_gpu(), **columns))
 
     def _user(self, kernel: KernelRecord) -> str:
         """Return the kernel's user; remembered for the waits that end because the kernel is gone."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 
 from ...environment import make_folder
@@ -159,26 +159,18 @@ class LedgerStore:
         return (pages - free) * size
 
     def _insert(self, batch: Batch) -> None:
+        self._db.executemany(_insert_into("events", EventRow), map(astuple, batch.events))
         self._db.executemany(
-            "INSERT INTO events (at, kind, kernel_id, user, gpu, cause, outcome, depth, bytes, duration_s, waited_s,"
-            " from_gpu) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [astuple(event) for event in batch.events],
-        )
-        self._db.executemany(
-            "INSERT INTO kernels VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (kernel_id) DO UPDATE SET"
+            f"{_insert_into('kernels', KernelRow)} ON CONFLICT (kernel_id) DO UPDATE SET"
             " user = excluded.user, seen = excluded.seen, ended = excluded.ended, name = excluded.name,"
             " path = excluded.path, server = excluded.server",
-            [astuple(kernel) for kernel in batch.kernels.values()],
+            map(astuple, batch.kernels.values()),
         )
         self._db.executemany(
             "INSERT INTO users VALUES (?1, ?2) ON CONFLICT (user) DO UPDATE SET name = ?2",
             list(batch.users.items()),
         )
-        self._db.executemany(
-            "INSERT INTO audit (at, actor, place, program, action, kernel_id, user, detail, outcome)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [astuple(row) for row in batch.audit],
-        )
+        self._db.executemany(_insert_into("audit", AuditRow), map(astuple, batch.audit))
         self._add_usage(batch.usage)
 
     def _add_usage(self, usage: Usage) -> None:
@@ -214,6 +206,12 @@ class LedgerStore:
             (max(int(count * PURGED_SHARE), 1),),
         )
         return bool(count)
+
+
+def _insert_into(table: str, row: type) -> str:
+    """Return the statement that inserts rows of a class, whose fields are columns of the table."""
+    names = [column.name for column in fields(row)]
+    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
 
 
 def on_network(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:

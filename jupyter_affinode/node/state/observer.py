@@ -74,44 +74,29 @@ class Observer:
         """Take note of a finished pass; `queue` has the waiters."""
 
 
+def _to_all(method: str) -> Callable[..., None]:
+    """Return a method of `Observers` that calls the same one of each observer."""
+
+    def tell(self: Observers, *arguments: object) -> None:
+        for observer in self.observers:
+            try:
+                getattr(observer, method)(*arguments)
+            except Exception:  # figures and history must never keep a kernel waiting
+                self.log.exception("an observer failed")
+
+    return tell
+
+
 class Observers(Observer):
     """Reports to several observers; one that fails is logged and disturbs neither the others nor the controller."""
 
     def __init__(self, log: logging.Logger, *observers: Observer):
-        self._log = log
-        self._observers = list(observers)
+        self.log = log
+        self.observers = observers
 
-    def add(self, observer: Observer) -> None:
-        """Add an observer."""
-        self._observers.append(observer)
-
-    def move_ended(self, kernel: KernelRecord, ended: MoveEnded) -> None:
-        """Pass it on to every observer."""
-        self._tell(lambda observer: observer.move_ended(kernel, ended))
-
-    def park_refused(self, kernel: KernelRecord, slug: Refusal, was_tried: bool) -> None:
-        """Pass it on to every observer."""
-        self._tell(lambda observer: observer.park_refused(kernel, slug, was_tried))
-
-    def spill_ended(self, kernel: KernelRecord, ended: SpillEnded) -> None:
-        """Pass it on to every observer."""
-        self._tell(lambda observer: observer.spill_ended(kernel, ended))
-
-    def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
-        """Pass it on to every observer."""
-        self._tell(lambda observer: observer.room_answered(kernel, answered))
-
-    def kernel_ending(self, kernel: KernelRecord, cause: Cause) -> None:
-        """Pass it on to every observer."""
-        self._tell(lambda observer: observer.kernel_ending(kernel, cause))
-
-    def looked(self, now: float, queue: Sequence[Waiter]) -> None:
-        """Pass it on to every observer."""
-        self._tell(lambda observer: observer.looked(now, queue))
-
-    def _tell(self, tell: Callable[[Observer], None]) -> None:
-        for observer in self._observers:
-            try:
-                tell(observer)
-            except Exception:  # figures and history must never keep a kernel waiting
-                self._log.exception("an observer failed")
+    move_ended = _to_all("move_ended")
+    park_refused = _to_all("park_refused")
+    spill_ended = _to_all("spill_ended")
+    room_answered = _to_all("room_answered")
+    kernel_ending = _to_all("kernel_ending")
+    looked = _to_all("looked")

@@ -72,8 +72,6 @@ def _not_made_up(identity: Identity, gpus: list[Json], kernels: Iterable[KernelR
     """Return the GPUs that NVML knows, and those that the user's own kernels name: others' pages may name any.
 
     Without NVML all of them are returned.
-
-    All of them where there is no NVML to know better.
     """
     if all(gpu["total_bytes"] is None for gpu in gpus):
         return gpus

@@ -93,8 +93,7 @@ class Play:
         self.dice, self.clock, self.pids = random.Random(seed), clock, []
         host = HostMemory(256 * GIB, self.dice.choice([0, 10 * GIB, 200 * GIB]))
         self.state = NodeState(self.settings(), host)
-        observers = Observers(QUIET)
-        observers.add(Notices(self.state, lambda notice: None))
+        observers = Observers(QUIET, Notices(self.state, lambda notice: None))
         self.moves = Moves(self.state, QUIET, lambda: None, observers)
         self.drops = CacheDrops(self.state, QUIET, lambda: None)
         self.rooms = Rooms(self.state, QUIET, observers)
