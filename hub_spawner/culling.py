@@ -21,11 +21,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
+from jupyter_affinode.settings.rules import GRANTED
+
 from .nodes import Nodes
 
 LOOK_AGAIN_S = 5.0  # the culler asks about all servers at once: one look does for them
 WAITING = ("queued", "resuming")
-GRANTED = "hub:"  # before the name of a user that a grant names
 
 Json = dict[str, Any]
 Arbiter = Callable[..., Awaitable[bool]]

@@ -8,7 +8,7 @@ from typing import Any
 
 from traitlets.config import Config
 
-from .spawner_mixin import GpuPolicy
+from .spawner_mixin import GpuPolicy, has_spawn_exception
 
 OLDEST = (5, 0)
 DEFAULT = "jupyterhub.spawner.LocalProcessSpawner"
@@ -98,18 +98,11 @@ def _check_configuration(c: Any, spawner: type) -> None:
             " init container that asks it for room refuses nothing. Remove it; the first GPU cell waits"
         )
     limit = _configured(c, spawner, "consecutive_failure_limit")
-    is_counted = _counts_refusals()
-    if is_counted and limit and refuses:
+    if limit and refuses and not has_spawn_exception():
         raise NotEnabled(
             f"on_gpu_full = 'refuse' with consecutive_failure_limit = {limit} would end the Hub after {limit} refusals:"
             " this JupyterHub counts them as failures (6.0 does not). Set on_gpu_full = 'start', or the limit to 0"
         )
-
-
-def _counts_refusals() -> bool:
-    from jupyterhub import spawner
-
-    return not hasattr(spawner, "SpawnException")
 
 
 def is_configured(c: Any, trait: str) -> bool:

@@ -14,11 +14,6 @@ from jupyter_affinode.client.grant_signing import sign_grant
 DAY_S = 86400.0
 
 
-def hub_groups(spawner: Any) -> list[str]:
-    """Return the names of the groups that the Hub has for the server's user."""
-    return [group.name for group in spawner.user.groups]
-
-
 def sign(
     key: Path,
     audience: str | Sequence[str],

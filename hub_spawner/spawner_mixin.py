@@ -22,7 +22,10 @@ from .room import Answer, ask_for_room, controller_socket
 from .story import Event, Story
 
 XLA_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
-SIMULATION = (environment.SIM_DIR, environment.SIM_MEMORY, environment.SIM_GPUS, environment.SIM_COPY_RATE)
+SIMULATION = (
+    *(environment.SIM, environment.SOCKET, environment.SIM_DIR),
+    *(environment.SIM_MEMORY, environment.SIM_GPUS, environment.SIM_COPY_RATE),
+)
 
 _Configurable: Any = Configurable  # what else is there comes with the spawner that it is mixed into
 
@@ -216,7 +219,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
                 self.grant_audience,
                 user=str(self.user.name),
                 server=str(self.name),
-                groups=grants.hub_groups(self),
+                groups=[group.name for group in self.user.groups],  # as the Hub has them
                 priority=self.gpu_priority,
                 lifetime_s=self.grant_lifetime_s,
             )
@@ -249,7 +252,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
         """Return whether the site wants refusals, and a refusal does not end the Hub."""
         if self.on_gpu_full != "refuse":
             return False
-        if self.consecutive_failure_limit and not _has_spawn_exception():
+        if self.consecutive_failure_limit and not has_spawn_exception():
             self.log.warning(
                 "on_gpu_full='refuse' is not heeded: this JupyterHub counts refusals as failures, and ends after %d",
                 self.consecutive_failure_limit,
@@ -268,7 +271,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
 def _refusal(text: str) -> Exception:
     """Return the error that ends a spawn: JupyterHub 6 does not count it towards `consecutive_failure_limit`."""
     error: Any
-    if _has_spawn_exception():
+    if has_spawn_exception():
         from jupyterhub.spawner import SpawnException
 
         error = SpawnException(text, reason="gpu_full", status_code=503)
@@ -281,7 +284,8 @@ def _refusal(text: str) -> Exception:
     return error  # type: ignore[no-any-return]
 
 
-def _has_spawn_exception() -> bool:
+def has_spawn_exception() -> bool:
+    """Return whether this JupyterHub has an error that ends a spawn and is not counted as a failure."""
     from jupyterhub import spawner
 
     return hasattr(spawner, "SpawnException")
@@ -289,5 +293,4 @@ def _has_spawn_exception() -> bool:
 
 def _simulation() -> dict[str, str]:
     """Return what kernels of a simulated machine need, which the Hub does not hand on by itself."""
-    names = (environment.SIM, environment.SOCKET, *SIMULATION)
-    return {name: os.environ[name] for name in names if os.environ.get(name)}
+    return {name: os.environ[name] for name in SIMULATION if os.environ.get(name)}
