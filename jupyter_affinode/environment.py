@@ -287,7 +287,7 @@ def simulation_folder() -> Path:
     make_folder(folder.parent)
     make_folder(folder)
     for name, target in paths.items():
-        _link(folder / name, target)
+        link(folder / name, target)
     return folder
 
 
@@ -318,14 +318,14 @@ def controller_environment(environ: Mapping[str, str] | None = None) -> dict[str
     return started
 
 
-def _link(link: Path, target: Path) -> None:
+def link(path: Path, target: Path) -> None:
     """Make or renew a symbolic link in one step, also if another process does so at the same moment."""
-    if link.is_symlink() and Path(os.readlink(link)) == target:
+    if path.is_symlink() and Path(os.readlink(path)) == target:
         return
-    with tempfile.TemporaryDirectory(dir=link.parent) as folder:
-        fresh = Path(folder) / link.name
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        fresh = Path(folder) / path.name
         fresh.symlink_to(target)
-        fresh.replace(link)
+        fresh.replace(path)
 
 
 def _loader_folders() -> list[Path]:

@@ -6,13 +6,13 @@ import argparse
 import asyncio
 import json
 import math
-import sys
 from typing import Any
 
 from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 from ..kernel.magics import parse_duration
 from ..units import duration_in_words
 from .kernel_argument import NoSuchKernel, add_kernel_argument, find_kernel, short_id
+from .output import failed, refusal_in_words
 
 HELP = {
     "park": "free a kernel's GPU now; the next use of CUDA gets it back",
@@ -46,17 +46,12 @@ def act(arguments: argparse.Namespace) -> int:
     try:
         kernel = asyncio.run(_act(arguments))
     except ValueError:
-        return _failed(
-            arguments, "bad-request", f"{arguments.duration} is no time; say 90s, 30m, 1h or 1h30m."
-        )
+        words = f"{arguments.duration} is no time; say 90s, 30m, 1h or 1h30m."
+        return failed(arguments, "bad-request", words)
     except NoSuchKernel as error:
-        return _failed(arguments, "unknown-kernel", str(error))
-    except ControllerUnavailable as error:
-        return _failed(
-            arguments, "no-controller", f"No GPU controller is running, so nothing is managed ({error})."
-        )
-    except ControllerRefused as error:
-        return _failed(arguments, error.slug, error.message)
+        return failed(arguments, "unknown-kernel", str(error))
+    except (ControllerUnavailable, ControllerRefused) as error:
+        return failed(arguments, *refusal_in_words(error))
     print(json.dumps(kernel, indent=2) if arguments.json else _done_text(arguments, kernel))
     return 0
 
@@ -83,11 +78,3 @@ async def _act(arguments: argparse.Namespace) -> dict[str, Any]:
     kernel = find_kernel(await client.kernels(), arguments.kernel)
     moved: dict[str, Any] = await getattr(client, arguments.action)(kernel["id"], **options)
     return moved
-
-
-def _failed(arguments: argparse.Namespace, slug: str, message: str) -> int:
-    if arguments.json:
-        print(json.dumps({"error": slug, "message": message}, indent=2))
-    else:
-        print(message, file=sys.stderr)
-    return 1

@@ -1,12 +1,16 @@
-"""A compact table of kernels for a terminal."""
+"""What commands print: a compact table of kernels, and refusals."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..units import bound_in_words, bytes_in_words, duration_in_words, ordinal
 from .kernel_argument import own_id, short_id
 
@@ -24,6 +28,22 @@ NOTEBOOK_LEAST = 16  # columns for a notebook's path, however narrow the termina
 WIDEST = 110  # columns of a line that is read
 UNLIMITED = 10_000  # columns where the output is no terminal
 SMALL_BYTES = 64 << 20  # host memory is taken in slabs: smaller differences are not shown
+
+
+def refusal_in_words(error: ControllerUnavailable | ControllerRefused) -> tuple[str, str]:
+    """Return why a command failed: a code for programs, and words for users."""
+    if isinstance(error, ControllerRefused):
+        return error.slug, error.message
+    return "no-controller", f"No GPU controller is running, so nothing is managed ({error})."
+
+
+def failed(arguments: argparse.Namespace, slug: str, message: str, *, status: int = 1) -> int:
+    """Print why a command failed, on one line, as JSON where that was asked for; return the exit status."""
+    if arguments.json:
+        print(json.dumps({"error": slug, "message": message}))
+    else:
+        print(message, file=sys.stderr)
+    return status
 
 
 def kernel_table(kernels: Sequence[dict[str, Any]]) -> str:

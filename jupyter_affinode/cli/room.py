@@ -11,6 +11,7 @@ from typing import Any
 
 from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 from ..units import bound_in_words, number, ordinal, sentence, size_in_bytes, whole
+from .output import failed, refusal_in_words
 
 DESCRIPTION = """Free the GPU memory of idle kernels until a GPU has room for SIZE, as for a kernel's first allocation,
 and say how that stands. Nothing is reserved: the first kernel that allocates has the room. Ctrl-C withdraws the
@@ -45,10 +46,9 @@ def room(arguments: argparse.Namespace) -> int:
     try:
         return asyncio.run(_room(arguments))
     except ControllerUnavailable as error:
-        words = f"No GPU controller is running, so nothing is managed ({error})."
-        return _failed(arguments, "no-controller", words, NO_CONTROLLER)
+        return failed(arguments, *refusal_in_words(error), status=NO_CONTROLLER)
     except ControllerRefused as error:
-        return _failed(arguments, error.slug, error.message, REFUSED)
+        return failed(arguments, *refusal_in_words(error), status=REFUSED)
 
 
 async def _room(arguments: argparse.Namespace) -> int:
@@ -76,14 +76,6 @@ def _text(line: dict[str, Any]) -> str:
             text = f"{ordinal(line['place'])} of {line['waiting']} in line: {text}"
         text += f"; {bound_in_words(line['estimate_s'])}"
     return sentence(text)
-
-
-def _failed(arguments: argparse.Namespace, slug: str, message: str, status: int) -> int:
-    if arguments.json:
-        print(json.dumps({"error": slug, "message": message}))
-    else:
-        print(message, file=sys.stderr)
-    return status
 
 
 def _size(text: str) -> int:

@@ -108,16 +108,12 @@ def preloadable_path(shim: Path) -> Path:
     for folder in (Path(jupyter_runtime_dir()), environment.user_folder()):
         if re.search(r"[\s:]", str(folder)):
             continue
-        link = folder / name
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not link.is_symlink() or Path(os.readlink(link)) != shim:
-                fresh = folder / f"{name}.{os.getpid()}"
-                fresh.symlink_to(shim)
-                fresh.replace(link)
+            environment.link(folder / name, shim)
         except OSError:
             continue
-        return link
+        return folder / name
     raise Unmanaged(f"no path without spaces leads to {shim}, and LD_PRELOAD cannot name another")
 
 

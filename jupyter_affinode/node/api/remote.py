@@ -71,9 +71,7 @@ def audience_at(ip: str, port: int) -> str:
 
 
 def serve_remote(controller: Controller, ip: str, port: int) -> HTTPServer | None:
-    """Listen and return the server; None, with a line in the log, where that is not possible: the controller serves all
-    the same.
-    """
+    """Listen and return the server; None where that is not possible (`serve_tcp`)."""
     request_checks()
     application = Application(
         [(path, handler) for path, handler in ROUTES if handler in SERVED],
@@ -82,10 +80,5 @@ def serve_remote(controller: Controller, ip: str, port: int) -> HTTPServer | Non
         drops=DropLog(controller.log),
         log_function=lambda handler: None,
     )
-    try:
-        server = serve_tcp(application, ip, port, body_bytes_max=BODY_BYTES_MAX)
-    except OSError as error:
-        controller.log.error("no API over TCP: %s port %d cannot be bound: %s", ip or "*", port, error)
-        return None
-    controller.log.info("the API for the Hub's administrators is at %s port %d", ip or "*", port)
-    return server
+    what = "API for the Hub's administrators"
+    return serve_tcp(application, ip, port, body_bytes_max=BODY_BYTES_MAX, what=what, log=controller.log)

@@ -37,20 +37,12 @@ class _Nothing(RequestHandler):
 
 
 def serve_metrics(metrics: Metrics, ip: str, port: int, log: logging.Logger) -> HTTPServer | None:
-    """Listen and return the server; None, with a line in the log, where that is not possible: the controller serves all
-    the same.
-    """
+    """Listen and return the server; None where that is not possible (`serve_tcp`)."""
     page = _Fresh(metrics)
     application = Application(
         [(r"/metrics", _Page), (r".*", _Nothing)], page=page.text, log_function=lambda handler: None
     )
-    try:
-        server = serve_tcp(application, ip, port, body_bytes_max=1024)
-    except OSError as error:
-        log.error("no metrics over TCP: %s port %d cannot be bound: %s", ip or "*", port, error)
-        return None
-    log.info("metrics at %s port %d, /metrics", ip or "*", port)
-    return server
+    return serve_tcp(application, ip, port, body_bytes_max=1024, what="metrics", log=log)
 
 
 class _Fresh:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from typing import Any
 
@@ -24,11 +25,18 @@ class BoundedServer(HTTPServer):
             super().handle_stream(stream, address)
 
 
-def serve_tcp(application: Application, ip: str, port: int, *, body_bytes_max: int) -> BoundedServer:
-    """Serve at an address; return the server. "" is every address, of both families where that is possible. Raises
-    OSError.
+def serve_tcp(
+    application: Application, ip: str, port: int, *, body_bytes_max: int, what: str, log: logging.Logger
+) -> BoundedServer | None:
+    """Serve `what` at an address; return the server. "" is every address, of both families where that is possible.
+
+    Return None, with a line in the log, where it cannot listen: the controller serves all the same.
     """
-    listening = _listen(ip, port)
+    try:
+        listening = _listen(ip, port)
+    except OSError as error:
+        log.error("no %s over TCP: %s port %d cannot be bound: %s", what, ip or "*", port, error)
+        return None
     server = BoundedServer(
         application,
         max_body_size=body_bytes_max,
@@ -37,6 +45,7 @@ def serve_tcp(application: Application, ip: str, port: int, *, body_bytes_max: i
         body_timeout=IDLE_S,
     )
     server.add_socket(listening)
+    log.info("%s over TCP: at %s port %d", what, ip or "*", port)
     return server
 
 
