@@ -106,11 +106,11 @@ def _remember(process: Process, kernel: KernelRecord, number: int, room: Room) -
     for old_number, old in list(process.rooms.items()):
         if old.granted_at is None or old.gpu != room.gpu:
             continue
-        grown = _resident_on(process, old.gpu) > old.resident_before
+        grown = process.bytes_on(old.gpu) > old.resident_before
         if old.bytes == room.bytes and not grown and room.since - old.granted_at < 2.0:
             failed = old
         del process.rooms[old_number]
-    room.resident_before = _resident_on(process, room.gpu)
+    room.resident_before = process.bytes_on(room.gpu)
     process.rooms[number] = room
     if failed is None:
         kernel.failures.room.succeed()
@@ -118,9 +118,3 @@ def _remember(process: Process, kernel: KernelRecord, number: int, room: Room) -
     kernel.failures.room.fail(room.since)
     room.since = failed.since
     return True
-
-
-def _resident_on(process: Process, gpu: str) -> int:
-    return sum(
-        entry.resident_bytes + sum(entry.unmovable_bytes) for entry in process.data.gpus if entry.uuid == gpu
-    )

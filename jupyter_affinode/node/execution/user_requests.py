@@ -247,18 +247,12 @@ def check_hold(kernel: KernelRecord, kernels: Iterable[KernelRecord], settings: 
         and each.held_until is not None
         and each.held_until > now
     ]
-    size = sum(_bytes(each) for each in [kernel, *others])
+    size = sum(gpu.in_all_bytes for each in [kernel, *others] for gpu in each.by_gpu().values())
     if size > settings.hold_bytes_max:
         raise HoldRefused(
             f"you would keep {bytes_in_words(size)} of GPU memory, and may keep"
             f" {bytes_in_words(settings.hold_bytes_max)}"
         )
-
-
-def _bytes(kernel: KernelRecord) -> int:
-    return sum(
-        gpu.resident_bytes + gpu.parked_bytes + sum(gpu.unmovable_bytes) for gpu in kernel.by_gpu().values()
-    )
 
 
 # ---- which processes a signal to a kernel reaches

@@ -187,7 +187,7 @@ class History(Observer):
                 uuid = gpu.uuid if sizes is None or gpu.uuid in sizes else ""
                 most = (sizes or {}).get(uuid, largest)
                 held, parked = sums.get(uuid, (0, 0))
-                held = min(held + gpu.resident_bytes + sum(gpu.unmovable_bytes), most)
+                held = min(held + gpu.on_gpu_bytes, most)
                 sums[uuid] = held, parked + min(gpu.parked_bytes, most)
         return sums
 

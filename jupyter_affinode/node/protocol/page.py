@@ -151,6 +151,16 @@ class PageGpu:
     parked_bytes: int
     unmovable_bytes: tuple[int, ...]  # by UnmovableReason
 
+    @property
+    def on_gpu_bytes(self) -> int:
+        """Return what is on the GPU now, movable or not."""
+        return self.resident_bytes + sum(self.unmovable_bytes)
+
+    @property
+    def in_all_bytes(self) -> int:
+        """Return all of it, wherever it is."""
+        return self.on_gpu_bytes + self.parked_bytes
+
 
 @dataclass(frozen=True)
 class PageData:

@@ -222,8 +222,7 @@ class NodeState:
         for kernel in self.kernels.values():
             self._refresh_kernel(kernel, now)
             for gpu in kernel.by_gpu().values():
-                size = gpu.resident_bytes + sum(gpu.unmovable_bytes)
-                managed[gpu.uuid] = managed.get(gpu.uuid, 0) + size
+                managed[gpu.uuid] = managed.get(gpu.uuid, 0) + gpu.on_gpu_bytes
         self.gpus.take_pages(managed, now)
         sampled_at = self.gpus.sample.began if self.gpus.sample is not None else now
         self.reservations.sweep(now, sampled_at)

@@ -263,7 +263,7 @@ def _may_be_preempted(kernel: KernelRecord) -> bool:
     if len(using) != 1 or not using[0].hello.flags & HelloFlag.PREEMPTS:
         return False
     gpus = kernel.by_gpu().values()
-    used = [gpu for gpu in gpus if gpu.resident_bytes or gpu.parked_bytes or any(gpu.unmovable_bytes)]
+    used = [gpu for gpu in gpus if gpu.in_all_bytes]
     return len(used) <= 1 and not any(gpu.unmovable_bytes[UnmovableReason.SHARED] for gpu in used)
 
 

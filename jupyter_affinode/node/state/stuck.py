@@ -106,7 +106,7 @@ def _stopped(process: Process) -> Stuck | None:
     """Return whether a signal or a debugger stopped it while it holds memory that others may need."""
     if process.connection is not None or not process.is_stopped or not is_stopped(process.pid):
         return None
-    gpu = process.resident_bytes + sum(sum(gpu.unmovable_bytes) for gpu in process.data.gpus)
+    gpu = sum(gpu.on_gpu_bytes for gpu in process.data.gpus)
     host = max(process.data.copy_bytes + process.data.kept_bytes, process.data.lot_bytes)
     held = [
         f"{bytes_in_words(size)} of {what} memory" for size, what in ((gpu, "GPU"), (host, "host")) if size

@@ -122,7 +122,7 @@ def _memory_json(kernel: KernelRecord) -> dict[str, Any]:
     return {
         "resident_bytes": resident,
         "parked_bytes": parked,
-        "footprint_bytes": resident + parked + sum(sum(gpu.unmovable_bytes) for gpu in gpus),
+        "footprint_bytes": sum(gpu.in_all_bytes for gpu in gpus),
         "fixed": _unmovable_json(gpus),
         "copy_bytes": sum(process.data.copy_bytes for process in kernel.processes.values()),
         "kept_bytes": sum(process.data.kept_bytes for process in kernel.processes.values()),

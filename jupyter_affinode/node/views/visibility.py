@@ -62,7 +62,7 @@ def others(identity: Identity, kernels: Iterable[KernelRecord], queue: list[str]
     waiting = set(queue)
     return {
         "kernels": len(theirs),
-        "resident_bytes": sum(gpu.resident_bytes + sum(gpu.unmovable_bytes) for gpu in memory),
+        "resident_bytes": sum(gpu.on_gpu_bytes for gpu in memory),
         "parked_bytes": sum(gpu.parked_bytes for gpu in memory),
         "waiting": sum(kernel.id in waiting for kernel in theirs),
     }

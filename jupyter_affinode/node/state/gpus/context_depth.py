@@ -16,7 +16,7 @@ from ....settings.policy import GIB, Settings
 from ...model.gpu import NvmlGpu
 from ...model.reasons import DepthRefusal
 from ...policy.placement import are_alike
-from ...protocol.page import Depth, PageGpu, State
+from ...protocol.page import Depth, State
 from ...protocol.wire import HelloFlag
 from ..records.kernel import KernelRecord
 from ..records.process import Process
@@ -49,7 +49,7 @@ def context_objection(
     if not process.hello.flags & HelloFlag.CONTEXT:
         words = "its process was not started with AFFINODE_DEPTH=context, or its driver cannot do it"
         return Objection(DepthRefusal.NOT_ASKED, words)
-    used = [gpu for gpu in process.data.gpus if _bytes(gpu)]
+    used = [gpu for gpu in process.data.gpus if gpu.in_all_bytes]
     if len(used) != 1:
         return Objection(DepthRefusal.SEVERAL_GPUS, "it uses several GPUs")
     return _gpu_objection(process, used[0].uuid, {each.pid for each in ours}, gpus)
@@ -77,7 +77,7 @@ def freed_with_context(kernel: KernelRecord, gpus: GpuTable) -> dict[str, int]:
     NVML's figure and the page are of different moments, so the result is capped at what a context usually takes.
     """
     (process,) = (each for each in kernel.processes.values() if each.data.state is not State.NONE)
-    (gpu,) = (gpu for gpu in process.data.gpus if _bytes(gpu))
+    (gpu,) = (gpu for gpu in process.data.gpus if gpu.in_all_bytes)
     known = gpus.measured.get(gpu.uuid)
     used = None if known is None else known.used_by.get(process.pid)
     if used is None or process.data.state not in (State.RESIDENT, State.PARKING):
@@ -115,10 +115,6 @@ def _gpu_objection(process: Process, uuid: str, ours: set[int], gpus: GpuTable) 
     if unmanaged:
         return Objection(DepthRefusal.STRANGER, f"process {unmanaged[0]}, which has no shim, uses the GPU")
     return None
-
-
-def _bytes(gpu: PageGpu) -> int:
-    return gpu.resident_bytes + gpu.parked_bytes + sum(gpu.unmovable_bytes)
 
 
 # ---- migration: on which other GPUs a parked kernel could be resumed

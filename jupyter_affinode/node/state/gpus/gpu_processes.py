@@ -42,7 +42,7 @@ def by_gpu(processes: Iterable[Process]) -> dict[str, list[Process]]:
         if process.data.depth is Depth.CONTEXT:
             continue
         for gpu in process.data.gpus:
-            if gpu.resident_bytes or gpu.parked_bytes or any(gpu.unmovable_bytes):
+            if gpu.in_all_bytes:
                 found.setdefault(gpu.uuid, []).append(process)
     return found
 
@@ -81,7 +81,7 @@ def contexts_bytes(gpu: NvmlGpu, known: Sequence[Process], processes: Iterable[P
     if not joins(gpu, known):
         return None
     return sum(
-        max(used - _bytes_on(process, gpu.uuid), 0)
+        max(used - process.bytes_on(gpu.uuid), 0)
         for process in processes
         if (used := gpu.used_by.get(process.pid)) is not None
     )
@@ -99,11 +99,7 @@ def _is_in(gpu: NvmlGpu, process: Process) -> bool:
         return False
     used = gpu.used_by.get(process.pid)
     moves = process.data.state.name in ("PARKING", "RESUMING")  # page and NVML are of different moments
-    return used is None or moves or 2 * used >= _bytes_on(process, gpu.uuid)
-
-
-def _bytes_on(process: Process, uuid: str) -> int:
-    return sum(gpu.resident_bytes + sum(gpu.unmovable_bytes) for gpu in process.data.gpus if gpu.uuid == uuid)
+    return used is None or moves or 2 * used >= process.bytes_on(gpu.uuid)
 
 
 def _described(pid: int, size: int | None) -> OtherProgram:
@@ -158,7 +154,7 @@ def shown_bytes(kernel: KernelRecord, gpu: NvmlGpu, managed_bytes: int, *, is_cl
         if None not in used:
             return ShownBytes(sum(filter(None, used)))
     own = kernel.by_gpu().get(gpu.uuid)
-    own_bytes = 0 if own is None else own.resident_bytes + sum(own.unmovable_bytes)
+    own_bytes = 0 if own is None else own.on_gpu_bytes
     return ShownBytes(gpu.used_bytes, managed_bytes - own_bytes, is_clear)
 
 

@@ -247,13 +247,7 @@ class KernelRecord:
     def main_gpu(self) -> str:
         """Return the GPU on which it has, or had, most memory; "" for none."""
         gpus = self.by_gpu()
-        return max(
-            gpus,
-            key=lambda uuid: (
-                gpus[uuid].resident_bytes + gpus[uuid].parked_bytes + sum(gpus[uuid].unmovable_bytes)
-            ),
-            default="",
-        )
+        return max(gpus, key=lambda uuid: gpus[uuid].in_all_bytes, default="")
 
     def residency_now(self) -> Residency:
         """Return the processes' states as one: what is lost or in transit shows first, then what waits."""

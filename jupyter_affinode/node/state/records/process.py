@@ -100,9 +100,11 @@ class Process:
     @property
     def uses_gpu(self) -> bool:
         """Return whether it has memory of a GPU, resident or parked."""
-        return any(
-            gpu.resident_bytes or gpu.parked_bytes or any(gpu.unmovable_bytes) for gpu in self.data.gpus
-        )
+        return any(gpu.in_all_bytes for gpu in self.data.gpus)
+
+    def bytes_on(self, uuid: str) -> int:
+        """Return what it has on a GPU now, movable or not."""
+        return sum(gpu.on_gpu_bytes for gpu in self.data.gpus if gpu.uuid == uuid)
 
 
 BadPages = list[tuple[Process, PageError]]

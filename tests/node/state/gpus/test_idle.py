@@ -16,6 +16,7 @@ from jupyter_affinode.node.policy.victims.eligibility import LEAST_PAUSE_S, elig
 from jupyter_affinode.node.protocol.page import Depth, PageGpu, State
 from jupyter_affinode.node.protocol.wire import gpu_uuid
 from jupyter_affinode.node.state.gpus import gpu_processes
+from jupyter_affinode.node.state.records.process import Process
 from jupyter_affinode.settings.policy import GIB, Settings
 
 UUID = gpu_uuid(GPU)
@@ -140,7 +141,8 @@ def test_a_waiter_need_not_wait_for_the_whole_idle_timeout(node, shim, wait_unti
 
 def process(pid=100, *, resident=300, parked=0, fixed=0, depth=Depth.MEMORY, state=State.RESIDENT):
     gpu = PageGpu(UUID, resident * MIB, parked * MIB, (fixed * MIB, *[0] * 7))
-    return SimpleNamespace(pid=pid, data=SimpleNamespace(gpus=(gpu,), depth=depth, state=state))
+    data = SimpleNamespace(gpus=(gpu,), depth=depth, state=state)
+    return Process(1, "k", hello=None, page=None, data=data, connection=None, pid=pid)
 
 
 def gpu(used_by, busy=()):
