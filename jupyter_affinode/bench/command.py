@@ -37,7 +37,6 @@ from .sizes import GIB, PARTS, DoesNotFit, Plan, Room, make_plan, whole_chunks
 FORMAT = 1
 REPEATS_MAX, LONGEST_S = 10_000, 7 * 86400.0
 GIB_MAX = 1e6  # of a size
-MIB_A_GIB = 1024
 WAKE_BYTES = 1 * GIB
 WITHOUT_SHIM = {"ceiling", "driver"}
 EXPECTED = (
@@ -53,7 +52,6 @@ EXPECTED = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--sizes", metavar="GIB,…", type=_sizes, default=(), help="how much to hold (1,8,32)")
-    parser.add_argument("--blocks", metavar="MIB,…", type=_blocks, default=(), help="block sizes (1024,20,2)")
     parser.add_argument("--zeros", metavar="GIB", type=_zeros, help="how much of zeros (64; 0 for none)")
     parser.add_argument(
         "--repeats",
@@ -147,7 +145,6 @@ class _Run:
             simulated=gpu["simulated"],
             quick=options.quick,
             sizes=options.sizes,
-            blocks=options.blocks,
             zeros=options.zeros,
             repeats=options.repeats,
         )
@@ -293,16 +290,12 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(map(_size, text.split(",")))
 
 
-def _blocks(text: str) -> tuple[int, ...]:
-    return tuple(_size(part, MIB_A_GIB) for part in text.split(","))
-
-
 def _zeros(text: str) -> int:
     return 0 if number(0, GIB_MAX)(text) == 0 else _size(text)
 
 
-def _size(text: str, a_gib: int = 1) -> int:
-    gib = number(0, GIB_MAX, above=True)(text) / a_gib
+def _size(text: str) -> int:
+    gib = number(0, GIB_MAX, above=True)(text)
     try:
         return whole_chunks(str(gib))
     except ValueError as error:

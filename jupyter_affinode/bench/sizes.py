@@ -10,7 +10,7 @@ GIB = 1 << 30
 CHUNK_BYTES = 2 * MIB
 PARTS = ("ceiling", "driver", "ours", "blocks", "zeros", "wake", "lot")
 DEFAULT_SIZES = (1 * GIB, 8 * GIB, 32 * GIB)
-DEFAULT_BLOCKS = (1 * GIB, 20 * MIB, 2 * MIB)
+BLOCKS = (1 * GIB, 20 * MIB, 2 * MIB)
 DEFAULT_ZEROS = 64 * GIB
 SIMULATED_SIZES = (64 * MIB, 256 * MIB)
 SIMULATED_ZEROS = 256 * MIB
@@ -69,7 +69,6 @@ def make_plan(
     simulated: bool,
     quick: bool,
     sizes: Sequence[int] = (),
-    blocks: Sequence[int] = (),
     zeros: int | None = None,
     repeats: int | None = None,
 ) -> Plan:
@@ -89,7 +88,7 @@ def make_plan(
             f"{zeros / GIB:.4g} GiB of zeros do not fit: {room.gpu / GIB:.4g} GiB of GPU memory are free"
         )
     largest = max(chosen)
-    parts = {min(block, largest) for block in (blocks or DEFAULT_BLOCKS)}
+    parts = {min(block, largest) for block in BLOCKS}
     return Plan(chosen, tuple(sorted(parts, reverse=True)), zeros, repeats or (1 if quick else 3))
 
 

@@ -8,7 +8,6 @@ another's end.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -70,9 +69,24 @@ class _InTurn(SimulatedUsers):
         """Return its part of a GPU."""
         return self._has[live.number][1] / self._capacity
 
-    @abstractmethod
+    def wants(self, live: LiveSession) -> None:
+        """Compute if the session has its part, else ask for it."""
+        if self.has(live):
+            self.compute(live)
+        else:
+            self.ask(live, self.part_needed(live))
+
+    def part_needed(self, live: LiveSession) -> int:
+        """Return the part of a GPU that the session asks for."""
+        return self._capacity
+
     def served(self, live: LiveSession) -> None:
-        """React to the session getting its part."""
+        """React to the session getting its part: compute."""
+        self.compute(live)
+
+    def ends(self, live: LiveSession) -> None:
+        """Free its part."""
+        self.give_back(live)
 
     def _serve(self) -> None:
         while self._line:
@@ -102,7 +116,7 @@ class Reservation(_InTurn):
 
     def begins(self, live: LiveSession) -> None:
         """Ask at once."""
-        self.ask(live, 1)
+        self.ask(live, self.part_needed(live))
 
     def wants(self, live: LiveSession) -> None:
         """Compute if the session has its GPU; else it waits."""
@@ -113,10 +127,6 @@ class Reservation(_InTurn):
         """Compute if a cell is waiting."""
         if live.wanted_at is not None:
             self.compute(live)
-
-    def ends(self, live: LiveSession) -> None:
-        """Free the GPU."""
-        self.give_back(live)
 
     def computes_on(self, live: LiveSession) -> Hashable:
         """Return a key of the session's own: nothing is shared."""
@@ -145,10 +155,7 @@ class Culled(Reservation):
 
     def wants(self, live: LiveSession) -> None:
         """Compute if the session has its GPU, else ask for one."""
-        if self.has(live):
-            self.compute(live)
-        else:
-            self.ask(live, 1)
+        _InTurn.wants(self, live)
 
     def served(self, live: LiveSession) -> None:
         """Compute, after building the state again if it was lost."""
@@ -182,17 +189,6 @@ class Sharing(_InTurn):
         outcome = Outcome("sharing", "shared by memory, no parking")
         super().__init__(machine, sessions, outcome, machine.gpu_bytes, say)
 
-    def wants(self, live: LiveSession) -> None:
-        """Compute, or have the first cell wait until there is room for all that the session will hold."""
-        if self.has(live):
-            self.compute(live)
-        else:
-            self.ask(live, live.session.peak_bytes + self.machine.context_bytes)
-
-    def served(self, live: LiveSession) -> None:
-        """Compute."""
-        self.compute(live)
-
-    def ends(self, live: LiveSession) -> None:
-        """Free the memory."""
-        self.give_back(live)
+    def part_needed(self, live: LiveSession) -> int:
+        """Return all that the session will hold: its first cell waits until there is room for that."""
+        return live.session.peak_bytes + self.machine.context_bytes
