@@ -198,6 +198,10 @@ class Kernel:
         whole = replace(self, resident_bytes=self.left_bytes, parked_bytes={}, left_bytes={})
         return replace(whole, unmovable_bytes=unmovable, host=host)
 
+    def is_held(self, now: float) -> bool:
+        """Return whether a user's hold keeps it on the GPU."""
+        return self.held_until is not None and self.held_until > now
+
     @property
     def footprint_bytes(self) -> int:
         """Return all its memory, wherever it is."""

@@ -117,13 +117,8 @@ def _blocker(plan: Plan, kernel: Kernel, moment: float | None) -> Blocker:
     if kernel.is_opted_out or not kernel.is_parkable:
         return Blocker(kernel.id, BlockerReason.OPTED_OUT)
     works = is_at_work(plan.now, kernel, plan.settings)
-    if is_held(plan, kernel) and (free_at is not None or not works):
+    if kernel.is_held(plan.now) and (free_at is not None or not works):
         return Blocker(kernel.id, BlockerReason.HELD, free_at)
     if works or free_at is None:
         return Blocker(kernel.id, BlockerReason.COMPUTING, free_at)
     return Blocker(kernel.id, BlockerReason.IDLE, free_at)
-
-
-def is_held(plan: Plan, kernel: Kernel) -> bool:
-    """Return whether a user's hold keeps the kernel on the GPU."""
-    return kernel.held_until is not None and kernel.held_until > plan.now

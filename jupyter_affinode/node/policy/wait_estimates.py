@@ -28,13 +28,7 @@ from .scheduling_pass.compute_slots import is_at_work
 from .scheduling_pass.plan import Plan
 from .victims.eligibility import eligible_at
 from .victims.eviction_cost import park_s, resume_s
-from .wait_blockers import (
-    BLOCKERS_MAX,
-    Blocker,
-    Blockers,
-    in_order,
-    is_held,
-)
+from .wait_blockers import BLOCKERS_MAX, Blocker, Blockers, in_order
 
 Parkable = tuple[float, int, Kernel]  # when, how much, which
 ParkableByGpu = Mapping[str, Sequence[Parkable]]  # by GPU
@@ -271,7 +265,7 @@ class _View:
                 if slices:  # preemption leaves the margin out: what is idle by then may be parked for it
                     at = _last_end(begins, at, may_park)
                 needed = [blockers.of(each) for each in [kernel, *chosen[: BLOCKERS_MAX - 1]]]
-                if is_held(plan, kernel) and kernel.held_until == moment:
+                if kernel.is_held(plan.now) and kernel.held_until == moment:
                     whose = (
                         "another notebook of yours" if _is_own(kernel, waiter) else "another user's notebook"
                     )
@@ -292,7 +286,9 @@ class _View:
 
     def _or_held(self, uuid: str, waiter: Waiter) -> str:
         """Return what a reason adds about held kernels on a GPU."""
-        held = [kernel for kernel in self.plan.candidates.resident_on([uuid]) if is_held(self.plan, kernel)]
+        held = [
+            kernel for kernel in self.plan.candidates.resident_on([uuid]) if kernel.is_held(self.plan.now)
+        ]
         if not held:
             return ""
         return " or kept by you" if all(_is_own(each, waiter) for each in held) else " or kept by their users"

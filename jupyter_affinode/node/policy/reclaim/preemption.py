@@ -123,7 +123,7 @@ def _end_newest(plan: Plan, lacks: Mapping[str, int], head: Waiter) -> None:
         and kernel.started_at > head.kernel.started_at
         and not kernel.is_opted_out
         and not kernel.is_dying
-        and (kernel.held_until is None or kernel.held_until <= plan.now)
+        and not kernel.is_held(plan.now)
         and kernel is not head.kernel
         and plan.is_free(kernel)
     ]

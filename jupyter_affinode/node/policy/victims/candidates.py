@@ -224,6 +224,5 @@ def _has_memory(kernel: Kernel) -> bool:
 
 def can_be_parked(kernel: Kernel, now: float) -> bool:
     """Return whether a waiter may be parked while it waits: it is neither held nor computing nor opted out."""
-    is_held = kernel.held_until is not None and kernel.held_until > now
     is_busy = kernel.calls_in_flight or kernel.captures or kernel.retry_at > now
-    return not (is_held or is_busy or kernel.is_opted_out) and kernel.is_parkable
+    return not (kernel.is_held(now) or is_busy or kernel.is_opted_out) and kernel.is_parkable
