@@ -203,9 +203,8 @@ def _name_controller(env: Environment) -> None:
         env.setdefault(environment.SOCKET, os.environ[environment.SOCKET])
     if env.get(environment.SOCKET):
         return
-    with contextlib.suppress(
-        OSError
-    ):  # there may be the machine's controller, which needs no folder of the user's
+    with contextlib.suppress(OSError):
+        # there may be the machine's controller, which needs no folder of the user's
         folder = environment.user_folder()
         environment.make_folder(folder)
         env[environment.FOLDER] = str(folder)

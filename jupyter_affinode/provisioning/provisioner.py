@@ -21,9 +21,8 @@ from .kernelspec import scheduling_fields
 from .preload import Unmanaged, manage
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-PREPARE_TIMEOUT_S = (
-    25.0  # the most that preloading the shim may add to a start; its two trials have 10 s each
-)
+# the most that preloading the shim may add to a start; its two trials have 10 s each
+PREPARE_TIMEOUT_S = 25.0
 PLACE_TIMEOUT_S = 3.0  # the most that choosing a GPU may add to a start
 
 

@@ -71,7 +71,6 @@ class GpuActivity:
         kernel: Any = self._manager.get_kernel(kernel_id)
         if getattr(kernel, "last_activity", None) is not None:
             kernel.last_activity = max(kernel.last_activity, moment)
-        before = self._settings.get(
-            SETTING
-        )  # Jupyter Server takes the newest of all settings with such a name
+        # Jupyter Server takes the newest of all settings with such a name
+        before = self._settings.get(SETTING)
         self._settings[SETTING] = moment if before is None else max(before, moment)

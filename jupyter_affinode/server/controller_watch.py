@@ -103,9 +103,8 @@ class NodeWatch:
                 reason = f"The GPU controller does not answer this server: {refused}. {advice}".rstrip()
             except (ControllerUnavailable, OSError, asyncio.TimeoutError) as error:
                 code, reason = "unreachable", str(error) or "The GPU controller does not answer."
-            except (
-                Exception
-            ):  # the watch must outlive any surprise, or nothing would be managed until a restart
+            except Exception:
+                # the watch must outlive any surprise, or nothing would be managed until a restart
                 self._log.exception("Following the GPU controller failed")
                 code = "unreachable"
                 reason = "Following the GPU controller failed; the server's log has the error."

@@ -246,9 +246,8 @@ class ExecutionTracker:
         over."""
         message = self._deserialized(frames, content=False)
         asked = message["parent_header"]["msg_id"]
-        message_ids = self._probes.pop(
-            asked, frozenset([asked])
-        )  # a kernel that says it starts has them forgotten
+        # a kernel that says it starts has them forgotten
+        message_ids = self._probes.pop(asked, frozenset([asked]))
         if asked == self._greeted:
             self._answered.set()
         if self.cells.answered(message_ids):

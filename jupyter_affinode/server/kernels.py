@@ -99,9 +99,8 @@ class KernelMessages:
                     await client.register(self.kernel_id, **self.description)
             except ControllerUnavailable:
                 self._pending.clear()
-            except (
-                ControllerRefused
-            ) as refused:  # unknown there: a kernel without the shim, or not yet registered
+            except ControllerRefused as refused:
+                # unknown there: a kernel without the shim, or not yet registered
                 self._log.debug("Kernel %s, %s: %s", self.kernel_id, kind, refused)
 
 
@@ -192,9 +191,8 @@ class ServerKernels(NodeListener):
                 await self.refresh_paths()
                 for kernel in list(self._watch.kernels.values()):
                     self._look_for_lost_ends(kernel)
-            except (
-                Exception
-            ):  # the next round may work; otherwise kernels would stay unfollowed without a word
+            except Exception:
+                # the next round may work; otherwise kernels would stay unfollowed without a word
                 self._log.exception("Following the server's kernels failed")
             await asyncio.sleep(RECONCILE_S)
 

@@ -38,9 +38,8 @@ class KernelHandler(Handler):
     def delete(self, kernel_id: str) -> None:
         """Serve DELETE /kernels/{id}: it was shut down. Processes that are left keep it until they end."""
         kernel = self.kernel(kernel_id)
-        kernel.server.description = kernel.server.pid = kernel.server.place = (
-            None  # else it lasts as long as its server
-        )
+        # else it lasts as long as its server
+        kernel.server.description = kernel.server.pid = kernel.server.place = None
         kernel.cell.is_tracked = kernel.cell.is_open = False
         self.controller.user_requests.ended(kernel)
         if not kernel.processes:

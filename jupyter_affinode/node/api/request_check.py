@@ -37,9 +37,8 @@ def json_object(raw: bytes) -> dict[str, Any]:
     """Return the JSON object in a request, {} if it is empty. Raises ApiError."""
     try:
         body = json.loads(raw or b"{}", parse_float=_number, parse_constant=_number)
-        json.dumps(
-            body, ensure_ascii=False
-        ).encode()  # half a surrogate pair is no text, and no pattern says so
+        # half a surrogate pair is no text, and no pattern says so
+        json.dumps(body, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         raise ApiError(400, Refusal.BAD_REQUEST, "the body is not JSON") from None
     if not isinstance(body, dict):

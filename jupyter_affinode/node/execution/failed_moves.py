@@ -30,9 +30,8 @@ from ..state.records.kernel import KernelRecord
 from ..state.records.moves import Move
 from ..state.registry import NodeState
 
-PREEMPTS_WITHIN_S = (
-    4.0  # a computing process is parked at its next call, and waits for the GPU (shim/src/mover/park.c)
-)
+# a computing process is parked at its next call, and waits for the GPU (shim/src/mover/park.c)
+PREEMPTS_WITHIN_S = 4.0
 SHOWN_AFTER_S = 0.5  # NVML's figures show what a park freed after that
 LEAST_BYTES = 1 * GIB  # smaller parks are not checked: other programs' memory changes by as much
 PROMPT_S = 1.0  # a resume that fails sooner keeps hardly anything from others

@@ -26,9 +26,8 @@ CANCEL_LASTS_S = 5.0
 UNTRACKED_CANCEL_LASTS_S = 1.0  # no server will say that the cell ended
 OPEN_REQUESTS_MAX = 8
 HOLD_DEFAULT_S = 3600.0  # where a request names no time
-ASKED_AGAIN_S = (
-    0.5  # a second request while a resume waits to be tried again has it tried sooner, not at once
-)
+# a second request while a resume waits to be tried again has it tried sooner, not at once
+ASKED_AGAIN_S = 0.5
 
 LOST = Outcome(Status.REFUSED, Refusal.LOST, "the kernel's GPU state is lost")
 

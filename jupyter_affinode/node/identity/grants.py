@@ -30,9 +30,8 @@ KEY_FILE_BYTES_MAX = 1 << 20
 NAME_MAX = 255
 PRIORITY_MAX = 1000
 CAPS_MAX = 16
-ADMINISTRATORS_S_MAX = (
-    120.0  # an administrator's grant crosses a network, so it is made anew for each request
-)
+# an administrator's grant crosses a network, so it is made anew for each request
+ADMINISTRATORS_S_MAX = 120.0
 GROUPS_MAX = 256
 CAP_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 

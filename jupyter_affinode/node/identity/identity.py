@@ -22,13 +22,11 @@ class Identity:
     priority: int = 0
     caps: Mapping[str, float] = field(default_factory=dict)
     groups: tuple[str, ...] = ()  # of the grant, as rules name them
-    granted_at: float | None = (
-        None  # when the grant was signed, in seconds since the epoch; None: there is none
-    )
+    # when the grant was signed, in seconds since the epoch; None: there is none
+    granted_at: float | None = None
     counts_for: str | None = None  # whose limits it takes of; None: the owner's own
-    key_is_known: Callable[[], bool] | None = field(
-        default=None, compare=False
-    )  # the one that signed the grant
+    # the one that signed the grant
+    key_is_known: Callable[[], bool] | None = field(default=None, compare=False)
 
     @property
     def is_revoked(self) -> bool:

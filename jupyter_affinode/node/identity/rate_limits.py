@@ -26,9 +26,8 @@ class Limits:
     streams_per_s: float  # new ones
     links_everyone: int
     clients_everyone: int
-    unidentified: int = (
-        16  # connections from one place (a user in a container) that have not identified themselves
-    )
+    # connections from one place (a user in a container) that have not identified themselves
+    unidentified: int = 16
     unidentified_everyone: int = 256
 
 

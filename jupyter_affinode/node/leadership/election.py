@@ -76,9 +76,8 @@ class Election:
             if time.monotonic() > until:
                 return False
             time.sleep(TRY_EVERY_S)
-        with contextlib.suppress(
-            OSError
-        ):  # it is only informative: a full disk does not keep the controller from serving
+        with contextlib.suppress(OSError):
+            # it is only informative: a full disk does not keep the controller from serving
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} ({self._socket})\n".encode())
         self._files[path] = descriptor

@@ -18,12 +18,10 @@ class NvmlGpu:
     free_bytes: int
     utilization_percent: int | None
     pids: frozenset[int] | None = None  # of the processes on it; None: not known
-    used_by: Mapping[int, int | None] = field(
-        default_factory=dict
-    )  # by pid; None: NVML does not say how much
-    busy_pids: frozenset[int] | None = (
-        None  # those that NVML saw computing since the last look; None: not known
-    )
+    # by pid; None: NVML does not say how much
+    used_by: Mapping[int, int | None] = field(default_factory=dict)
+    # those that NVML saw computing since the last look; None: not known
+    busy_pids: frozenset[int] | None = None
     is_mig: bool = False  # a part of a GPU (MIG), or a whole one that is to be used in parts
     visible_as: str = ""  # in CUDA_VISIBLE_DEVICES; "": by its UUID
 

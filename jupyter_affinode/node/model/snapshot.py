@@ -32,9 +32,8 @@ class Gpu:
     free_bytes: int  # NVML's figure, or without NVML an estimate from what succeeded and failed
     total_bytes: int | None = None  # None without NVML
     sampled_at: float = 0.0  # when the look that gave `free_bytes` began
-    uncertain_bytes: int = (
-        0  # how much our kernels' memory changed around then, which `free_bytes` may not show
-    )
+    # how much our kernels' memory changed around then, which `free_bytes` may not show
+    uncertain_bytes: int = 0
     is_reclaiming: bool = False  # fell below the low watermark and has not reached the high one since
     is_outdated: bool = False  # a kernel was moved since: a newer figure comes in a moment
     index: int | None = None  # NVML's number, for texts
@@ -66,17 +65,14 @@ class HostUse:
     trimming_bytes: int = 0  # … of that, what it was asked to release a moment ago
     retained_since: float = 0.0
     lot_bytes: int = 0  # of all lots that it has, empty or not
-    lots_most_bytes: int | None = (
-        None  # the most that lots may have: what NVML confirms of its GPU memory; None: not known
-    )
-    park_takes_bytes: int | None = (
-        None  # what a park probably takes, by its last one (zeros take nothing); None: unknown
-    )
+    # the most that lots may have: what NVML confirms of its GPU memory; None: not known
+    lots_most_bytes: int | None = None
+    # what a park probably takes, by its last one (zeros take nothing); None: unknown
+    park_takes_bytes: int | None = None
     park_short_bytes: int = 0  # a park of its present memory was tried, and takes at least this
     budget_bytes: int | None = None  # the most new memory for the park under way; None: no limit
-    retry_at: float = (
-        0.0  # after refusals for lack of host memory: before, that is not repeated, nor unlikely parks tried
-    )
+    # after refusals for lack of host memory: before, that is not repeated, nor unlikely parks tried
+    retry_at: float = 0.0
     copy_bytes: int = 0  # the host copy of parked contents: free after a resume that retains nothing
     awaits_bytes: int = 0  # lots reserved for its park under way, less what its waiter hands over
     spillable_bytes: int = 0  # parked contents in host memory that it can be told to write to disk
@@ -122,23 +118,20 @@ class Kernel:
     context_bytes: Mapping[str, int] = field(default_factory=dict)  # room that resuming it takes beside these
     may_park_context: bool = False  # its CUDA context may be parked too
     context_frees_bytes: Mapping[str, int] = field(default_factory=dict)  # … which frees so much, by GPU
-    most_bytes: Mapping[str, int] = field(
-        default_factory=dict
-    )  # the most that parking it can free, on GPUs where its pages claim more
+    # the most that parking it can free, on GPUs where its pages claim more
+    most_bytes: Mapping[str, int] = field(default_factory=dict)
     migration_targets: tuple[str, ...] = ()  # other GPUs that it may migrate to
     unmovable_bytes: Mapping[str, int] = field(default_factory=dict)  # unmovable, by GPU
-    left_bytes: Mapping[str, int] = field(
-        default_factory=dict
-    )  # of these, what a park in part left there: movable again once the rest is resumed
+    # of these, what a park in part left there: movable again once the rest is resumed
+    left_bytes: Mapping[str, int] = field(default_factory=dict)
     last_activity: float = 0.0
     calls_in_flight: int = 0
     captures: int = 0
     cell_open: bool = False
     held_until: float | None = None
     is_parkable: bool = True
-    is_out_of_reach: bool = (
-        False  # a process with memory is stopped or has lost its link: it may connect any moment
-    )
+    # a process with memory is stopped or has lost its link: it may connect any moment
+    is_out_of_reach: bool = False
     is_slow: bool = False  # its resume has begun, and its reservation has expired
     is_dying: bool = False
     is_split: bool = False  # some of its processes are parked, and do not ask for the GPU
@@ -149,16 +142,13 @@ class Kernel:
     park_requested: str | None = None  # the user's own request, in words for the log
     retry_at: float = 0.0  # not parked before, after refusals (a park that was asked for is tried at once)
     retry_pause_s: float = 0.0  # … which is so long after the last refusal
-    demoted_until: float = (
-        0.0  # other users' kernels are parked first until then: its user's parks came to nothing
-    )
+    # other users' kernels are parked first until then: its user's parks came to nothing
+    demoted_until: float = 0.0
     resume_retry_at: float = 0.0
-    served_after: float = (
-        0.0  # gets no room before: its user's kernels did not take what was reserved for them
-    )
-    reclaim_after: float = (
-        0.0  # no kernel is parked for its allocations before: they failed although there was room
-    )
+    # gets no room before: its user's kernels did not take what was reserved for them
+    served_after: float = 0.0
+    # no kernel is parked for its allocations before: they failed although there was room
+    reclaim_after: float = 0.0
     allocations_fail: bool = False  # allocations failed again and again although there was room
     cgroups: tuple[str, ...] = ()  # the cgroups with a limit that count its parked memory, the nearest first
     can_drop_caches: bool = False  # its frameworks can be asked to: they were not since it last used the GPU
@@ -168,22 +158,19 @@ class Kernel:
     limit_bytes: int | None = None  # its user's cap of GPU memory by the grant; None: no such cap
     priority: int = 0  # its class: higher ones come first, see policy/queue.py
     is_opted_out: bool = False  # parked at its user's own request only
-    may_be_preempted: bool = (
-        True  # one process on one GPU that shares no memory, with a shim that supports it
-    )
+    # one process on one GPU that shares no memory, with a shim that supports it
+    may_be_preempted: bool = True
     may_park_in_parts: bool = False  # its processes can be parked in an exchange …
     may_resume_in_parts: bool = False  # … and resumed in one: one process, parked at memory depth
-    may_hand_over: bool = (
-        False  # … in which host memory is handed over; also for its rest, if it was parked in part
-    )
+    # … in which host memory is handed over; also for its rest, if it was parked in part
+    may_hand_over: bool = False
     resident_since: float = 0.0  # when it last came to the GPU
     started_at: float = 0.0  # of its oldest process; comparable with other kernels' only; NaN: not known
     can_be_ended: bool = False  # there is a server that can shut it down and tell its user
     is_ending: bool = False  # its server was asked to
     host: HostUse = field(default_factory=lambda: NO_HOST_USE)
-    park_copies_bytes: int | None = (
-        None  # what a park has to copy, by its last one; None: unknown, so all of it
-    )
+    # what a park has to copy, by its last one; None: unknown, so all of it
+    park_copies_bytes: int | None = None
     resume_copies_bytes: int | None = None  # … and what a resume has to
     disk_return_s: float = 0.0  # what reading from disk adds to a resume
     expected_until: float = 0.0  # its next use of the GPU is expected by then; 0: it is not
@@ -256,9 +243,8 @@ class Host:
     limit_bytes: Mapping[str, int] = field(default_factory=dict)  # by cgroup
     lot_bytes: int = 0  # touched memory of the controller's that can be lent
     makes_lots: bool = False  # the controller makes lots as quickly as a process takes memory
-    lot_cgroups: frozenset[str] = (
-        frozenset()
-    )  # those with a limit in which lots count, as the controller's memory
+    # those with a limit in which lots count, as the controller's memory
+    lot_cgroups: frozenset[str] = frozenset()
     disk_limit_bytes: int = 0  # parked contents on disk, of all kernels together; 0: none may go there
     disk_writable_bytes: int = 0  # what may be written now, by the disk's room and by what was written today
 
@@ -284,12 +270,10 @@ class Node:
     is_settled: bool = True  # long enough after the start for shims to have connected
     is_complete: bool = True  # … even those that were waiting before another try
     speeds: Mapping[str, Speed] = field(default_factory=dict)  # by GPU, as measured here
-    last_served: Mapping[ServedKey, float] = field(
-        default_factory=dict
-    )  # when each user was last served (policy/queue.py)
-    pauses_s: tuple[
-        float, ...
-    ] = ()  # how long kernels were unused between two uses, the shortest first (pauses.py)
+    # when each user was last served (policy/queue.py)
+    last_served: Mapping[ServedKey, float] = field(default_factory=dict)
+    # how long kernels were unused between two uses, the shortest first (pauses.py)
+    pauses_s: tuple[float, ...] = ()
 
 
 ServedKey = tuple[str, int, str]  # a user (`Kernel.charged_user`), a priority class and a GPU

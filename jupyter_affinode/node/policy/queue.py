@@ -76,9 +76,8 @@ def waiters(node: Node, settings: Settings) -> list[Waiter]:
     """Return every kernel and allocation that waits for the GPU, the next first; a kernel on the move keeps its
     place.
     """
-    places: list[
-        tuple[float, float, float, str, int, Waiter]
-    ] = []  # the last two: a kernel's allocations keep their order
+    # the last two: a kernel's allocations keep their order
+    places: list[tuple[float, float, float, str, int, Waiter]] = []
     last_served, head_starts = node.last_served, _HeadStarts(settings)
     for kernel in node.kernels:
         since, rooms = kernel.wants_since, kernel.rooms

@@ -100,9 +100,8 @@ class _View:
         )
         self._passed: set[str] = set()  # GPUs where others may go before one of those looked at
         self._slotless: set[str] = set()  # … and where one of those looked at may not compute yet
-        self._waiters_on: dict[
-            str, set[str]
-        ] = {}  # by GPU: kernels that will compute there before those looked at next
+        # by GPU: kernels that will compute there before those looked at next
+        self._waiters_on: dict[str, set[str]] = {}
         for waiter in self.plan.queue:
             if waiter.room is not None:  # it needs no slot, but it takes one
                 self.note(waiter)

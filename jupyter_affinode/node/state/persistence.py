@@ -33,9 +33,8 @@ FILE_NAME = "remembered.json"
 BYTES_MAX = 32 << 20  # more than all kernels that a controller knows, each with the longest id
 TEXT_MAX = 4096
 WRITE_AGAIN_S = 10.0  # after a failure
-ENDS_KNOWN_S = (
-    120.0  # how long an end, a request or a page waits for its kernel to connect; a hold, until it ends
-)
+# how long an end, a request or a page waits for its kernel to connect; a hold, until it ends
+ENDS_KNOWN_S = 120.0
 Inode = tuple[int, int]  # of a page: device and number
 
 
@@ -149,9 +148,8 @@ class StoredRequests:
             kernel.describe(may_park=stored.may_park, priority=stored.priority)
         if stored.resume_since is not None:
             kernel.requests.resume, kernel.wants_since = True, stored.resume_since
-            kernel.requests.resume_done = (
-                asyncio.get_running_loop().create_future()
-            )  # the client that asked is not there any more
+            # the client that asked is not there any more
+            kernel.requests.resume_done = asyncio.get_running_loop().create_future()
         # One that was restarted meanwhile has nothing that its end would free.
         uses_gpu = any(process.uses_gpu for process in kernel.processes.values())
         if stored.end_asked is not None and uses_gpu:

@@ -70,9 +70,8 @@ class Directory(Generic[Key, Value]):
             key = self._orders.get()
             try:
                 value = self._find(key)
-            except (
-                Exception
-            ):  # a server that is down knows no user either: what was known is good until the next lookup
+            except Exception:
+                # a server that is down knows no user either: what was known is good until the next lookup
                 with self._lock:
                     known = self._found.get(key)
                 value = self._unknown(key) if known is None else known[0]

@@ -10,9 +10,8 @@ from .machine import Machine
 from .simulated_kernel import SimulatedKernel
 from .simulation import ModelBroken
 
-ACTIVITY_LATE_S = (
-    10.0  # how old the last activity of a computing kernel may look; its calls in flight tell all
-)
+# how old the last activity of a computing kernel may look; its calls in flight tell all
+ACTIVITY_LATE_S = 10.0
 
 
 class Part(NamedTuple):

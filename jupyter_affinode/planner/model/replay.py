@@ -67,9 +67,8 @@ class Replay(SimulatedUsers):
         self._taking: dict[str, int] = {}  # what each of them takes of host memory, by kernel
         self._sizes = machine.gpu_sizes()
         self._uuids = list(self._sizes)
-        self._placed: dict[
-            int, tuple[int, float]
-        ] = {}  # kernels that have not used their GPU yet, and since when
+        # kernels that have not used their GPU yet, and since when
+        self._placed: dict[int, tuple[int, float]] = {}
         self._books = Books(machine)
         self._pauses = Pauses()
         self._kernels: dict[int, SimulatedKernel] = {}

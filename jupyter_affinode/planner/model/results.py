@@ -23,9 +23,8 @@ class Outcome:
 
     way: str  # "affinode", "reservation", "culling", "sharing"
     title: str
-    waits_s: array[float] = field(
-        default_factory=lambda: array("d")
-    )  # of each cell that ended well: for its memory
+    # of each cell that ended well: for its memory
+    waits_s: array[float] = field(default_factory=lambda: array("d"))
     alone_s: float = 0.0  # what all cells would compute with a GPU of their own
     computed_s: float = 0.0  # … and took beside others
     held_s: float = 0.0  # without parking: GPU-seconds that no other session could have

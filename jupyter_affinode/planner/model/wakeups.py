@@ -16,9 +16,8 @@ from .simulation import ModelBroken
 PASSES_APART_S = 30.0  # at most, while a kernel waits: the controller's own are 0.25 s apart
 RETRIES_APART_S = 5.0
 ALONE_MAX = 1000  # passes while nothing else is to come: by then every time-out of the policy is over
-DENIED_AFTER_S = (
-    0.5  # what can never fit is refused when the figures that say so are that old (policy/decide.py)
-)
+# what can never fit is refused when the figures that say so are that old (policy/decide.py)
+DENIED_AFTER_S = 0.5
 MOMENT_S = 1e-6  # after a time-out has passed, so that no rounding hides it
 
 

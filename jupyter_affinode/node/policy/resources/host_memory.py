@@ -30,9 +30,8 @@ from ...model.actions import RefusePark
 from ...model.reasons import Refusal
 from ...model.snapshot import Host, Kernel
 
-LEAST_BYTES = (
-    256 * MIB
-)  # the least for a park of unknown need, and the least that a kernel is asked to release
+# the least for a park of unknown need, and the least that a kernel is asked to release
+LEAST_BYTES = 256 * MIB
 SLAB_BYTES = 32 * MIB  # the unit in which shims take host memory (shim/src/host/slabs.h)
 SLACK_BYTES = 2 * SLAB_BYTES  # shims take memory by slabs, so a park may take somewhat more than it moves
 CGROUP_RESERVE = 10  # a 10th part of a cgroup's limit stays free, or the reserve if that is less

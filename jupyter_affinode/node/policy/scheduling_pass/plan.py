@@ -294,9 +294,8 @@ class Plan:
 
     def _drops_caches(self, kernel: Kernel, reason: str) -> bool:
         """Have its frameworks drop their caches if that comes before a park; return whether they were told to."""
-        is_between_cells = (
-            not kernel.cell_open or kernel.park_requested is not None
-        )  # %gpu_park is a cell itself
+        # %gpu_park is a cell itself
+        is_between_cells = not kernel.cell_open or kernel.park_requested is not None
         if self.settings.drop_caches_before_park and kernel.can_drop_caches and is_between_cells:
             self.act(DropCaches(kernel.id, reason))
             return True

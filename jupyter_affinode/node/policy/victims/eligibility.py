@@ -9,9 +9,8 @@ from ...model.snapshot import Kernel, Residency, Speed
 from .eviction_cost import break_even_s, remaining_s
 
 LEAST_PAUSE_S = 1.0  # a shorter pause does not count as idle, however long others wait
-WAITED_PARTS = (
-    3  # of contended_idle_timeout_s: a waiter that has waited for that part has paid for a round trip
-)
+# of contended_idle_timeout_s: a waiter that has waited for that part has paid for a round trip
+WAITED_PARTS = 3
 EXCHANGE_PARTS = 15  # … and for an exchange
 NO_SPEEDS: Mapping[str, Speed] = {}
 

@@ -65,12 +65,10 @@ class Borrower:
     """A process that lots are lent to."""
 
     key: int
-    watch: Callable[
-        [Callable[[], None]], ProcessWatch
-    ]  # makes the watch on it; OSError: its end cannot be seen
-    forget: Callable[[Lot], None] | None = (
-        None  # tells it to unmap a lot that it gave back; None: it unmaps by itself
-    )
+    # makes the watch on it; OSError: its end cannot be seen
+    watch: Callable[[Callable[[], None]], ProcessWatch]
+    # tells it to unmap a lot that it gave back; None: it unmaps by itself
+    forget: Callable[[Lot], None] | None = None
     lend: Callable[[int, Lot], None] = lambda number, lot: None  # tells it of one, and its number
 
 

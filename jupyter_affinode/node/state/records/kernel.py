@@ -38,9 +38,8 @@ class Account:
 
     owner: str | None = None  # on a controller of all users; None: the controller's own user
     name: str | None = None  # the owner's name for users, and for rules that name users (rules.py)
-    charged_user: str | None = (
-        None  # the user whose limits it counts in: the owner, or the user that the owner's id is subordinate to
-    )
+    # the user whose limits it counts in: the owner, or the user that the owner's id is subordinate to
+    charged_user: str | None = None
     granted_at: float = 0.0  # when the newest of its grants was signed, in seconds since the epoch
     priority: int = 0  # of that grant; higher goes first
     caps: Mapping[str, float] = field(default_factory=dict)  # … the owner's limits, by name
@@ -163,9 +162,8 @@ class HostRecord:
 
     budget_bytes: int | None = None  # of the park under way; None: no limit
     shares: dict[int, int] = field(default_factory=dict)  # of the budget, by process
-    short: dict[int, int] = field(
-        default_factory=dict
-    )  # a park was tried and takes at least this, by process
+    # a park was tried and takes at least this, by process
+    short: dict[int, int] = field(default_factory=dict)
     short_activity: float = 0.0  # when the kernel had last used the GPU then
     trim_at: float = -math.inf  # when it was last asked to release what it retains
     trim_keep_bytes: int = 0  # … down to this

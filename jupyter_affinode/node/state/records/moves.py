@@ -28,9 +28,8 @@ class Move:
     began: float
     asked: bool
     phase: Phase = Phase.DIRECT
-    epochs: dict[int, int] = field(
-        default_factory=dict
-    )  # the processes that were told: key, epoch of the command
+    # the processes that were told: key, epoch of the command
+    epochs: dict[int, int] = field(default_factory=dict)
     pending: dict[int, int] = field(default_factory=dict)  # of these, those whose last reply is awaited
     to_context: bool = False  # PARK: the CUDA context too
     preempts: bool = False  # PARK: although it computes
@@ -43,9 +42,8 @@ class Move:
     for_kernel: str | None = None  # PARK: the kernel that waits for its memory
     claims: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # PARK: see failed_moves.py
     is_late: bool = False  # PARK: it lasts so long that this counted as a failure (failed_moves.py)
-    is_given_up: bool = (
-        False  # RESUME: NVML showed no progress for so long that its reservation expired (reservations.py)
-    )
+    # RESUME: NVML showed no progress for so long that its reservation expired (reservations.py)
+    is_given_up: bool = False
     has_begun: bool = False  # … although NVML had shown progress
     cause: Cause = Cause.OTHER
     from_context: bool = False  # RESUME: its CUDA context had been parked too

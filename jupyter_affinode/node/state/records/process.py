@@ -56,9 +56,8 @@ class Process:
     parked_at: float | None = None  # when it was last seen to have been parked, and brought back
     resumed_at: float | None = None
     verified_bytes: int | None = None  # of its resident memory, as NVML shows it; None: not looked at
-    visible: (
-        tuple[str, ...] | None
-    ) = ()  # the GPUs that it was started to see (state/gpus/context_depth.py); None: all
+    # the GPUs that it was started to see (state/gpus/context_depth.py); None: all
+    visible: tuple[str, ...] | None = ()
 
     @property
     def is_parkable(self) -> bool:
