@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from .. import environment
@@ -64,9 +63,7 @@ class BenchProcess:
     def __enter__(self) -> BenchProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.end()
 
     def ask(self, name: str, **arguments: Any) -> dict[str, Any]:

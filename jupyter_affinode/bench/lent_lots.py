@@ -7,7 +7,6 @@ import select
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any
 
 from ..node.system.lot_memory import Lot, make_lot
@@ -33,9 +32,7 @@ class LentLots:
     def __enter__(self) -> LentLots:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._makers.shutdown()
         for lot in (*self._free, *self._lent.values(), *(made.result() for made in self._being_made)):
             lot.let_go()  # the process that has it ends before

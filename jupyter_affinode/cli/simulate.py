@@ -11,14 +11,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from .. import environment
 from ..client.errors import ControllerUnavailable
-from ..client.starting import end_controller
-from ..python_command import module_command
+from ..client.starting import end_controller, ensure_controller
 
 DESCRIPTION = """Run COMMAND with the simulated GPU (AFFINODE_SIM=1), for example jupyter lab. Unless
 AFFINODE_SIM_DIR names one, COMMAND gets a simulated machine of its own, with its own controller; both end
@@ -64,17 +62,19 @@ def simulate(arguments: argparse.Namespace) -> int:
         return 1
     folder = Path(tempfile.mkdtemp(prefix="affinode-sim-", dir="/tmp"))
     env[environment.SIM_DIR] = str(folder)
-    env[environment.SOCKET] = str(folder / environment.SOCKET_NAME)
+    socket = folder / environment.SOCKET_NAME
+    env[environment.SOCKET] = str(socket)
     try:
         if arguments.all_users:
             _open_to_all_users(folder)
-            _start_controller(folder / environment.SOCKET_NAME, env)
+            os.environ.update(env)  # what a controller is started with
+            ensure_controller(socket, extra_args=["--system"], timeout_s=STARTS_WITHIN_S)
         return _run(words, env)
     except ControllerUnavailable as error:
         print(f"jupyter affinode simulate: {error}", file=sys.stderr)
         return 1
     finally:
-        end_controller(folder / environment.SOCKET_NAME)
+        end_controller(socket)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -84,25 +84,6 @@ def _open_to_all_users(folder: Path) -> None:
     machine = folder / MACHINE
     machine.touch()
     machine.chmod(0o666)
-
-
-def _start_controller(socket: Path, env: dict[str, str]) -> None:
-    """Start the controller of all users and wait until it answers. Raises ControllerUnavailable."""
-    with socket.with_name("node.log").open("ab") as log:
-        started = subprocess.Popen(
-            module_command("jupyter_affinode.node", "--system"),
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # Ctrl-C is for COMMAND; the controller ends after it
-        )
-    deadline = time.monotonic() + STARTS_WITHIN_S
-    while not environment.listens(socket):
-        if started.poll() is not None or time.monotonic() > deadline:
-            words = socket.with_name("node.log").read_text(errors="replace").strip()
-            raise ControllerUnavailable(f"the controller did not come up: {words[-500:]}")
-        time.sleep(0.05)
 
 
 def _run(words: list[str], env: dict[str, str]) -> int:

@@ -17,10 +17,7 @@ NODE = "https://schema.jupyter.org/jupyter_affinode/node/v1"
 
 def schema_paths() -> Iterator[Path]:
     """Return the schemas to register with a server's event logger."""
-    folder = Path(__file__).parent / "schemas"
-    yield folder / "kernel_residency.yaml"
-    yield folder / "node.yaml"
-    yield folder / "notice.yaml"
+    return Path(__file__).with_name("schemas").glob("*.yaml")
 
 
 NAMES = ("name", "path", "paths", "server", "user")  # all subscribers of the server's events get them
