@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 from live_server import exists
 
+from jupyter_affinode.bench import resume_latency
 from jupyter_affinode.bench.exchange import HANDED_OVER
+from jupyter_affinode.bench.measure import WrongContent
 from jupyter_affinode.bench.report import ratios
 from jupyter_affinode.bench.sizes import GIB, MIB, DoesNotFit, Room, make_plan, whole_chunks
 
@@ -144,6 +147,22 @@ print(found)
 def test_a_wrong_byte_is_seen(gpu_machine):
     done = gpu_machine.affinode("simulate", "--", sys.executable, "-c", DAMAGE)
     assert done.stdout.strip() in ("[0, 0, 2, 2, 4, 0, 2]", "[0, 0, 2, 2, 2, 0, 2]"), done
+
+
+def test_other_contents_after_a_resume_through_a_controller_are_wrong_and_not_just_unmeasured(
+    monkeypatch, tmp_path
+):
+    class Child(contextlib.nullcontext):
+        def ask(self, name, **_arguments):
+            return {"differing_words": 3} if name == "verify" else {"seconds": 0.1}
+
+    for name in ("ensure_controller", "end_controller", "_until_parked"):
+        monkeypatch.setattr(resume_latency, name, lambda *_arguments, **_named: tmp_path)
+    child = Child()
+    child.enter_result = child
+    monkeypatch.setattr(resume_latency, "BenchProcess", lambda **_named: child)
+    with pytest.raises(WrongContent, match="3 words"):
+        resume_latency.wake_by_controller(tmp_path, MIB, 1, lambda line: None)
 
 
 def test_the_time_limit_leaves_out_what_comes_later(gpu_machine):
