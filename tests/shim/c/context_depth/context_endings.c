@@ -97,6 +97,7 @@ static void child(void)
 {
 	char byte;
 
+	CHECK_EQUAL(dup2(TALK_FD, STDOUT_FILENO), STDOUT_FILENO);
 	atexit(destructor); /* before the driver comes: it runs when everything of CUDA's has ended */
 	*(void **)&hidden = cuda_hidden("cuCtxSynchronize");
 	cuda_start_grown_up();
@@ -104,7 +105,7 @@ static void child(void)
 	CUDA(MemAlloc(&block, BYTES));
 	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 3), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
-	CHECK_EQUAL(read(0, &byte, 1), 1);
+	CHECK_EQUAL(read(TALK_FD, &byte, 1), 1);
 	ended_while_going = byte == 2;
 	announced = byte == 3;
 	if (byte == 1) {
@@ -120,29 +121,6 @@ static void child(void)
 }
 
 static uint64_t random_state;
-
-static pid_t child_begin(int *in, int *out)
-{
-	int down[2], up[2], saved_in = dup(0), saved_out = dup(1);
-	pid_t pid;
-
-	CHECK_EQUAL(pipe(down), 0);
-	CHECK_EQUAL(pipe(up), 0);
-	CHECK_EQUAL(dup2(down[0], 0), 0);
-	CHECK_EQUAL(dup2(up[1], 1), 1);
-	pid = child_start("child");
-	CHECK_EQUAL(dup2(saved_in, 0), 0);
-	CHECK_EQUAL(dup2(saved_out, 1), 1);
-	close(saved_in);
-	close(saved_out);
-	close(down[0]);
-	close(up[1]);
-	*in = down[1];
-	*out = up[0];
-	controller_accept();
-	PAGE_UNTIL(page.gpus[0].resident_bytes == BYTES && page.calls_in_flight == 0);
-	return pid;
-}
 
 /* Parked, and the driver at work. A machine that is too slow for the mover's patience is told BUSY, once more then.  */
 static void begin_to_go(void)
@@ -175,9 +153,11 @@ static void one(enum ending ending)
 	char text[64] = "", byte = ending == EXIT_ON_A_FULL_GPU ? 1 : ending == EXIT_WHILE_GOING ? 2 :
 			       ending == EXIT_ANNOUNCED ? 3 : ending == EXIT_ANNOUNCED_LATE ? 4 : 0;
 	bool killed = ending >= KILL;
-	int in, out;
-	pid_t pid = child_begin(&in, &out);
+	int talk;
+	pid_t pid = child_start_talking("child", &talk);
 
+	controller_accept();
+	PAGE_UNTIL(page.gpus[0].resident_bytes == BYTES && page.calls_in_flight == 0);
 	snprintf(test_step, sizeof(test_step), "ending %d", ending);
 	park_deep_surely();
 	CHECK_EQUAL(gpu_used_bytes(), 0);
@@ -198,22 +178,21 @@ static void one(enum ending ending)
 	if (killed)
 		kill(pid, SIGKILL);
 	else
-		CHECK_EQUAL(write(in, &byte, 1), 1);
+		CHECK_EQUAL(write(talk, &byte, 1), 1);
 	if (ending == EXIT_ANNOUNCED_LATE) { /* a destructor's call waits for the GPU by then */
 		PAGE_UNTIL(page.want > 0);
 		controller_command(AFFINODE_COMMAND_DYING, 0);
 	}
 	CHECK_EQUAL(child_wait(pid), killed ? 128 + SIGKILL : 42);
 	if (!killed) {
-		CHECK(read(out, text, sizeof(text) - 1) > 0);
+		CHECK(read(talk, text, sizeof(text) - 1) > 0);
 		CHECK(strstr(text, "flushed by exit") != NULL);
 	}
 	if (ending == EXIT_WHILE_GOING)
 		board_disarm();
 	if (ending == EXIT_ON_A_FULL_GPU || ending == EXIT_ANNOUNCED_LATE)
 		neighbour_end(neighbour);
-	close(in);
-	close(out);
+	close(talk);
 	CHECK_EQUAL(gpu_processes(), 0);
 	CHECK_EQUAL(gpu_used_bytes(), 0);
 }

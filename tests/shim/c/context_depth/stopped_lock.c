@@ -7,7 +7,6 @@
 
 #include "depth.h"
 
-static int to_child[2];
 static _Atomic pid_t thread_id;
 static _Atomic int allocated;
 static _Atomic bool done;
@@ -22,7 +21,7 @@ static void holder(void)
 	cuda_start();
 	CHECK(gpu_lock_take() >= 0);
 	CHECK_EQUAL(kill(getpid(), SIGSTOP), 0);
-	CHECK_EQUAL(read(atoi(getenv("TEST_FROM")), &byte, 1), 1);
+	CHECK_EQUAL(read(TALK_FD, &byte, 1), 1);
 }
 
 static void *allocate(void *unused)
@@ -67,8 +66,7 @@ static void what_the_holder_needs_is_left(void)
 int main(int argc, char **argv)
 {
 	pthread_t thread;
-	char from[16];
-	int status;
+	int status, talk;
 	pid_t pid;
 
 	test_begin(argc, argv, 40);
@@ -77,14 +75,10 @@ int main(int argc, char **argv)
 		holder();
 		return 0;
 	}
-	CHECK_EQUAL(pipe(to_child), 0);
-	snprintf(from, sizeof(from), "%d", to_child[0]);
-	setenv("TEST_FROM", from, 1);
 	cuda_load();
 	CUDA(Init(0));
 	controller_accept();
-	pid = child_start("holder");
-	close(to_child[0]);
+	pid = child_start_talking("holder", &talk);
 	while (waitpid(pid, &status, WUNTRACED) < 0)
 		CHECK_EQUAL(errno, EINTR);
 	CHECK(WIFSTOPPED(status));
@@ -98,7 +92,7 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(kill(pid, SIGCONT), 0);
 	thread = begin_to_allocate(MiB(8));
 	CHECK(!thread_waits_or(atomic_load(&thread_id), &done));
-	CHECK_EQUAL(write(to_child[1], "+", 1), 1);
+	CHECK_EQUAL(write(talk, "+", 1), 1);
 	thread_join(thread);
 	CHECK_EQUAL(atomic_load(&allocated), CUDA_SUCCESS);
 	CHECK_EQUAL(child_wait(pid), 0);

@@ -31,10 +31,11 @@ static void child(void)
 	pthread_t thread;
 	char byte;
 
+	dup2(TALK_FD, STDERR_FILENO);
 	snprintf(test_step, sizeof(test_step), "the step that hangs");
 	cuda_start();
 	CUDA(MemAlloc(&block, MiB(2)));
-	CHECK_EQUAL(read(0, &byte, 1), 1);
+	CHECK_EQUAL(read(TALK_FD, &byte, 1), 1);
 	thread_start(&thread, copy_at_the_gate, NULL);
 	wait_for_ever();
 }
@@ -50,31 +51,22 @@ static void expect(const char *report, const char *words)
 int main(int argc, char **argv)
 {
 	static char report[1 << 18];
-	int in[2], out[2], saved_in, saved_err;
 	size_t got = 0;
 	ssize_t n;
 	pid_t pid;
+	int talk;
 
 	test_begin(argc, argv, 60);
 	if (test_role)
 		child();
-	CHECK_EQUAL(pipe(in), 0);
-	CHECK_EQUAL(pipe(out), 0);
-	saved_in = dup(0);
-	saved_err = dup(2);
-	dup2(in[0], 0);
-	dup2(out[1], 2);
-	pid = child_start("child");
-	dup2(saved_in, 0);
-	dup2(saved_err, 2);
-	close(out[1]);
+	pid = child_start_talking("child", &talk);
 	controller_accept();
 	PAGE_UNTIL(page.gpus[0].resident_bytes == MiB(2) && page.calls_in_flight == 0);
 	controller_park();
-	CHECK_EQUAL(write(in[1], "+", 1), 1);
+	CHECK_EQUAL(write(talk, "+", 1), 1);
 	PAGE_UNTIL(page.want == 1);
 	watcher_ask(pid);
-	while ((n = read(out[0], report + got, sizeof(report) - 1 - got)) > 0)
+	while ((n = read(talk, report + got, sizeof(report) - 1 - got)) > 0)
 		got += (size_t)n;
 	CHECK_EQUAL(child_wait(pid), 1);
 	expect(report, "in child child");

@@ -7,7 +7,6 @@
 
 #include <sys/socket.h>
 
-#define TALK_FD 9
 #define LAUNCH_FAILED 719 /* CUDA_ERROR_LAUNCH_FAILED */
 
 /* The child: something on the GPU, then what it is told to; the results, and a regular end.  */
@@ -58,18 +57,11 @@ static void fails_with_its_error(uint32_t move)
 
 static pid_t start(int *talk)
 {
-	int ends[2];
 	char ready;
-	pid_t pid;
+	pid_t pid = child_start_talking("moved", talk);
 
-	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
-	CHECK_EQUAL(dup2(ends[1], TALK_FD), TALK_FD);
-	close(ends[1]);
-	pid = child_start("moved");
-	close(TALK_FD);
 	controller_accept();
-	CHECK_EQUAL(read(ends[0], &ready, 1), 1);
-	*talk = ends[0];
+	CHECK_EQUAL(read(*talk, &ready, 1), 1);
 	return pid;
 }
 

@@ -31,7 +31,7 @@ static void child(void)
 	CUDA(MemAlloc(&block, BYTES));
 	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 3), CUDA_SUCCESS);
 	CUDA(CtxSynchronize());
-	CHECK_EQUAL(read(0, &byte, 1), 1);
+	CHECK_EQUAL(read(TALK_FD, &byte, 1), 1);
 	exit(byte);
 }
 
@@ -40,17 +40,10 @@ static uint64_t random_state;
 /* One life: brought to the moment, told to end (announced or not) or killed, and gone.  */
 static void one(int moment, bool announced, bool killed)
 {
-	int in[2];
 	char byte = 42;
-	int saved = dup(0);
-	pid_t pid;
+	int talk;
+	pid_t pid = child_start_talking("child", &talk);
 
-	CHECK_EQUAL(pipe(in), 0);
-	CHECK_EQUAL(dup2(in[0], 0), 0);
-	pid = child_start("child");
-	CHECK_EQUAL(dup2(saved, 0), 0);
-	close(saved);
-	close(in[0]);
 	controller_accept();
 	PAGE_UNTIL(page.gpus[0].resident_bytes == BYTES && page.calls_in_flight == 0);
 	if (moment == PARKED || moment == RESUMING)
@@ -72,9 +65,9 @@ static void one(int moment, bool announced, bool killed)
 	if (killed)
 		kill(pid, SIGKILL);
 	else
-		CHECK_EQUAL(write(in[1], &byte, 1), 1);
+		CHECK_EQUAL(write(talk, &byte, 1), 1);
 	CHECK_EQUAL(child_wait(pid), killed ? 128 + SIGKILL : 42);
-	close(in[1]);
+	close(talk);
 }
 
 int main(int argc, char **argv)

@@ -6,7 +6,6 @@
 #include "controller.h"
 #include "harness.h"
 
-#define READY_FD 9
 #define CHUNK MiB(2)
 #define PARTS_THAT_COME 2 /* of a process that is parked in part */
 
@@ -239,25 +238,20 @@ void contents_child(void)
 {
 	cuda_start();
 	contents_make();
-	CHECK_EQUAL(write(READY_FD, "r", 1), 1);
+	CHECK_EQUAL(write(TALK_FD, "r", 1), 1);
 	for (;;)
 		pause();
 }
 
 pid_t contents_child_start(void)
 {
-	int ends[2];
 	char ready;
-	pid_t pid;
+	int talk;
+	pid_t pid = child_start_talking("contents", &talk);
 
-	CHECK_EQUAL(pipe(ends), 0);
-	CHECK_EQUAL(dup2(ends[1], READY_FD), READY_FD);
-	close(ends[1]);
-	pid = child_start("contents");
-	close(READY_FD);
 	controller_accept();
-	CHECK_EQUAL(read(ends[0], &ready, 1), 1);
-	close(ends[0]);
+	CHECK_EQUAL(read(talk, &ready, 1), 1);
+	close(talk);
 	return pid;
 }
 

@@ -10,12 +10,6 @@
 
 #include <glob.h>
 
-#include "watcher.h"
-
-/* The pipes' numbers in the neighbour.  */
-#define FROM 3
-#define TO 4
-
 /* As the library says.  */
 static bool shim_has_context_depth(void)
 {
@@ -183,43 +177,26 @@ void neighbour_main(void)
 
 	cuda_start();
 	cuda_fill(strtoull(getenv("TEST_SPARE"), NULL, 0));
-	CHECK_EQUAL(write(TO, "+", 1), 1);
-	CHECK(read(FROM, &byte, 1) >= 0);
+	CHECK_EQUAL(write(TALK_FD, "+", 1), 1);
+	CHECK(read(TALK_FD, &byte, 1) >= 0);
 }
 
 struct neighbour neighbour_start(uint64_t spare)
 {
 	struct neighbour neighbour;
-	int down[2], up[2];
 	char text[32], byte;
 
-	CHECK_EQUAL(pipe(down), 0);
-	CHECK_EQUAL(pipe(up), 0);
 	snprintf(text, sizeof(text), "%llu", (unsigned long long)spare);
 	setenv("TEST_SPARE", text, 1);
 	setenv("AFFINODE_DISABLE", "1", 1);
-	neighbour.pid = fork();
-	CHECK(neighbour.pid >= 0);
-	if (neighbour.pid == 0) {
-		dup2(down[0], FROM);
-		dup2(up[1], TO);
-		for (int fd = TO + 1; fd < 64; fd++)
-			close(fd);
-		execl("/proc/self/exe", "neighbour", "neighbour", (char *)NULL);
-		_exit(127);
-	}
+	neighbour.pid = child_start_talking("neighbour", &neighbour.talk);
 	unsetenv("AFFINODE_DISABLE");
-	watcher_add(neighbour.pid);
-	close(down[0]);
-	close(up[1]);
-	CHECK_EQUAL(read(up[0], &byte, 1), 1);
-	close(up[0]);
-	neighbour.to = down[1];
+	CHECK_EQUAL(read(neighbour.talk, &byte, 1), 1);
 	return neighbour;
 }
 
 void neighbour_end(struct neighbour neighbour)
 {
-	close(neighbour.to);
+	close(neighbour.talk);
 	CHECK_EQUAL(child_wait(neighbour.pid), 0);
 }

@@ -35,7 +35,7 @@ void gpu_lock_replace(void);
 /* A process, not ours, that takes all that is free of the GPU but `spare` bytes; it ends when told.  */
 struct neighbour {
 	pid_t pid;
-	int to;
+	int talk;
 };
 struct neighbour neighbour_start(uint64_t spare);
 void neighbour_end(struct neighbour neighbour);

@@ -1,7 +1,6 @@
 #include "ipc_process.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stddef.h>
 #include <sys/prctl.h>
@@ -10,10 +9,6 @@
 
 #include "board.h"
 #include "ipc/ipc.h"
-
-/* Where a child finds them.  */
-#define DOWN 100
-#define UP 101
 
 static CUdeviceptr opened, again;
 
@@ -176,7 +171,7 @@ void ipc_child(void)
 		board_make();
 	cuda_start();
 	CUDA(MemAlloc(&warm, MiB(2))); /* makes the context ready */
-	while (read(DOWN, &ask, sizeof(ask)) == sizeof(ask)) {
+	while (read(TALK_FD, &ask, sizeof(ask)) == sizeof(ask)) {
 		struct told told = {0};
 
 		switch (ask.what) {
@@ -224,7 +219,7 @@ void ipc_child(void)
 		case LEAVE:
 			return;
 		}
-		CHECK_EQUAL(write(UP, &told, sizeof(told)), sizeof(told));
+		CHECK_EQUAL(write(TALK_FD, &told, sizeof(told)), sizeof(told));
 	}
 }
 
@@ -232,23 +227,12 @@ struct process start_child(const char *role)
 {
 	char ours[128], nobody[160];
 	struct process process;
-	int down[2], up[2];
 
-	CHECK_EQUAL(pipe2(down, O_CLOEXEC), 0);
-	CHECK_EQUAL(pipe2(up, O_CLOEXEC), 0);
-	CHECK_EQUAL(dup2(down[0], DOWN), DOWN);
-	CHECK_EQUAL(dup2(up[1], UP), UP);
 	snprintf(ours, sizeof(ours), "%s", getenv("AFFINODE_SOCKET"));
 	snprintf(nobody, sizeof(nobody), "%s-nobody/node.sock", ours); /* the controller here is the parent's alone */
 	setenv("AFFINODE_SOCKET", nobody, 1);
-	process.pid = child_start(role);
+	process.pid = child_start_talking(role, &process.talk);
 	setenv("AFFINODE_SOCKET", ours, 1);
-	process.to = down[1];
-	process.from = up[0];
-	close(down[0]);
-	close(up[1]);
-	close(DOWN);
-	close(UP);
 	return process;
 }
 
@@ -256,18 +240,17 @@ struct told ask(const struct process *process, struct ask question)
 {
 	struct told told;
 
-	CHECK_EQUAL(write(process->to, &question, sizeof(question)), sizeof(question));
-	CHECK_EQUAL(read(process->from, &told, sizeof(told)), sizeof(told));
+	CHECK_EQUAL(write(process->talk, &question, sizeof(question)), sizeof(question));
+	CHECK_EQUAL(read(process->talk, &told, sizeof(told)), sizeof(told));
 	return told;
 }
 void leave(const struct process *process)
 {
 	struct ask question = {.what = LEAVE};
 
-	CHECK_EQUAL(write(process->to, &question, sizeof(question)), sizeof(question));
+	CHECK_EQUAL(write(process->talk, &question, sizeof(question)), sizeof(question));
 	CHECK_EQUAL(child_wait(process->pid), 0);
-	close(process->to);
-	close(process->from);
+	close(process->talk);
 }
 
 /* Files of the kernel's own are what a thread of the shim looks at for a moment.  */

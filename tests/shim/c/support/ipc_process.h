@@ -23,7 +23,7 @@ struct told {
 
 struct process {
 	pid_t pid;
-	int to, from;
+	int talk;
 };
 
 /* What `main` does where test_role is set.  */

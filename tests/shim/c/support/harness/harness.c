@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -158,6 +159,20 @@ pid_t child_start(const char *role)
 		_exit(127);
 	}
 	watcher_add(pid);
+	return pid;
+}
+
+pid_t child_start_talking(const char *role, int *talk)
+{
+	int ends[2];
+	pid_t pid;
+
+	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+	CHECK_EQUAL(dup2(ends[1], TALK_FD), TALK_FD);
+	close(ends[1]);
+	pid = child_start(role);
+	close(TALK_FD);
+	*talk = ends[0];
 	return pid;
 }
 

@@ -53,6 +53,9 @@ bool thread_waits_or(pid_t thread, _Atomic bool *flag);
 
 /* This program again, with one argument more, as a process of its own; its exit status.  */
 pid_t child_start(const char *role);
+/* The same, with a socket between the two: one end is *talk here, the other TALK_FD there.  */
+#define TALK_FD 100
+pid_t child_start_talking(const char *role, int *talk);
 int child_wait(pid_t pid);
 extern const char *test_role; /* NULL in the parent */
 
