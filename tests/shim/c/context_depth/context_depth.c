@@ -34,7 +34,7 @@ static void comes_back_right(void)
 
 	controller_park();
 	CHECK(board_registered_bytes() >= (int64_t)BYTES);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	park_deep_surely();
 	CHECK_EQUAL(gpu_used_bytes(), 0);
 	CHECK_EQUAL(gpu_processes(), 0);
@@ -42,15 +42,14 @@ static void comes_back_right(void)
 	page = page_read();
 	CHECK_EQUAL(page.state, AFFINODE_STATE_PARKED);
 	CHECK_EQUAL(page.gpus[0].parked_bytes, BYTES);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_NONE);
 	CHECK(holds_pattern(block, BYTES, 31, 0));
-	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 31), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	fill_pattern(block, BYTES, 31);
 	controller_park(); /* without the flag: no deeper */
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_MEMORY);
 	CHECK_EQUAL(gpu_processes(), 1);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 }
 
 /* A person's look at variables, and what frameworks ask before they compute, on a thread of its own.  */
@@ -131,7 +130,7 @@ static void answers_meanwhile(void)
 	thread_start(&thread, keep_books, NULL);
 	controller_noticed(AFFINODE_NOTIFY_WANT, NULL);
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_QUEUED);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	thread_join(thread);
 	CHECK(cu.PointerGetAttribute(&type, 2, small) != CUDA_SUCCESS); /* the free that was put off was made */
 }
@@ -155,7 +154,7 @@ static void a_launch_brings_it_back(void)
 	park_deep_surely();
 	thread_start(&thread, launch, NULL);
 	controller_noticed(AFFINODE_NOTIFY_WANT, NULL);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	thread_join(thread);
 	CHECK(holds_pattern(block, BYTES, 31, 0));
 }
@@ -174,7 +173,7 @@ static void parked_no_deeper(const char *because)
 static void refused(const char *because)
 {
 	parked_no_deeper(because);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(holds_pattern(block, BYTES, 31, 0));
 }
 
@@ -189,7 +188,7 @@ static void managed_memory(void)
 	refused("managed memory");
 	CUDA(MemFree(managed));
 	park_deep_surely();
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 }
 
 static void managed_memory_unseen(void)
@@ -210,7 +209,7 @@ static void the_lock_is_somebody_elses(void)
 	CHECK(fd >= 0);
 	parked_no_deeper("another kernel is getting its GPU memory back");
 	gpu_lock_leave(fd);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 }
 
 static void second_context(void)
@@ -226,7 +225,7 @@ static void second_context(void)
 	CUDA(CtxGetCurrent(&popped));
 	CHECK(popped == cuda_context);
 	park_deep_surely();
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(holds_pattern(block, BYTES, 31, 0));
 }
 
@@ -285,8 +284,7 @@ int main(int argc, char **argv)
 	CUDA(MemAlloc(&block, BYTES));
 	CUDA(StreamCreate(&stream, 1));
 	CUDA(EventCreate(&event, 0));
-	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 31), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	fill_pattern(block, BYTES, 31);
 	comes_back_right();
 	answers_meanwhile();
 	a_launch_brings_it_back();

@@ -102,9 +102,7 @@ static void child(void)
 	*(void **)&hidden = cuda_hidden("cuCtxSynchronize");
 	cuda_start_grown_up();
 	*(void **)&disable_peer_access = cuda_symbol("cuCtxDisablePeerAccess");
-	CUDA(MemAlloc(&block, BYTES));
-	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 3), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	block = cuda_block(BYTES, 3);
 	CHECK_EQUAL(read(TALK_FD, &byte, 1), 1);
 	ended_while_going = byte == 2;
 	announced = byte == 3;
@@ -140,7 +138,7 @@ static void hold_on_the_way_out(void)
 
 	do {
 		if (page_read().state != AFFINODE_STATE_RESIDENT)
-			CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+			CHECK_RESUMES();
 		board_arm("cuCheckpointProcessCheckpoint:HOLD:1");
 		park = controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_CONTEXT);
 		UNTIL((controller_pump(), board_holds() || controller_replied(park)));
@@ -162,7 +160,7 @@ static void one(enum ending ending)
 	park_deep_surely();
 	CHECK_EQUAL(gpu_used_bytes(), 0);
 	if (ending == KILL_WHILE_GOING) {
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		CHECK_RESUMES();
 		begin_to_go();
 	}
 	if (ending == KILL_WHILE_COMING)

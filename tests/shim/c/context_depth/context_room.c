@@ -39,7 +39,7 @@ static void stays_parked_while_full(uint64_t spare)
 		CHECK_EQUAL(gpu_processes(), 1);
 	}
 	neighbour_end(neighbour);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(holds_pattern(block, BYTES, 47, 0));
 }
 
@@ -56,7 +56,7 @@ static void stays_parked_without_the_lock(void)
 	CHECK_EQUAL(reply.status, AFFINODE_NO_GPU_ROOM);
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
 	gpu_lock_leave(fd);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(holds_pattern(block, BYTES, 47, 0));
 }
 
@@ -84,7 +84,7 @@ static void an_old_look_is_not_believed(void)
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
 	neighbour_end(neighbour);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(holds_pattern(block, BYTES, 47, 0));
 }
 
@@ -131,7 +131,7 @@ static void a_step_that_fails_is_taken_again(void)
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_FAILED);
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(holds_pattern(block, BYTES, 47, 0));
 }
 
@@ -171,9 +171,7 @@ int main(int argc, char **argv)
 	cuda_start();
 	unsetenv("AFFINODE_SIM_FAULTS");
 	controller_accept();
-	CUDA(MemAlloc(&block, BYTES));
-	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 47), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	block = cuda_block(BYTES, 47);
 	a_step_that_fails_is_taken_again();
 	a_removed_lock_is_noticed();
 	stays_parked_while_full(0);

@@ -87,7 +87,7 @@ static void there_and_back(void)
 	is_on(2);
 	CHECK_EQUAL(resume_on(0).status, AFFINODE_NOTHING); /* not parked */
 	park_deep_surely();
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	is_on(2);
 	park_deep_surely();
 	CHECK_EQUAL(resume_on(2).status, AFFINODE_OK); /* where it is: a plain resume */
@@ -209,7 +209,7 @@ static void stays_where_it_was(void)
 	is_refused(resume_on(2), AFFINODE_NO_GPU_ROOM, "the GPU is full");
 	CHECK_EQUAL(board_disarm(), 1);
 	board_arm("*:TAKE=0:1");
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	board_disarm();
 	is_on(OWN);
 }
@@ -224,7 +224,7 @@ static void is_where_it_was_restored(void)
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
 	CHECK_EQUAL(where(), 2);
 	CHECK_EQUAL(resume_on(0).status, AFFINODE_REFUSED);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	is_on(2);
 }
 
@@ -233,7 +233,7 @@ static void come_back(void)
 	if (page_read().state == AFFINODE_STATE_RESIDENT)
 		return;
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 }
 
 /* Any call fails on the way; whether that was met.  */
@@ -243,8 +243,7 @@ static bool fails_at(unsigned nth, const char *plus)
 	struct affinode_reply reply;
 	unsigned met;
 
-	CHECK_EQUAL(contents_change(nth % 2 ? CONTENTS_BROKEN : CONTENTS_MAPPED), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	contents_change_now(nth % 2 ? CONTENTS_BROKEN : CONTENTS_MAPPED);
 	park_deep_surely();
 	board_arm("*:UNKNOWN:%u%s", nth, plus);
 	reply = resume_on(to);
@@ -328,7 +327,7 @@ static void is_where_the_driver_says(void)
 	is_on(before);
 	park_deep_surely();
 	CHECK_EQUAL(resume_on((before + 1) % GPUS).status, AFFINODE_REFUSED);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	is_on(before);
 }
 

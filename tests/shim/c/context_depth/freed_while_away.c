@@ -36,7 +36,7 @@ static void free_one_while_parked(int i)
 
 static void rest_is_right(int freed)
 {
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	for (int i = 0; i < BLOCKS; i++)
 		CHECK(i == freed || holds_pattern(blocks[i], BYTES, 40 + (uint32_t)i, 0));
 	make(freed);
@@ -85,7 +85,7 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(controller_noticed(AFFINODE_NOTIFY_LOT_END, NULL), lot);
 	PAGE_UNTIL(page.copy_bytes == 0 && page.lot_bytes == 0 && page.kept_bytes == before - BLOCKS * BYTES);
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	for (int i = 0; i < BLOCKS; i++)
 		make(i);
 	CUDA(CtxSynchronize());

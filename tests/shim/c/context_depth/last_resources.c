@@ -73,7 +73,7 @@ static void stays_because_of(const char *words)
 
 static void comes_back(void)
 {
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(holds_pattern(block, BYTES, 5, 0));
 }
 
@@ -230,9 +230,7 @@ int main(int argc, char **argv)
 	board_make();
 	cuda_start_grown_up();
 	controller_accept();
-	CUDA(MemAlloc(&block, BYTES));
-	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 5), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	block = cuda_block(BYTES, 5);
 	descriptors(EMFILE);
 	descriptors(ENFILE);
 	locks();

@@ -49,7 +49,7 @@ static void stays_because_of(const char *words)
 	CHECK_EQUAL(reply.status, AFFINODE_OK);
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_MEMORY);
 	CHECK(strstr(reply.text, words) != NULL);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 }
 
 /* The person interrupts: no answer, and nothing else has happened.  */
@@ -97,9 +97,7 @@ int main(int argc, char **argv)
 	depth_ask();
 	cuda_start_grown_up();
 	controller_accept();
-	CUDA(MemAlloc(&block, BYTES));
-	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 31), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	block = cuda_block(BYTES, 31);
 
 	/* One that is linked, and was never seen to call.  */
 	load_what_is_linked();
@@ -110,7 +108,7 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(count, 1);
 	park_deep_surely();
 	ask_and_give_up(linked_count);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 
 	/* One that looks functions up, beside it.  */
 	find_functions();
@@ -120,7 +118,7 @@ int main(int argc, char **argv)
 	thread_start(&thread, count_gpus, NULL);
 	controller_noticed(AFFINODE_NOTIFY_WANT, NULL);
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_QUEUED);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	thread_join(thread);
 	stays_because_of("watches the GPU");
 	CHECK(holds_pattern(block, BYTES, 31, 0));

@@ -15,7 +15,7 @@ static void come_back(void)
 	if (page_read().state == AFFINODE_STATE_RESIDENT)
 		return;
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
 }
 
@@ -25,8 +25,7 @@ static bool cycle(uint32_t at, const char *plus, unsigned nth)
 	struct affinode_reply reply;
 	unsigned met;
 
-	CHECK_EQUAL(contents_change(nth % 2 ? CONTENTS_BROKEN : CONTENTS_MAPPED), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	contents_change_now(nth % 2 ? CONTENTS_BROKEN : CONTENTS_MAPPED);
 	if (at == AFFINODE_COMMAND_RESUME)
 		park_deep_surely();
 	board_arm("*:UNKNOWN:%u%s", nth, plus);

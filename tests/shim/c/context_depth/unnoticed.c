@@ -93,7 +93,7 @@ static void cycle(void)
 	thread_join(one);
 	thread_join(other);
 	fprintf(stderr, "a look takes %llu us\n", (unsigned long long)(test_now_ns() - begun) / (2 * LOOKS) / 1000);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(holds_pattern(block, BYTES, 5, 0));
 }
 
@@ -123,9 +123,7 @@ int main(int argc, char **argv)
 	child_begin();
 	cuda_start();
 	controller_accept();
-	CUDA(MemAlloc(&block, BYTES));
-	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 5), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	block = cuda_block(BYTES, 5);
 	thread_start(&reaper, reap_any, NULL);
 	cycle();
 	before = descriptors();

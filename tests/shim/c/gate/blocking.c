@@ -130,7 +130,7 @@ static void host_callback_wants_a_lock(CUstream stream)
 		int status = controller_move(AFFINODE_COMMAND_PARK);
 
 		if (status == AFFINODE_OK)
-			CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+			CHECK_RESUMES();
 	}
 	thread_join(thread);
 	CUDA(StreamSynchronize(stream));
@@ -146,8 +146,7 @@ int main(int argc, char **argv)
 	board_make();
 	cuda_start();
 	controller_accept();
-	CUDA(MemAlloc(&block, MiB(2)));
-	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 21), CUDA_SUCCESS);
+	block = cuda_block(MiB(2), 21);
 	CUDA(MemHostAlloc(&host, 4096, 0));
 	flag = host;
 	CUDA(StreamCreate(&stream, CU_STREAM_NON_BLOCKING));
@@ -159,7 +158,7 @@ int main(int argc, char **argv)
 		hidden_work(hidden);
 	host_callback_wants_a_lock(stream);
 	controller_park();
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(holds_pattern(block, MiB(2), 21, 0));
 	return 0;
 }

@@ -70,16 +70,6 @@ static void shower(pthread_t *threads, unsigned count)
 	}
 }
 
-static void park(void)
-{
-	controller_park();
-}
-
-static void resume(void)
-{
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
-}
-
 static void start_callers(pthread_t *threads)
 {
 	for (int kind = 0; kind < KINDS; kind++) {
@@ -97,11 +87,9 @@ int main(int argc, char **argv)
 	test_begin(argc, argv, 40);
 	cuda_start();
 	controller_accept();
-	CUDA(MemAlloc(&block, MiB(2)));
-	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 7), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	block = cuda_block(MiB(2), 7);
 
-	park();
+	controller_park();
 	start_callers(threads);
 	shower(threads, KINDS);
 	for (int kind = 0; kind < KINDS; kind++)
@@ -117,14 +105,14 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(atomic_load(&results[MODULE]), -1);
 	thread_start(&threads[COPY], caller, (void *)(uintptr_t)COPY);
 	PAGE_UNTIL(page.want == 2);
-	resume();
+	CHECK_RESUMES();
 	thread_join(threads[COPY]);
 	thread_join(threads[MODULE]);
 	CHECK_EQUAL(atomic_load(&results[COPY]), CUDA_SUCCESS);
 	CHECK_EQUAL(atomic_load(&results[MODULE]), CUDA_SUCCESS);
 
 	/* Going on to fail, until the cell ends. A free is never refused.  */
-	park();
+	controller_park();
 	controller_command(AFFINODE_COMMAND_CANCEL, 5000000000u);
 	PAGE_UNTIL(page.flags & AFFINODE_PAGE_CANCELLING);
 	for (int n = 0; n < 20; n++)
@@ -132,19 +120,19 @@ int main(int argc, char **argv)
 	controller_command(AFFINODE_COMMAND_CANCEL_END, 0);
 	PAGE_UNTIL(!(page.flags & AFFINODE_PAGE_CANCELLING));
 	start_callers(threads);
-	resume();
+	CHECK_RESUMES();
 	for (int kind = 0; kind < KINDS; kind++) {
 		thread_join(threads[kind]);
 		CHECK_EQUAL(atomic_load(&results[kind]), CUDA_SUCCESS);
 	}
 
 	/* It ends by itself, whatever is asked.  */
-	park();
+	controller_park();
 	controller_command(AFFINODE_COMMAND_CANCEL, ~0ull);
 	PAGE_UNTIL(page.flags & AFFINODE_PAGE_CANCELLING);
 	thread_start(&threads[MODULE], caller, (void *)(uintptr_t)MODULE); /* keeps the page fresh */
 	PAGE_UNTIL(!(page.flags & AFFINODE_PAGE_CANCELLING));
-	resume();
+	CHECK_RESUMES();
 	thread_join(threads[MODULE]);
 	CHECK(holds_pattern(block, MiB(2), 7, 0));
 	return 0;

@@ -94,10 +94,9 @@ int main(int argc, char **argv)
 	once_with(true);
 	once_with(false);
 	allocate();
-	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 6), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	fill_pattern(block, BYTES, 6);
 	controller_park();
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(holds_pattern(block, BYTES, 6, 0));
 	return 0;
 }

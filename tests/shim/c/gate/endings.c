@@ -19,7 +19,7 @@ static void parks(void)
 		status = controller_move(AFFINODE_COMMAND_PARK);
 		CHECK(status == AFFINODE_OK || status == AFFINODE_BUSY);
 	} while (status != AFFINODE_OK);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(holds_pattern(block, MiB(2), 51, 0));
 }
 
@@ -129,7 +129,7 @@ static __attribute__((unused)) void cancelled_at_the_gate(void)
 	controller_command(AFFINODE_COMMAND_CANCEL_END, 0); /* wakes the page's writer */
 	PAGE_UNTIL(page.want == 0);
 	PAGE_UNTIL(page.state == AFFINODE_STATE_PARKED);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	parks();
 }
 
@@ -153,9 +153,7 @@ int main(int argc, char **argv)
 	calls[0] = cuda_calling("cuLaunch");
 	calls[1] = cuda_calling("cuTestCall");
 	controller_accept();
-	CUDA(MemAlloc(&block, MiB(2)));
-	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 51), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	block = cuda_block(MiB(2), 51);
 	for (int i = 0; i < 2; i++) {
 		CHECK_EQUAL(calls[i](nested, (void *)nothing), CUDA_SUCCESS);
 		parks();

@@ -75,7 +75,7 @@ int main(int argc, char **argv)
 		}
 		parked++;
 		PAGE_UNTIL(page.want >= 1);
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		CHECK_RESUMES();
 	}
 	atomic_store(&stop, true);
 	for (unsigned i = 0; i < THREADS; i++)

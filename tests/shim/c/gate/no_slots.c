@@ -45,9 +45,7 @@ int main(int argc, char **argv)
 	test_begin(argc, argv, 60);
 	cuda_start();
 	controller_accept();
-	CUDA(MemAlloc(&block, MiB(2)));
-	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 3), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	block = cuda_block(MiB(2), 3);
 	for (size_t i = 0; i < THREADS; i++) {
 		thread_start(&thread[i], call, (void *)(uintptr_t)i);
 		UNTIL(atomic_load(&threads[i]));
@@ -58,7 +56,7 @@ int main(int argc, char **argv)
 	for (size_t i = 0; i < THREADS; i++)
 		CHECK(!thread_waits_or(atomic_load(&threads[i]), &called[i]));
 	PAGE_UNTIL(page.want >= 30 && page.flags & AFFINODE_PAGE_UNPARKABLE);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	for (size_t i = 0; i < THREADS; i++)
 		thread_join(thread[i]);
 	CUDA(CtxSynchronize());

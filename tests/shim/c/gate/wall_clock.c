@@ -31,9 +31,7 @@ int main(int argc, char **argv)
 	test_begin(argc, argv, 30);
 	cuda_start();
 	controller_accept();
-	CUDA(MemAlloc(&block, MiB(4)));
-	CHECK_EQUAL(launch_pattern(NULL, block, MiB(4), 7), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	block = cuda_block(MiB(4), 7);
 	do
 		park = controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_PREPARE);
 	while (!controller_prepared(park));

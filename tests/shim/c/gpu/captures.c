@@ -80,8 +80,7 @@ int main(int argc, char **argv)
 	test_begin(argc, argv, 40);
 	cuda_start();
 	controller_accept();
-	CUDA(MemAlloc(&block, MiB(2)));
-	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 71), CUDA_SUCCESS);
+	block = cuda_block(MiB(2), 71);
 	CUDA(StreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 	CUDA(StreamCreate(&blocking, 0)); /* any question to the legacy stream would end its capture */
 	CUDA(CtxSynchronize());
@@ -98,7 +97,7 @@ int main(int argc, char **argv)
 
 		CHECK(status == AFFINODE_OK || status == AFFINODE_BUSY || status == AFFINODE_REVOKED);
 		if (status == AFFINODE_OK)
-			CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+			CHECK_RESUMES();
 		parks += status == AFFINODE_OK;
 		refused += status != AFFINODE_OK;
 	}

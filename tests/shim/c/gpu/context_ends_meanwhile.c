@@ -41,7 +41,7 @@ static void in_a_capture(bool per_thread)
 	CUDA(CtxSetCurrent(primary));
 	CUDA(MemAlloc(&block, MiB(2)));
 	controller_park();
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CUDA(MemFree(block));
 }
 
@@ -86,7 +86,7 @@ static void as_the_next_one_begins(void)
 	CUDA(CtxSynchronize());
 	PAGE_UNTIL(page.gpus[0].resident_bytes == MiB(8));
 	controller_park();
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CUDA(MemcpyDtoH(&word, block + MiB(8) - 4, 4));
 	CHECK_EQUAL(word, 9);
 }

@@ -4,16 +4,6 @@
 
 #define BYTES MiB(4)
 
-static void park(void)
-{
-	controller_park();
-}
-
-static void resume(void)
-{
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
-}
-
 static CUdeviceptr filled(uint32_t seed)
 {
 	CUdeviceptr at;
@@ -54,10 +44,10 @@ static void primary_beside_own(bool parked)
 	CUDA(DevicePrimaryCtxRetain(&primary, 0));
 	CHECK(primary != own);
 	if (parked)
-		park();
+		controller_park();
 	CUDA(DevicePrimaryCtxRelease(0));
 	if (parked)
-		resume();
+		CHECK_RESUMES();
 	CHECK(is_filled(block, 77));
 	CUDA(DevicePrimaryCtxRetain(&primary, 0));
 	CUDA(DevicePrimaryCtxReset(0));
@@ -85,7 +75,7 @@ static void primary_while_parked(bool reset)
 	CUDA(DevicePrimaryCtxRetain(&primary, 0));
 	CUDA(CtxSetCurrent(primary));
 	block = filled(78);
-	park();
+	controller_park();
 	CUDA(DevicePrimaryCtxRetain(&primary, 0)); /* only counted */
 	CUDA(DevicePrimaryCtxRelease(0));
 	CHECK_EQUAL(page_read().want, 0);
@@ -96,12 +86,12 @@ static void primary_while_parked(bool reset)
 	PAGE_UNTIL(page.gpus[0].parked_bytes == 0);
 	thread_start(&thread, retain_later, &primary);
 	PAGE_UNTIL(page.want == 1);
-	resume();
+	CHECK_RESUMES();
 	thread_join(thread);
 	CUDA(CtxSetCurrent(primary));
 	again = filled(79);
-	park();
-	resume();
+	controller_park();
+	CHECK_RESUMES();
 	CHECK(is_filled(again, 79));
 	CUDA(MemFree(again));
 	CUDA(DevicePrimaryCtxRelease(0));
@@ -125,13 +115,13 @@ static void mapping_outlives_its_context(void)
 	at = cuda_map(handle, BYTES);
 	CUDA(MemsetD32(at, 80, BYTES / 4));
 	CUDA(CtxSynchronize());
-	park();
+	controller_park();
 	CUDA(CtxDestroy(first));
 	CUDA(CtxSetCurrent(second));
-	resume();
+	CHECK_RESUMES();
 	CHECK(is_filled(at, 80));
-	park();
-	resume();
+	controller_park();
+	CHECK_RESUMES();
 	CHECK(is_filled(at, 80));
 	CHECK(is_filled(other, 81));
 	CUDA(MemUnmap(at, BYTES));
@@ -153,8 +143,8 @@ static void beside_one_without_blocks(void)
 	CUDA(DevicePrimaryCtxRetain(&primary, 0));
 	CUDA(CtxSetCurrent(primary));
 	block = filled(82);
-	park();
-	resume();
+	controller_park();
+	CHECK_RESUMES();
 	CHECK(is_filled(block, 82));
 	CUDA(MemFree(block));
 	CUDA(DevicePrimaryCtxRelease(0));
@@ -187,8 +177,8 @@ static void while_one_without_anything_works(void)
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_BUSY);
 	atomic_store(&go_on, true);
 	CUDA(CtxSynchronize());
-	park();
-	resume();
+	controller_park();
+	CHECK_RESUMES();
 	CUDA(CtxDestroy(other));
 	CUDA(CtxSetCurrent(primary));
 	CHECK(is_filled(block, 83));

@@ -75,7 +75,7 @@ static void goes_and_comes_back(uint64_t bytes)
 {
 	controller_park();
 	PAGE_UNTIL(page.gpus[0].parked_bytes == bytes);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 }
 
 static void green_contexts(CUdeviceptr anchor)
@@ -93,7 +93,7 @@ static void green_contexts(CUdeviceptr anchor)
 	CHECK_EQUAL(destroy(green), CUDA_SUCCESS); /* it waits for no GPU */
 	CHECK_EQUAL(parked_bytes(), 3 * BYTES);
 	CHECK_EQUAL(page_read().want, 0);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	goes_and_comes_back(3 * BYTES);
 	CHECK(holds_pattern(anchor, BYTES, 1, 0));
 	CHECK(holds_pattern(first, BYTES, 2, 0));
@@ -145,9 +145,7 @@ int main(int argc, char **argv)
 	cuda_start();
 	controller_accept();
 	find_functions();
-	CUDA(MemAlloc(&anchor, BYTES));
-	CHECK_EQUAL(launch_pattern(NULL, anchor, BYTES, 1), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	anchor = cuda_block(BYTES, 1);
 	green_contexts(anchor);
 	detached_contexts(anchor);
 	the_last_reference();

@@ -11,7 +11,7 @@
 
 static void shares(const struct process *importer)
 {
-	CUdeviceptr shared = block(BYTES, 1), other = block(OTHER_BYTES, 2), at;
+	CUdeviceptr shared = cuda_block(BYTES, 1), other = cuda_block(OTHER_BYTES, 2), at;
 	CUipcMemHandle handle = export_of(shared), inner = export_of(shared + BYTES / 2);
 	unsigned char capable = 0;
 
@@ -44,7 +44,7 @@ static void shares(const struct process *importer)
 	CHECK_EQUAL(ASK(importer, OPEN, .handle = handle), CUDA_SUCCESS); /* answered by a parked process too */
 	CHECK_EQUAL(ASK(importer, VERIFY, .seed = 1, .added = 11), true);
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(holds_pattern(shared, BYTES, 1, 11));
 	CHECK(holds_pattern(other, OTHER_BYTES, 2, 0));
 	CHECK_EQUAL(ASK(importer, CLOSE), CUDA_SUCCESS);
@@ -52,7 +52,7 @@ static void shares(const struct process *importer)
 	/* Freed: the handle is worth nothing, also when the address is used again.  */
 	CUDA(MemFree(shared));
 	CHECK_EQUAL(ASK(importer, OPEN, .handle = handle), CUDA_ERROR_INVALID_VALUE);
-	shared = block(BYTES, 3);
+	shared = cuda_block(BYTES, 3);
 	CHECK_EQUAL(ASK(importer, OPEN, .handle = handle), CUDA_ERROR_INVALID_VALUE);
 	inner = export_of(shared);
 	CHECK(memcmp(&handle, &inner, sizeof(handle)) != 0);
@@ -76,11 +76,11 @@ static void exports_what_was_parked(const struct process *importer)
 	CUipcMemHandle handle;
 	pthread_t thread;
 
-	to_be_exported = block(BYTES, 6);
+	to_be_exported = cuda_block(BYTES, 6);
 	controller_park();
 	thread_start(&thread, export_while_parked, &handle);
 	PAGE_UNTIL(page.want == 1);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	thread_join(thread);
 	CHECK_EQUAL(atomic_load(&export_result), CUDA_SUCCESS);
 	CHECK_EQUAL(ASK(importer, OPEN, .handle = handle), CUDA_SUCCESS);
@@ -94,7 +94,7 @@ static void imports(void)
 {
 	struct process exporter = start_child("child");
 	struct told told = ask(&exporter, (struct ask){.what = MAKE_AND_EXPORT});
-	CUdeviceptr at, other = block(OTHER_BYTES, 8), nothing;
+	CUdeviceptr at, other = cuda_block(OTHER_BYTES, 8), nothing;
 	CUipcMemHandle second;
 	int status;
 
@@ -105,13 +105,13 @@ static void imports(void)
 	controller_park();
 	CHECK_EQUAL(page_read().gpus[0].parked_bytes, OTHER_BYTES);
 	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_SHARED], BYTES);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(holds_pattern(at, BYTES, 77, 0));
 	controller_park();
 	CUDA(IpcCloseMemHandle(at)); /* at once, also while parked */
 	CHECK_EQUAL(page_read().want, 0);
 	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_SHARED] == 0);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(cu.IpcCloseMemHandle(at) != CUDA_SUCCESS);
 
 	CHECK_EQUAL(kill(exporter.pid, SIGSTOP), 0);
@@ -138,7 +138,7 @@ static void children_keep_nothing(void)
 
 	for (int fd = 0; fd < MOST_DESCRIPTORS; fd++)
 		open_before[fd] = stays_open(fd);
-	shared = block(BYTES, 9);
+	shared = cuda_block(BYTES, 9);
 	export_of(shared);
 	made = open_descriptors() - before;
 	CHECK(made >= 1);

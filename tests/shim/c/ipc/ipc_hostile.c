@@ -5,7 +5,7 @@
 /* No descriptor of a freed block stays behind, nor what strangers send.  */
 static void withstands(const struct process *importer)
 {
-	CUdeviceptr shared = block(BYTES, 4);
+	CUdeviceptr shared = cuda_block(BYTES, 4);
 	CUipcMemHandle handle = export_of(shared);
 	int descriptors = open_descriptors();
 
@@ -16,7 +16,7 @@ static void withstands(const struct process *importer)
 	CHECK_EQUAL(ASK(importer, CLOSE), CUDA_SUCCESS);
 	UNTIL(open_descriptors() <= descriptors); /* the link's thread may have one in its hand */
 	for (int i = 0; i < 20; i++) {
-		CUdeviceptr at = block(MiB(2), 5);
+		CUdeviceptr at = cuda_block(MiB(2), 5);
 
 		export_of(at);
 		CUDA(MemFree(at));
@@ -27,7 +27,7 @@ static void withstands(const struct process *importer)
 
 static void opens_in_a_crowd_and_in_need(const struct process *importer)
 {
-	CUdeviceptr shared = block(BYTES, 11);
+	CUdeviceptr shared = cuda_block(BYTES, 11);
 	CUipcMemHandle handle = export_of(shared);
 	struct process faulty = start_child("faulty");
 

@@ -85,9 +85,7 @@ int main(int argc, char **argv)
 	setenv("AFFINODE_LOG", log, 1);
 	cuda_start();
 	controller_accept();
-	CUDA(MemAlloc(&block, BYTES));
-	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 95), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	block = cuda_block(BYTES, 95);
 
 	/* Parked, and then alone. A call that waits is served after two seconds.  */
 	controller_park();

@@ -120,9 +120,7 @@ int main(int argc, char **argv)
 	test_begin(argc, argv, 40);
 	cuda_start();
 	controller_accept();
-	CUDA(MemAlloc(&block, MiB(2)));
-	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 91), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	block = cuda_block(MiB(2), 91);
 	malformed();
 	ignored();
 	answers_only_who_asked();

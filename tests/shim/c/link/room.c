@@ -209,8 +209,7 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(atomic_load(&result), CUDA_SUCCESS);
 	CHECK_EQUAL(controller_noticed(AFFINODE_NOTIFY_ROOM_END, NULL), number);
 	CHECK_EQUAL(controller_noticed(AFFINODE_NOTIFY_ROOM_END, NULL), again);
-	CHECK_EQUAL(launch_pattern(NULL, got, MiB(4), 11), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	fill_pattern(got, MiB(4), 11);
 	filler = cuda_fill(0);
 
 	/* Interrupted while waiting for room.  */
@@ -226,7 +225,7 @@ int main(int argc, char **argv)
 	controller_answer_room(number, true);
 	PAGE_UNTIL(page.want == 1);
 	CUDA(MemFree(filler));
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	thread_join(thread);
 	CHECK_EQUAL(atomic_load(&result), CUDA_SUCCESS);
 	CHECK(holds_pattern(before, MiB(4), 11, 0));

@@ -106,9 +106,7 @@ int main(int argc, char **argv)
 	random_state = test_seed;
 	cuda_start();
 	controller_accept();
-	CUDA(MemAlloc(&block, MiB(2)));
-	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 111), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	block = cuda_block(MiB(2), 111);
 	thread_start(&thread, compute, NULL);
 	while (sent < MESSAGES) {
 		for (unsigned burst = pick(8); burst; burst--, sent++)

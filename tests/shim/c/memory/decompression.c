@@ -53,7 +53,7 @@ int main(int argc, char **argv)
 	CHECK(capable);
 	CUDA(PointerGetAttribute(&capable, IS_HW_DECOMPRESS_CAPABLE, own));
 	CHECK(capable);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	is_capable(block);
 	is_capable(own);
 	CHECK(holds_pattern(own, MiB(2), 7, 0));

@@ -77,7 +77,7 @@ int main(int argc, char **argv)
 		pthread_mutex_unlock(&held_lock);
 		controller_park();
 		usleep((unsigned)(test_random(&random_state) % 3000));
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		CHECK_RESUMES();
 		pthread_mutex_lock(&held_lock);
 		for (int i = 0; i < BLOCKS; i++)
 			CHECK(!held[i].at || holds_pattern(held[i].at, held[i].bytes, held[i].seed, 0));

@@ -32,7 +32,7 @@ static void move_and_verify(unsigned mapped)
 {
 	controller_park();
 	CHECK_EQUAL(page_read().gpus[0].parked_bytes, mapped * BYTES);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	verify();
 }
 
@@ -53,7 +53,7 @@ static void unmap_and_map_again(unsigned from, unsigned to, bool while_parked)
 	CHECK(cu.MemUnmap(piece(from), (to - from) * BYTES - BYTES / 2) != CUDA_SUCCESS);
 	CUDA(MemUnmap(piece(from), (to - from) * BYTES));
 	if (while_parked)
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		CHECK_RESUMES();
 	CHECK(is_mapped(from - 1) && !is_mapped(from) && !is_mapped(to - 1) && is_mapped(to));
 	map(from, to);
 	verify();
@@ -92,7 +92,7 @@ int main(int argc, char **argv)
 	move_and_verify(PIECES);
 	controller_park();
 	CUDA(MemUnmap(segment, PIECES / 2 * BYTES));
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	for (unsigned n = 0; n < WRITTEN; n++)
 		CHECK(written[n] < PIECES / 2 || holds_pattern(piece(written[n]), BYTES, n + 1, 0));
 	CUDA(MemUnmap(piece(PIECES / 2), (PIECES - PIECES / 2) * BYTES));

@@ -67,8 +67,7 @@ static void allow(int at)
 	places[at].accessible = true;
 	if (allocation->seed == 0) {
 		allocation->seed = (uint32_t)test_random(&random_state) | 1;
-		CHECK_EQUAL(launch_pattern(NULL, places[at].at, BYTES, allocation->seed), CUDA_SUCCESS);
-		CUDA(CtxSynchronize());
+		fill_pattern(places[at].at, BYTES, allocation->seed);
 	}
 }
 
@@ -110,7 +109,7 @@ static void verify(void)
 static void move(void)
 {
 	if (parked) {
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		CHECK_RESUMES();
 		parked = false;
 		verify();
 		return;
@@ -182,9 +181,7 @@ int main(int argc, char **argv)
 	random_state = test_seed;
 	cuda_start();
 	controller_accept();
-	CUDA(MemAlloc(&anchor, BYTES)); /* makes the context ready, and is there to be parked */
-	CHECK_EQUAL(launch_pattern(NULL, anchor, BYTES, 5), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	anchor = cuda_block(BYTES, 5); /* makes the context ready, and is there to be parked */
 	before = cuda_free_bytes();
 	handle_of_a_tile_pool();
 	for (int i = 0; i < PLACES; i++) {
@@ -222,7 +219,7 @@ int main(int argc, char **argv)
 	for (int i = 0; i < ALLOCATIONS; i++)
 		while (allocations[i].references)
 			release(i);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	for (int i = 0; i < PLACES; i++)
 		CUDA(MemAddressFree(places[i].at, BYTES));
 	CHECK_EQUAL(cuda_free_bytes(), before);

@@ -31,7 +31,7 @@ static void park_and_resume(void)
 	controller_park();
 	PAGE_UNTIL(page.gpus[0].parked_bytes == BYTES && page.gpus[0].resident_bytes == 0);
 	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_SHARED] == shared);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(holds_pattern(anchor, BYTES, 1, 0));
 }
 
@@ -39,8 +39,7 @@ static void park_and_resume(void)
 static void is_the_same_memory(CUdeviceptr one, CUdeviceptr other, uint32_t seed)
 {
 	park_and_resume();
-	CHECK_EQUAL(launch_pattern(NULL, one, BYTES, seed), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	fill_pattern(one, BYTES, seed);
 	CHECK(holds_pattern(other, BYTES, seed, 0));
 }
 
@@ -120,9 +119,7 @@ int main(int argc, char **argv)
 	controller_accept();
 	*(void **)&create = cuda_symbol("cuMulticastCreate");
 	*(void **)&add_device = cuda_symbol("cuMulticastAddDevice");
-	CUDA(MemAlloc(&anchor, BYTES));
-	CHECK_EQUAL(launch_pattern(NULL, anchor, BYTES, 1), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	anchor = cuda_block(BYTES, 1);
 	for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++)
 		ways[i]();
 	return 0;

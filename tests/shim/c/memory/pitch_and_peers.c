@@ -5,16 +5,6 @@
 
 static CUcontext contexts[2];
 
-static void park(void)
-{
-	controller_park();
-}
-
-static void resume(void)
-{
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
-}
-
 static void pitched(void)
 {
 	size_t width = 3001, height = 1500, pitch, size;
@@ -24,11 +14,10 @@ static void pitched(void)
 	CHECK(pitch >= width && pitch % 512 == 0);
 	CUDA(MemGetAddressRange(&base, &size, at));
 	CHECK(base == at && size >= pitch * height);
-	CHECK_EQUAL(launch_pattern(NULL, at, pitch * height, 31), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
-	park();
+	fill_pattern(at, pitch * height, 31);
+	controller_park();
 	CHECK(page_read().gpus[0].parked_bytes >= pitch * height);
-	resume();
+	CHECK_RESUMES();
 	CHECK(holds_pattern(at, pitch * height, 31, 0));
 	CUDA(MemFree(at));
 }
@@ -77,14 +66,14 @@ static void access_ends(CUdeviceptr there, CUdeviceptr before)
 	CHECK(!reaches(there, after));
 	allow(true);
 	CHECK(reaches(there, before) && reaches(there, after));
-	park();
+	controller_park();
 	allow(false);
 	CHECK_EQUAL(page_read().want, 0);
-	resume();
+	CHECK_RESUMES();
 	CHECK(!reaches(there, before) && !reaches(there, after));
 	allow(true);
-	park();
-	resume();
+	controller_park();
+	CHECK_RESUMES();
 	CHECK(reaches(there, before) && reaches(there, after));
 
 	/* The primary context of the device that may is ended; the next one may not.  */
@@ -94,8 +83,8 @@ static void access_ends(CUdeviceptr there, CUdeviceptr before)
 	CUDA(MemAlloc(&there, BYTES));
 	CUDA(CtxSetCurrent(contexts[0]));
 	CHECK(!reaches(there, before) && !reaches(there, after));
-	park();
-	resume();
+	controller_park();
+	CHECK_RESUMES();
 	CHECK(!reaches(there, before));
 	allow(true);
 	CHECK(reaches(there, before));
@@ -114,22 +103,18 @@ int main(int argc, char **argv)
 
 	contexts[0] = cuda_context;
 	CUDA(DevicePrimaryCtxRetain(&contexts[1], 1));
-	CUDA(MemAlloc(&before, BYTES));
-	CHECK_EQUAL(launch_pattern(NULL, before, BYTES, 41), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	before = cuda_block(BYTES, 41);
 	CUDA(CtxSetCurrent(contexts[1]));
 	CUDA(MemAlloc(&there, BYTES));
 	CUDA(CtxEnablePeerAccess(contexts[0], 0)); /* device 1 may reach what device 0 has, had and will have */
 	copy_over(there, before, 41);
-	CUDA(MemAlloc(&after, BYTES));
-	CHECK_EQUAL(launch_pattern(NULL, after, BYTES, 42), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	after = cuda_block(BYTES, 42);
 	copy_over(there, after, 42);
 	for (int i = 0; i < 3; i++) {
-		park();
+		controller_park();
 		CHECK_EQUAL(page_read().gpus[0].parked_bytes, 2 * BYTES);
 		CHECK_EQUAL(page_read().gpus[1].parked_bytes, BYTES);
-		resume();
+		CHECK_RESUMES();
 		copy_over(there, before, 41);
 		copy_over(there, after, 42);
 	}

@@ -46,8 +46,7 @@ static void through_a_park(void)
 	CUdeviceptr block, used, moving;
 	size_t before, parked;
 
-	CUDA(MemAlloc(&block, MiB(2)));
-	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 3), CUDA_SUCCESS);
+	block = cuda_block(MiB(2), 3);
 	CUDA(MemAllocManaged(&moving, USED, 1));
 	CUDA(MemPrefetchAsync(moving, USED, 0, NULL));
 	CHECK_EQUAL(launch_pattern(NULL, moving, USED, 4), CUDA_SUCCESS);
@@ -58,7 +57,7 @@ static void through_a_park(void)
 	CHECK_EQUAL(parked - before, MiB(2) + USED + KEPT);
 	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_MANAGED], 0);
 	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_POOL], USED);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_MANAGED], USED);
 	CHECK(holds_pattern(block, MiB(2), 3, 0));
 	CHECK(holds_pattern(moving, USED, 4, 0));
@@ -68,7 +67,7 @@ static void through_a_park(void)
 	controller_park();
 	CUDA(MemFree(moving));
 	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_MANAGED] == 0);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_MANAGED], 0);
 	CUDA(MemFreeAsync(used, NULL));
 	CUDA(MemFree(block));
@@ -113,7 +112,7 @@ static void the_current_pool_ends(void)
 	board_disarm();
 	thread_join(thread);
 	CHECK_EQUAL(controller_reply(park).status, AFFINODE_OK);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CUDA(MemFree(block));
 }
 

@@ -131,8 +131,7 @@ int main(int argc, char **argv)
 	CUDA(MemAlloc(&large, bytes));
 	CUDA(MemAlloc(&small, 4096));
 	CUDA(MemAlloc(&freed, bytes));
-	CHECK_EQUAL(launch_pattern(NULL, large, bytes, 3), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	fill_pattern(large, bytes, 3);
 
 	ids_are_never_repeated(BUFFER_ID);
 	ids_are_never_repeated(BLOCK_ID);
@@ -165,7 +164,7 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(page_read().want, 0);
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
 	CHECK_EQUAL(page_read().resumes, 0);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	for (int i = 0; i < 4; i++)
 		parked[i] = ask(places[i]);
 	CHECK_EQUAL(memcmp(resident, parked, sizeof(resident)), 0);

@@ -62,13 +62,12 @@ int main(int argc, char **argv)
 	fill_does_not_wait(flagged, true);
 	CHECK_EQUAL(cu.PointerSetAttribute(NULL, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, flagged), CUDA_ERROR_INVALID_VALUE);
 
-	CHECK_EQUAL(launch_pattern(NULL, other, BYTES, 3), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	fill_pattern(other, BYTES, 3);
 	controller_park();
 	CHECK_EQUAL(page_read().gpus[0].parked_bytes, BYTES);
 	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_SHARED], BYTES);
 	CHECK_EQUAL(asked(flagged), 1);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(holds_pattern(other, BYTES, 3, 0));
 
 	CHECK_EQUAL(set(flagged, 0), CUDA_SUCCESS);

@@ -100,8 +100,7 @@ static void program(bool resident)
 	} else if (resident && any(2) && !is_freed[i]) {
 		contents_fill(i);
 	} else if (resident && !is_freed[CONTENTS_MAPPED]) {
-		CHECK_EQUAL(contents_change(CONTENTS_MAPPED), CUDA_SUCCESS);
-		CUDA(CtxSynchronize());
+		contents_change_now(CONTENTS_MAPPED);
 	}
 }
 
@@ -116,7 +115,7 @@ static void host_memory(void)
 static void settle(void)
 {
 	if (page_read().state != AFFINODE_STATE_RESIDENT)
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		CHECK_RESUMES();
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
 	contents_are_right();
 	for (unsigned i = 0; i < CONTENTS_BLOCKS; i++)

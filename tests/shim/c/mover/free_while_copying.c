@@ -39,7 +39,7 @@ int main(int argc, char **argv)
 			CUDA(MemFree(blocks[i]));
 		controller_reply(park);
 		if (page_read().state != AFFINODE_STATE_RESIDENT)
-			CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+			CHECK_RESUMES();
 		CUDA(CtxSynchronize());
 		for (int i = 1; i < BLOCKS; i += 2)
 			CHECK(holds_pattern(blocks[i], MiB(4), round, 1));

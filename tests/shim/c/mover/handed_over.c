@@ -38,8 +38,7 @@ static unsigned lots_lent(void)
 static void change(void)
 {
 	CHECK_EQUAL(launch_pattern(NULL, block, size, ++seed), CUDA_SUCCESS);
-	CHECK_EQUAL(contents_change(CONTENTS_BROKEN), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	contents_change_now(CONTENTS_BROKEN);
 }
 
 static void is_resident(void)

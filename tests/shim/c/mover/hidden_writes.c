@@ -59,7 +59,7 @@ static int park_with_write_at(const char *name, unsigned nth, uint64_t how, bool
 static void resumes(void)
 {
 	if (page_read().state != AFFINODE_STATE_RESIDENT)
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		CHECK_RESUMES();
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
 	contents_are_as_written();
 }

@@ -71,8 +71,7 @@ static unsigned mappings(void)
 static void change(void)
 {
 	CHECK_EQUAL(contents_change(CONTENTS_BROKEN), CUDA_SUCCESS);
-	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	contents_change_now(CONTENTS_ONE_CHUNK);
 }
 
 static struct affinode_reply move(uint32_t command, uint64_t how)

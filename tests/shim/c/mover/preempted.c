@@ -56,7 +56,7 @@ static void taken_in_the_midst_of_work(void)
 		before = atomic_load(&rounds);
 		controller_pump();
 		CHECK_EQUAL(atomic_load(&rounds), before);
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		CHECK_RESUMES();
 	}
 	atomic_store(&stop, true);
 	thread_join(thread);
@@ -68,7 +68,7 @@ static void taken_while_idle(void)
 {
 	preempt_surely();
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	contents_are_right();
 }
 
@@ -106,7 +106,7 @@ static void work_that_waits_for_a_call(CUstream stream)
 	thread_join(calls);
 	thread_join(waits);
 	if (controller_reply(epoch).status == AFFINODE_OK) /* they were done before it began */
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		CHECK_RESUMES();
 	contents_are_right();
 }
 

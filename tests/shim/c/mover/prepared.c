@@ -152,7 +152,7 @@ static void freed_while_prepared(void)
 	status = decide(epoch, true);
 	CHECK(status == AFFINODE_OK || status == AFFINODE_REVOKED);
 	if (status == AFFINODE_OK)
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		CHECK_RESUMES();
 	contents_allocate(CONTENTS_ONE_CHUNK);
 	UNTIL(cuda_free_bytes() == free_when_resident);
 	is_resident();
@@ -220,7 +220,7 @@ static bool aborted_at(uint32_t at, unsigned nth)
 	CHECK(reply.text[0] != 0);
 	if (at == AFFINODE_COMMAND_RESUME) {
 		is_parked();
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		CHECK_RESUMES();
 	}
 	is_resident();
 	return held;
@@ -234,8 +234,7 @@ static bool fails_at(uint32_t at, const char *plus, unsigned nth)
 	uint32_t epoch;
 
 	step(at, "committed, then failing at call", nth);
-	CHECK_EQUAL(contents_change(CONTENTS_BROKEN), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	contents_change_now(CONTENTS_BROKEN);
 	if (at == AFFINODE_COMMAND_RESUME)
 		controller_park();
 	epoch = prepare(at);
@@ -245,7 +244,7 @@ static bool fails_at(uint32_t at, const char *plus, unsigned nth)
 	met = board_disarm();
 	CHECK(reply.status == AFFINODE_OK || (met && reply.text[0]));
 	if (page_read().state != AFFINODE_STATE_RESIDENT)
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		CHECK_RESUMES();
 	if (strstr(board_struck(), "cuMemRelease ")) /* what the driver would not release it still has */
 		free_when_resident = cuda_free_bytes();
 	is_resident();

@@ -46,7 +46,7 @@ static struct affinode_reply park_with(const char *fault, unsigned nth, const ch
 static void comes_back(void)
 {
 	if (page_read().state != AFFINODE_STATE_RESIDENT)
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		CHECK_RESUMES();
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
 	CHECK_EQUAL(page_read().gpus[0].resident_bytes, BLOCKS * BYTES);
 	contents_are_right();

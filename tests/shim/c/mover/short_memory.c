@@ -9,8 +9,7 @@
 
 static void changed_park(void)
 {
-	CHECK_EQUAL(contents_change(CONTENTS_BROKEN), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	contents_change_now(CONTENTS_BROKEN);
 	controller_park();
 }
 
@@ -21,7 +20,7 @@ static void registration_is_refused(void)
 	board_arm("cuMemHostRegister:OPERATING_SYSTEM:1+,cuMemHostAlloc:OUT_OF_MEMORY:1+");
 	for (int i = 0; i < 2; i++) {
 		changed_park();
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		CHECK_RESUMES();
 		contents_are_right();
 	}
 	CHECK_EQUAL(board_registered_bytes(), 0);
@@ -68,13 +67,13 @@ static void pinned_memory_is_not_let_go(void)
 	controller_command(AFFINODE_COMMAND_TRIM, 0); /* what was refused when it was made is not tried again */
 	PAGE_UNTIL(page.kept_bytes == 0);
 	changed_park();
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(board_registered_bytes() > 0 && page_read().kept_bytes > 0);
 	board_arm("cuMemHostUnregister:UNKNOWN:1+");
 	controller_command(AFFINODE_COMMAND_TRIM, 0);
 	UNTIL(board_met() > 0);
 	changed_park();
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(board_registered_bytes() > 0);
 	board_disarm();
 	controller_command(AFFINODE_COMMAND_TRIM, 0);
@@ -110,9 +109,7 @@ static void host_memory_is_short(void)
 	CUdeviceptr more;
 	int status;
 
-	CUDA(MemAlloc(&more, MiB(80)));
-	CHECK_EQUAL(launch_pattern(NULL, more, MiB(80), 321), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	more = cuda_block(MiB(80), 321);
 	for (size_t spare = 0;; spare += MiB(8)) {
 		struct affinode_reply reply;
 

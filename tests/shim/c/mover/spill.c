@@ -20,7 +20,7 @@ static CUdeviceptr large;
 
 static void come_back(void)
 {
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	contents_are_right();
 }
 
@@ -46,8 +46,7 @@ static void nothing_stays_in_memory(void)
 /* What was used on the way back from the disk, a parked process gives back when it is asked to.  */
 static void gives_back_the_ring(void)
 {
-	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	contents_change_now(CONTENTS_ONE_CHUNK);
 	park_to_disk();
 	CHECK(page_read().kept_bytes > 0);
 	controller_command(AFFINODE_COMMAND_TRIM, 0);
@@ -65,8 +64,7 @@ static void unchanged_is_not_written_again(void)
 	CHECK_EQUAL(page_read().copy_bytes, 0);
 	CHECK_EQUAL(spill_all().status, AFFINODE_NOTHING);
 	come_back();
-	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	contents_change_now(CONTENTS_ONE_CHUNK);
 	park_to_disk();
 	CHECK_EQUAL(page_read().disk_written_bytes, before + CHUNK);
 	come_back();
@@ -156,7 +154,7 @@ static void unreadable(void)
 		PAGE_UNTIL(page.state == AFFINODE_STATE_QUEUED && page.want == 1);
 	}
 	CHECK_EQUAL(pwrite(fd, kept, (size_t)bytes, 0), bytes);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	thread_join(thread);
 	contents_are_right();
 }
@@ -176,8 +174,7 @@ static void closed(void)
 	come_back();
 	CHECK_EQUAL(fstat(own, &status), 0);
 	CHECK_EQUAL(status.st_size, 0);
-	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	contents_change_now(CONTENTS_ONE_CHUNK);
 	controller_park();
 	CHECK_EQUAL(spill_all().status, AFFINODE_FAILED);
 	come_back();
@@ -212,8 +209,7 @@ static void ended_early(bool by_call)
 
 	snprintf(test_step, sizeof(test_step), by_call ? "a call" : "ABORT");
 	controller_reply(controller_spill(0, spill_folder));
-	CHECK_EQUAL(launch_pattern(NULL, large, LARGE, 3 + by_call), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	fill_pattern(large, LARGE, 3 + by_call);
 	controller_park();
 	in_memory = page_read().copy_bytes;
 	epoch = controller_spill(ALL, spill_folder);
@@ -224,7 +220,7 @@ static void ended_early(bool by_call)
 	reply = controller_reply(epoch);
 	CHECK(reply.status == AFFINODE_REVOKED || reply.status == AFFINODE_OK); /* or it was done already */
 	CHECK_EQUAL(page_read().copy_bytes + page_read().disk_bytes, in_memory);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	if (by_call)
 		thread_join(thread);
 	CHECK(holds_pattern(large, LARGE, 3 + by_call, 0));
@@ -243,7 +239,7 @@ static void although_a_call_waits(void)
 	PAGE_UNTIL(page.want == 1);
 	CHECK_EQUAL(spill_all().status, AFFINODE_OK);
 	PAGE_UNTIL(page.copy_bytes == 0 && page.state == AFFINODE_STATE_QUEUED);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	thread_join(thread);
 	contents_are_right();
 }
@@ -276,9 +272,7 @@ static void lots_become_empty(void)
 	controller_reply(controller_spill(0, spill_folder));
 	controller_command(AFFINODE_COMMAND_TRIM, 0);
 	PAGE_UNTIL(page.kept_bytes == 0);
-	CUDA(MemAlloc(&block, LOTS * LOT));
-	CHECK_EQUAL(launch_pattern(NULL, block, LOTS * LOT, 5), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	block = cuda_block(LOTS * LOT, 5);
 	for (unsigned i = 0; i <= LOTS; i++)
 		controller_lend(LOT);
 	do

@@ -31,8 +31,7 @@ static uint32_t seeds = 1000;
 static void fill(CUdeviceptr at, size_t bytes, uint32_t *seed)
 {
 	*seed = ++seeds;
-	CHECK_EQUAL(launch_pattern(NULL, at, bytes, *seed), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	fill_pattern(at, bytes, *seed);
 }
 
 /* More than the ring has pieces; it is there for as long as that matters, for it takes most of a move's time.  */
@@ -75,7 +74,7 @@ static unsigned changed_park(const char *faults)
 static unsigned resume(const char *faults)
 {
 	board_arm("%s", faults);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	return board_disarm();
 }
 

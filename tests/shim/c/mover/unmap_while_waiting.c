@@ -35,8 +35,7 @@ int main(int argc, char **argv)
 	board_make();
 	cuda_start();
 	controller_accept();
-	CUDA(MemAlloc(&block, MiB(4)));
-	CHECK_EQUAL(launch_pattern(NULL, block, MiB(4), 8), CUDA_SUCCESS);
+	block = cuda_block(MiB(4), 8);
 	CUDA(MemCreate(&handle, MiB(2), &cuda_prop, 0));
 	mapping = cuda_map(handle, MiB(2));
 	CUDA(MemHostAlloc(&host, 4096, 0));
@@ -58,7 +57,7 @@ int main(int argc, char **argv)
 	CUDA(CtxSynchronize());
 	CUDA(MemRelease(handle));
 	controller_park();
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(holds_pattern(block, MiB(4), 8, 0));
 	return 0;
 }

@@ -25,7 +25,7 @@ static bool once(const char *what, unsigned nth)
 	snprintf(test_step, sizeof(test_step), "%s %u wrong once", what, nth);
 	controller_park();
 	board_arm("%s:CORRUPT=" LARGE ":%u", what, nth);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	met = board_disarm();
 	contents_are_right();
 	CHECK_EQUAL(page_read().mended_chunks, mended + met);
@@ -39,8 +39,7 @@ static void for_good(const char *what, unsigned nth)
 	pthread_t thread;
 
 	snprintf(test_step, sizeof(test_step), "%s wrong from %u on", what, nth);
-	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	contents_change_now(CONTENTS_ONE_CHUNK);
 	controller_park();
 	thread_start(&thread, call, NULL);
 	PAGE_UNTIL(page.want == 1);
@@ -52,7 +51,7 @@ static void for_good(const char *what, unsigned nth)
 		CHECK(reply.text[0] != 0);
 		PAGE_UNTIL(page.state == AFFINODE_STATE_QUEUED && page.want == 1);
 	}
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	thread_join(thread);
 	contents_are_right();
 }
@@ -64,8 +63,7 @@ static void out_of_the_gpu(void)
 	pthread_t thread;
 
 	snprintf(test_step, sizeof(test_step), "a park's copy wrong");
-	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	contents_change_now(CONTENTS_ONE_CHUNK);
 	board_arm("cuMemcpyDtoHAsync:CORRUPT=" LARGE ":1");
 	controller_park();
 	CHECK_EQUAL(board_disarm(), 1);

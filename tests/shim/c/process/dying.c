@@ -45,8 +45,7 @@ int main(int argc, char **argv)
 	controller_accept();
 	CUDA(MemAlloc(&block, MiB(4)));
 	CUDA(MemAlloc(&other, MiB(4)));
-	CHECK_EQUAL(launch_pattern(NULL, block, MiB(4), 9), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	fill_pattern(block, MiB(4), 9);
 	controller_park();
 	for (int i = 0; i < 3; i++)
 		thread_start(&threads[i], bodies[i], NULL);
@@ -60,7 +59,7 @@ int main(int argc, char **argv)
 	CUDA(MemFree(other));
 	CUDA(CtxSynchronize());
 	PAGE_UNTIL(page.flags & AFFINODE_PAGE_DYING);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	CHECK(holds_pattern(block, MiB(4), 9, 0));
 	CHECK(controller_move(AFFINODE_COMMAND_PARK) != AFFINODE_OK); /* not again, at the end */
 	CHECK(holds_pattern(block, MiB(4), 9, 0));

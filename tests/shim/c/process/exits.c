@@ -28,9 +28,7 @@ static void child(void)
 
 	cuda_start();
 	atexit(destructor);
-	CUDA(MemAlloc(&block, BYTES));
-	CHECK_EQUAL(launch_pattern(NULL, block, BYTES, 3), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	block = cuda_block(BYTES, 3);
 	CHECK_EQUAL(read(TALK_FD, &byte, 1), 1);
 	exit(byte);
 }

@@ -129,7 +129,7 @@ static void fork_while_an_exit_handler_is_registered(void)
 	atomic_store(&lingers, false);
 	fork_once();
 	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_OK);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 }
 
 int main(int argc, char **argv)
@@ -146,9 +146,7 @@ int main(int argc, char **argv)
 	*(void **)&next_on_exit = dlsym(RTLD_NEXT, "on_exit");
 	cuda_start();
 	controller_accept();
-	CUDA(MemAlloc(&block, MiB(2)));
-	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 101), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	block = cuda_block(MiB(2), 101);
 	if (!AT_REST) {
 		fork_while_an_exit_handler_is_registered();
 		thread_start(&threads[0], resolve, NULL);

@@ -143,6 +143,12 @@ CUresult contents_change(unsigned i)
 	return result;
 }
 
+void contents_change_now(unsigned i)
+{
+	CHECK_EQUAL(contents_change(i), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+}
+
 static bool zero_chunk(CUdeviceptr at)
 {
 	static uint32_t words[CHUNK / 4];

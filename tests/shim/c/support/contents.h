@@ -25,6 +25,8 @@ void contents_begin(int argc, char **argv);
 void contents_make(void);
 /* Add one to every word of a block that is not zero; asynchronous. What it holds is then known to be so.  */
 CUresult contents_change(unsigned block);
+/* The same, and wait for it.  */
+void contents_change_now(unsigned block);
 /* Give a block other contents of its kind, and wait for it.  */
 void contents_fill(unsigned block);
 /* Free a block, and allocate it anew with other contents.  */

@@ -105,7 +105,7 @@ void park_deep_surely(void)
 			if (!strstr(reply.text, "just begun") && !strstr(reply.text, "waits") &&
 			    !strstr(reply.text, "in progress"))
 				test_fail(__FILE__, __LINE__, reply.text, 0);
-			CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+			CHECK_RESUMES();
 		}
 		if (strstr(reply.text, "just begun"))
 			PAGE_UNTIL(page.heartbeat_ns > seen_ns); /* three seconds of it: no need to move all the while */

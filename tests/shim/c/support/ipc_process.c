@@ -146,9 +146,7 @@ static void make_and_export(struct told *told)
 {
 	CUdeviceptr at;
 
-	CUDA(MemAlloc(&at, BYTES));
-	CHECK_EQUAL(launch_pattern(NULL, at, BYTES, 77), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	at = cuda_block(BYTES, 77);
 	told->number = cu.IpcGetMemHandle(&told->handle, at);
 }
 
@@ -269,16 +267,6 @@ int open_descriptors(void)
 	for (int fd = 0; fd < 1000; fd++)
 		n += stays_open(fd);
 	return n;
-}
-
-CUdeviceptr block(size_t bytes, uint32_t seed)
-{
-	CUdeviceptr at;
-
-	CUDA(MemAlloc(&at, bytes));
-	CHECK_EQUAL(launch_pattern(NULL, at, bytes, seed), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
-	return at;
 }
 
 CUipcMemHandle export_of(CUdeviceptr at)

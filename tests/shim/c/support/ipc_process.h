@@ -40,8 +40,7 @@ void leave(const struct process *process);
 bool stays_open(int fd);
 int open_descriptors(void);
 
-/* A block with a pattern; the IPC handle of one.  */
-CUdeviceptr block(size_t bytes, uint32_t seed);
+/* The IPC handle of a block.  */
 CUipcMemHandle export_of(CUdeviceptr at);
 
 #endif

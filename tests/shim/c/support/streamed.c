@@ -41,8 +41,7 @@ void streamed_change(void)
 {
 	for (unsigned i = 0; i < STREAMED_PLACES; i++)
 		CUDA(MemsetD32(streamed + streamed_place(i), ++streamed_words[i], STREAMED_CHUNK / 4));
-	CHECK_EQUAL(contents_change(CONTENTS_BROKEN), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+	contents_change_now(CONTENTS_BROKEN);
 }
 
 void streamed_allocate(size_t bytes)

@@ -91,7 +91,7 @@ static bool cycle(const struct move *at, enum meddling how, unsigned nth)
 		CHECK(status == AFFINODE_OK || status == AFFINODE_REVOKED || status == AFFINODE_BUSY);
 	outcomes[status] += held;
 	if (at->command == AFFINODE_COMMAND_PARK && status == AFFINODE_OK)
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		CHECK_RESUMES();
 	if (held)
 		thread_join(thread);
 	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT); /* what was given up in time is told of before it has ended */

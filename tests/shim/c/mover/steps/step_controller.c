@@ -41,8 +41,7 @@ static bool cycle(const struct move *at, unsigned nth)
 	bool left;
 
 	if (nth % 2)
-		CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+		contents_change_now(CONTENTS_ONE_CHUNK);
 	contents_make_ready(at);
 	left = leave_at(at, nth);
 	if (left) {

@@ -126,7 +126,7 @@ static void resume_again(void)
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
 	thread_start(&thread, contents_call, NULL);
 	PAGE_UNTIL(page.want == 1);
-	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+	CHECK_RESUMES();
 	thread_join(thread);
 }
 
@@ -147,7 +147,7 @@ static void refuse_registration(void)
 		trim();
 		board_arm("cuMemHostRegister:OPERATING_SYSTEM:1+");
 		controller_park();
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		CHECK_RESUMES();
 		CHECK(board_disarm() > 0);
 		staged++;
 	}
@@ -159,7 +159,7 @@ static void use_rings(void)
 	refuse_registration();
 	for (int i = 0; i < 8; i++) {
 		controller_park();
-		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+		CHECK_RESUMES();
 	}
 }
 
@@ -170,8 +170,7 @@ static bool cycle(uint32_t at, const struct fault *fault, unsigned nth)
 	unsigned met;
 
 	if (nth % 2) /* else everything is as it was at the last park */
-		CHECK_EQUAL(contents_change(CONTENTS_BROKEN), CUDA_SUCCESS);
-	CUDA(CtxSynchronize());
+		contents_change_now(CONTENTS_BROKEN);
 	if (fault->host == STAGED)
 		refuse_registration();
 	else if (board_registered_bytes() == 0)
@@ -187,7 +186,7 @@ static bool cycle(uint32_t at, const struct fault *fault, unsigned nth)
 		if (reply.status == AFFINODE_OK) {
 			CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
 			parked_in_lots += page_read().lot_bytes > 0;
-			CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK);
+			CHECK_RESUMES();
 		}
 	} else {
 		controller_park();

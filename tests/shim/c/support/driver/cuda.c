@@ -137,6 +137,21 @@ CUresult launch_pattern(CUstream stream, CUdeviceptr to, size_t bytes, uint32_t 
 	return launch(pattern, stream, (void *[]){&to, &count, &seed});
 }
 
+void fill_pattern(CUdeviceptr at, size_t bytes, uint32_t seed)
+{
+	CHECK_EQUAL(launch_pattern(NULL, at, bytes, seed), CUDA_SUCCESS);
+	CUDA(CtxSynchronize());
+}
+
+CUdeviceptr cuda_block(size_t bytes, uint32_t seed)
+{
+	CUdeviceptr at;
+
+	CUDA(MemAlloc(&at, bytes));
+	fill_pattern(at, bytes, seed);
+	return at;
+}
+
 CUresult launch_add(CUstream stream, CUdeviceptr to, size_t bytes, uint32_t addend)
 {
 	uint64_t count = bytes / 4;
@@ -202,9 +217,8 @@ static CUdeviceptr block;
 
 int cuda_block_made(void)
 {
-	CUDA(MemAlloc(&block, MiB(2)));
-	CHECK_EQUAL(launch_pattern(NULL, block, MiB(2), 61), CUDA_SUCCESS);
-	return cu.CtxSynchronize() == CUDA_SUCCESS;
+	block = cuda_block(MiB(2), 61);
+	return block != 0;
 }
 
 int cuda_block_right(void)

@@ -145,6 +145,10 @@ static inline uint32_t pattern_word(uint32_t seed, size_t i)
 	return (seed * 2654435761u + (uint32_t)i * 2246822519u) ^ (uint32_t)(i >> 15);
 }
 
+/* Write it, and wait; a block with it.  */
+void fill_pattern(CUdeviceptr at, size_t bytes, uint32_t seed);
+CUdeviceptr cuda_block(size_t bytes, uint32_t seed);
+
 /* Whether [at, at + bytes) holds the pattern of `seed`, plus `added` to each word.  */
 bool holds_pattern(CUdeviceptr at, size_t bytes, uint32_t seed, uint32_t added);
 

@@ -58,6 +58,8 @@ extern const struct move kinds_of_move[MOVES];
 int controller_move(uint32_t command);
 /* Park surely: again, while this machine is too slow for the mover's patience with a call or the GPU.  */
 void controller_park(void);
+/* A resume succeeds.  */
+#define CHECK_RESUMES() CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK)
 /* Wait for the next notice of that kind: its number, its bytes.  */
 uint32_t controller_noticed(uint32_t kind, uint64_t *bytes);
 /* Notices of that kind that came since, each counted once.  */
