@@ -4,6 +4,7 @@
 #include "board.h"
 #include "depth.h"
 #include "grown_up.h"
+#include "neighbour.h"
 
 #include <dlfcn.h>
 #include <signal.h>
@@ -200,10 +201,7 @@ int main(int argc, char **argv)
 	setenv("AFFINODE_SIM_COPY_RATE", "1GiB", 1); /* checkpoint and restore take 60 ms */
 	test_begin(argc, argv, 140);
 	depth_ask();
-	if (test_role && strcmp(test_role, "neighbour") == 0) {
-		neighbour_main();
-		return 0;
-	}
+	neighbour_main();
 	if (test_role)
 		child();
 	board_make();

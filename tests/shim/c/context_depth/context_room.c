@@ -2,6 +2,7 @@
  * resume or the process comes back alone, it stays parked until there is room, and then nothing is missing. And a step of
  * the driver's that fails is taken again.  */
 #include "depth.h"
+#include "neighbour.h"
 
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -9,19 +10,6 @@
 #define BYTES MiB(16)
 
 static CUdeviceptr block, small;
-
-static unsigned in_log(const char *text)
-{
-	FILE *log = fopen(getenv("AFFINODE_LOG"), "re");
-	char line[512];
-	unsigned n = 0;
-
-	CHECK(log != NULL);
-	while (fgets(line, sizeof(line), log))
-		n += strstr(line, text) != NULL;
-	fclose(log);
-	return n;
-}
 
 static void stays_parked_while_full(uint64_t spare)
 {
@@ -144,7 +132,7 @@ static void alone(void)
 	neighbour = neighbour_start(MiB(256));
 	controller_stop();
 	read_a_word(&thread, block);
-	UNTIL(in_log("resume: status 3,") >= 10); /* NO_GPU_ROOM: 8 before, 2 alone */
+	UNTIL(resumes_without_room() >= 10); /* 8 before, 2 alone */
 	CHECK_EQUAL(atomic_load(&word_read), -1);
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
 	neighbour_end(neighbour);
@@ -155,15 +143,11 @@ static void alone(void)
 
 int main(int argc, char **argv)
 {
-	char log[] = "/tmp/affinode-room-XXXXXX", hold[128];
+	char hold[128];
 
 	test_begin(argc, argv, 100);
-	if (test_role) {
-		neighbour_main();
-		return 0;
-	}
-	close(mkstemp(log));
-	setenv("AFFINODE_LOG", log, 1);
+	neighbour_main();
+	log_begin();
 	snprintf(hold, sizeof(hold), "%s/nvml", getenv("AFFINODE_SIM_DIR"));
 	setenv("AFFINODE_SIM_NVML_HOLD", hold, 1);
 	setenv("AFFINODE_SIM_FAULTS", "cuCheckpointProcessRestore:OPERATING_SYSTEM:1,cuCheckpointProcessUnlock:UNKNOWN:1", 1);
@@ -179,6 +163,5 @@ int main(int argc, char **argv)
 	stays_parked_without_the_lock();
 	an_old_look_is_not_believed();
 	alone();
-	unlink(log);
 	return 0;
 }

@@ -4,7 +4,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "depth.h"
+#include "neighbour.h"
 
 #define BYTES MiB(64)
 
@@ -144,8 +144,7 @@ static void chain(void)
 /* A controller is there: the chain is as whole, and cancels nothing.  */
 static void call_what_was_kept(void)
 {
-	controller_listen_again();
-	controller_accept();
+	controller_start_again();
 	controller_command(AFFINODE_COMMAND_CANCEL_END, 0);
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_NO_GPU_ROOM); /* so the other was heard too */
 	read_a_word(&waiting, block);
@@ -182,10 +181,7 @@ int main(int argc, char **argv)
 
 	setenv("AFFINODE_SIM_MEMORY", "320MiB", 1);
 	test_begin(argc, argv, 60);
-	if (test_role) {
-		neighbour_main();
-		return 0;
-	}
+	neighbour_main();
 	signal(SIGINT, first);
 	signal(SIGUSR1, nothing);
 	cuda_start();

@@ -159,10 +159,7 @@ int main(int argc, char **argv)
 	struct process importer;
 
 	test_begin(argc, argv, 90);
-	if (test_role) {
-		ipc_child();
-		return 0;
-	}
+	ipc_child();
 	importer = start_child("child");
 	cuda_start();
 	controller_accept();

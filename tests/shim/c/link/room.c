@@ -156,8 +156,7 @@ static void many_wait_without_a_controller(void)
 		CHECK_EQUAL(atomic_load(&many[i].result), CUDA_SUCCESS);
 		CUDA(MemFree(many[i].at));
 	}
-	controller_listen_again();
-	controller_accept();
+	controller_start_again();
 }
 
 /* No controller for some twenty seconds, in which the waiting call looks again and again; then the next one.  */
@@ -170,8 +169,7 @@ static void miss_controller(void)
 		atomic_fetch_add(&jumped_ns, 4900000000u);
 		UNTIL(true_ns(CLOCK_MONOTONIC) - begin > 450000000u);
 	}
-	controller_listen_again();
-	controller_accept();
+	controller_start_again();
 	controller_noticed(AFFINODE_NOTIFY_ROOM, NULL);
 	CHECK_EQUAL(atomic_load(&result), -1);
 }
@@ -251,8 +249,7 @@ int main(int argc, char **argv)
 	CHECK_EQUAL(atomic_load(&interrupts), 1);
 	CHECK_EQUAL(sigaction(SIGINT, NULL, &now), 0);
 	CHECK(now.sa_handler == on_interrupt);
-	controller_listen_again();
-	controller_accept();
+	controller_start_again();
 	controller_command(AFFINODE_COMMAND_CANCEL_END, 0);
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_NOTHING); /* so the other command was heard too */
 

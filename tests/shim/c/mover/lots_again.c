@@ -267,8 +267,7 @@ static void link_lost(bool lent)
 	controller_stop();
 	if (!lent)
 		UNTIL(mappings() == 0);
-	controller_listen_again();
-	controller_accept();
+	controller_start_again();
 	if (lent) { /* the next controller does not know of it, and it goes with what is in it */
 		CHECK_EQUAL(mappings(), 1);
 		come_back();

@@ -173,8 +173,7 @@ static void without_controller(void)
 	streamed_prepare();
 	controller_stop();
 	streamed_is_right(); /* calls are let through */
-	controller_listen_again();
-	controller_accept();
+	controller_start_again();
 	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT);
 	streamed_is_resident();
 
@@ -184,8 +183,7 @@ static void without_controller(void)
 	UNTIL(board_holds());
 	controller_stop();
 	board_disarm();
-	controller_listen_again();
-	controller_accept();
+	controller_start_again();
 	PAGE_UNTIL(page.state == AFFINODE_STATE_PARKED);
 	board_arm("cuMemcpyHtoDAsync:HOLD:1");
 	do { /* the park's outcome may not have been taken yet */
@@ -194,8 +192,7 @@ static void without_controller(void)
 	} while (!board_holds());
 	controller_stop();
 	board_disarm();
-	controller_listen_again();
-	controller_accept();
+	controller_start_again();
 	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT);
 	streamed_is_resident();
 }

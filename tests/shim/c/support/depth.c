@@ -170,33 +170,3 @@ void gpu_lock_leave(int fd)
 {
 	close(fd);
 }
-
-void neighbour_main(void)
-{
-	char byte;
-
-	cuda_start();
-	cuda_fill(strtoull(getenv("TEST_SPARE"), NULL, 0));
-	CHECK_EQUAL(write(TALK_FD, "+", 1), 1);
-	CHECK(read(TALK_FD, &byte, 1) >= 0);
-}
-
-struct neighbour neighbour_start(uint64_t spare)
-{
-	struct neighbour neighbour;
-	char text[32], byte;
-
-	snprintf(text, sizeof(text), "%llu", (unsigned long long)spare);
-	setenv("TEST_SPARE", text, 1);
-	setenv("AFFINODE_DISABLE", "1", 1);
-	neighbour.pid = child_start_talking("neighbour", &neighbour.talk);
-	unsetenv("AFFINODE_DISABLE");
-	CHECK_EQUAL(read(neighbour.talk, &byte, 1), 1);
-	return neighbour;
-}
-
-void neighbour_end(struct neighbour neighbour)
-{
-	close(neighbour.talk);
-	CHECK_EQUAL(child_wait(neighbour.pid), 0);
-}

@@ -32,13 +32,4 @@ void gpu_lock_leave(int fd);
 /* Another file of that name.  */
 void gpu_lock_replace(void);
 
-/* A process, not ours, that takes all that is free of the GPU but `spare` bytes; it ends when told.  */
-struct neighbour {
-	pid_t pid;
-	int talk;
-};
-struct neighbour neighbour_start(uint64_t spare);
-void neighbour_end(struct neighbour neighbour);
-void neighbour_main(void); /* what the program does when its role is "neighbour" */
-
 #endif

@@ -161,9 +161,10 @@ static long attribute(int which)
 void ipc_child(void)
 {
 	struct ask ask;
-
 	CUdeviceptr warm;
 
+	if (!test_role)
+		return;
 	prctl(PR_SET_PDEATHSIG, SIGKILL); /* also while it is stopped */
 	if (strcmp(test_role, "faulty") == 0)
 		board_make();
@@ -215,10 +216,11 @@ void ipc_child(void)
 			make_and_export(&told);
 			break;
 		case LEAVE:
-			return;
+			exit(0);
 		}
 		CHECK_EQUAL(write(TALK_FD, &told, sizeof(told)), sizeof(told));
 	}
+	exit(0);
 }
 
 struct process start_child(const char *role)

@@ -26,7 +26,7 @@ struct process {
 	int talk;
 };
 
-/* What `main` does where test_role is set.  */
+/* Be a child and end, where that is this process's role.  */
 void ipc_child(void);
 
 /* Role "child", or "faulty": one whose driver can be told to fail.  */

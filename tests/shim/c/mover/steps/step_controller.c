@@ -44,10 +44,8 @@ static bool cycle(const struct move *at, unsigned nth)
 		contents_change_now(CONTENTS_ONE_CHUNK);
 	contents_make_ready(at);
 	left = leave_at(at, nth);
-	if (left) {
-		controller_listen_again();
-		controller_accept();
-	}
+	if (left)
+		controller_start_again();
 	come_back();
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
 	contents_are_right();
@@ -66,8 +64,7 @@ static void alone(const struct move *at, unsigned nth)
 		contents_make_ready(at);
 	}
 	contents_are_right();
-	controller_listen_again();
-	controller_accept();
+	controller_start_again();
 	come_back();
 }
 

@@ -70,10 +70,8 @@ static bool without_controller(int at, unsigned nth)
 	if (held)
 		controller_stop();
 	board_disarm();
-	if (held) {
-		controller_listen_again();
-		controller_accept();
-	}
+	if (held)
+		controller_start_again();
 	come_back();
 	return held;
 }

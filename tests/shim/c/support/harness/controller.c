@@ -22,13 +22,7 @@ static struct affinode_notify notices[KEPT];
 static unsigned reply_count, notice_count, heartbeats;
 static uint32_t welcome_flags;
 
-void controller_begin(const char *folder)
-{
-	snprintf(link_path, sizeof(link_path), "%s/link.sock", folder);
-	controller_listen_again();
-}
-
-void controller_listen_again(void)
+static void listen_at_path(void)
 {
 	struct sockaddr_un un = {.sun_family = AF_UNIX};
 
@@ -38,6 +32,12 @@ void controller_listen_again(void)
 	CHECK(listener >= 0);
 	CHECK_EQUAL(bind(listener, (struct sockaddr *)&un, sizeof(un)), 0);
 	CHECK_EQUAL(listen(listener, 8), 0);
+}
+
+void controller_begin(const char *folder)
+{
+	snprintf(link_path, sizeof(link_path), "%s/link.sock", folder);
+	listen_at_path();
 }
 
 void test_say_page(void)
@@ -102,6 +102,12 @@ void controller_accept(void)
 {
 	controller_accept_silently();
 	controller_welcome();
+}
+
+void controller_start_again(void)
+{
+	listen_at_path();
+	controller_accept();
 }
 
 void controller_drop(void)

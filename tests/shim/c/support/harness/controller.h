@@ -17,7 +17,7 @@ void controller_welcome(void);
 void controller_knows_pools(void);
 void controller_drop(void);       /* close the link */
 void controller_stop(void);       /* and the listener: as if killed */
-void controller_listen_again(void);
+void controller_start_again(void); /* the next one, which takes the shim */
 int controller_fd(void);
 struct affinode_hello controller_hello(void); /* of the shim that was accepted last */
 void controller_send(uint16_t type, void *message, uint32_t size, uint32_t epoch);
