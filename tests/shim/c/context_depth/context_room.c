@@ -5,7 +5,6 @@
 #include "neighbour.h"
 
 #include <fcntl.h>
-#include <sys/syscall.h>
 
 #define BYTES MiB(16)
 
@@ -76,37 +75,29 @@ static void an_old_look_is_not_believed(void)
 	CHECK(holds_pattern(block, BYTES, 47, 0));
 }
 
-static _Atomic pid_t allocating;
-static _Atomic bool allocated;
-
-static void *allocate(void *unused)
+static void allocate(void)
 {
 	CUdeviceptr at;
 
-	(void)unused;
 	CUDA(CtxSetCurrent(cuda_context));
-	atomic_store(&allocating, (pid_t)syscall(SYS_gettid));
 	CUDA(MemAlloc(&at, MiB(8)));
-	atomic_store(&allocated, true);
 	CUDA(MemFree(at));
-	return NULL;
 }
 
 /* The lock's file was removed, as folders are cleaned up, and belongs to another process by now, which restores.  */
 static void a_removed_lock_is_noticed(void)
 {
-	pthread_t thread;
+	struct call call;
 	int fd;
 
 	CUDA(MemAlloc(&small, MiB(8))); /* with the file that was */
 	gpu_lock_replace();
 	fd = gpu_lock_take();
 	CHECK(fd >= 0);
-	thread_start(&thread, allocate, NULL);
-	UNTIL(atomic_load(&allocating));
-	CHECK(!thread_waits_or(atomic_load(&allocating), &allocated));
+	call_begin(&call, allocate);
+	CHECK(call_waits(&call));
 	gpu_lock_leave(fd);
-	thread_join(thread);
+	call_end(&call);
 	CUDA(MemFree(small));
 }
 

@@ -17,8 +17,6 @@ static CUdeviceptr block;
 static _Atomic int flock_errors, flock_error, kinds; /* so many of the next of those kinds fail so */
 static _Atomic bool removes_locked, memory_is_short;
 static _Atomic int no_descriptor; /* EMFILE or ENFILE: for lock files */
-static _Atomic pid_t allocating;
-static _Atomic bool allocated;
 
 /* For the shim, too.  */
 int flock(int fd, int operation)
@@ -77,35 +75,18 @@ static void comes_back(void)
 	CHECK(holds_pattern(block, BYTES, 5, 0));
 }
 
-static void *allocate(void *unused)
+static void allocate(void)
 {
 	CUdeviceptr at;
 
-	(void)unused;
 	CUDA(CtxSetCurrent(cuda_context));
-	atomic_store(&allocating, (pid_t)syscall(SYS_gettid));
 	CUDA(MemAlloc(&at, MiB(4)));
-	atomic_store(&allocated, true);
 	CUDA(MemFree(at));
-	return NULL;
-}
-
-/* On its way to the GPU's lock, which it does not get.  */
-static pthread_t allocate_in_vain(void)
-{
-	pthread_t thread;
-
-	atomic_store(&allocating, 0);
-	atomic_store(&allocated, false);
-	thread_start(&thread, allocate, NULL);
-	UNTIL(atomic_load(&allocating));
-	CHECK(!thread_waits_or(atomic_load(&allocating), &allocated));
-	return thread;
 }
 
 static void descriptors(int error)
 {
-	pthread_t thread;
+	struct call call;
 	int fd;
 
 	snprintf(test_step, sizeof(test_step), "no descriptors: %s", strerror(error));
@@ -123,11 +104,12 @@ static void descriptors(int error)
 	fd = gpu_lock_take();
 	CHECK(fd >= 0);
 	atomic_store(&no_descriptor, error);
-	thread = allocate_in_vain();
+	call_begin(&call, allocate); /* on its way to the GPU's lock, which it does not get */
+	CHECK(call_waits(&call));
 	atomic_store(&no_descriptor, 0);
-	CHECK(!thread_waits_or(atomic_load(&allocating), &allocated));
+	CHECK(call_waits(&call));
 	gpu_lock_leave(fd);
-	thread_join(thread);
+	call_end(&call);
 }
 
 static void locks(void)
@@ -144,10 +126,10 @@ static void locks(void)
 	fail_flock(LOCK_EX, 0, 0);
 	comes_back();
 	fail_flock(LOCK_SH, ENOLCK, 1); /* is as none, and no process waits */
-	allocate(NULL);
+	allocate();
 	CHECK(atomic_load(&flock_errors) < 1);
 	fail_flock(LOCK_SH, EINTR, 3); /* is tried again */
-	allocate(NULL);
+	allocate();
 	CHECK(atomic_load(&flock_errors) < 0);
 }
 

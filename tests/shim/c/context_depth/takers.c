@@ -1,7 +1,5 @@
 /* Whatever takes much of a GPU's memory waits while another process brings its context back, for which room was seen to be free;
  * what does not take any goes on.  */
-#include <sys/syscall.h>
-
 #include "depth.h"
 
 typedef struct {
@@ -30,6 +28,7 @@ static void make_array(void)
 	} description = {1024, 1024, 0x20, 4};
 	void *array;
 
+	CUDA(CtxSetCurrent(cuda_context));
 	CHECK_EQUAL(more.array(&array, &description), CUDA_SUCCESS);
 	CHECK_EQUAL(more.destroy_array(array), CUDA_SUCCESS);
 }
@@ -39,73 +38,58 @@ static void make_array_3d(void)
 	const array_description description = {256, 256, 16, 0x20, 4, 0};
 	void *array;
 
+	CUDA(CtxSetCurrent(cuda_context));
 	CHECK_EQUAL(more.array_3d(&array, &description), CUDA_SUCCESS);
 	CHECK_EQUAL(more.destroy_array(array), CUDA_SUCCESS);
 }
 
 static void set_stack_size(void)
 {
+	CUDA(CtxSetCurrent(cuda_context));
 	CHECK_EQUAL(more.set_limit(0, 2048), CUDA_SUCCESS);
 }
 
 static void instantiate(void)
 {
+	CUDA(CtxSetCurrent(cuda_context));
 	CUDA(GraphInstantiate(&exec, graph, 0));
 }
 
 static void launch_graph(void)
 {
+	CUDA(CtxSetCurrent(cuda_context));
 	CUDA(GraphLaunch(exec, stream));
 	CUDA(StreamSynchronize(stream));
 }
 
 static void upload_graph(void)
 {
-	CHECK_EQUAL(more.upload(exec, stream), CUDA_SUCCESS);
-}
-
-static _Atomic pid_t caller;
-static _Atomic bool called;
-
-static void *call(void *what)
-{
 	CUDA(CtxSetCurrent(cuda_context));
-	atomic_store(&caller, (pid_t)syscall(SYS_gettid));
-	((void (*)(void))what)();
-	atomic_store(&called, true);
-	return NULL;
-}
-
-static pthread_t begin(void (*what)(void), const char *name)
-{
-	pthread_t thread;
-
-	snprintf(test_step, sizeof(test_step), "%s", name);
-	atomic_store(&caller, 0);
-	atomic_store(&called, false);
-	thread_start(&thread, call, (void *)what);
-	UNTIL(atomic_load(&caller));
-	return thread;
+	CHECK_EQUAL(more.upload(exec, stream), CUDA_SUCCESS);
 }
 
 static void waits(void (*what)(void), const char *name)
 {
 	int fd = gpu_lock_take();
-	pthread_t thread;
+	struct call call;
 
+	snprintf(test_step, sizeof(test_step), "%s", name);
 	CHECK(fd >= 0);
-	thread = begin(what, name);
-	CHECK(!thread_waits_or(atomic_load(&caller), &called));
+	call_begin(&call, what);
+	CHECK(call_waits(&call));
 	gpu_lock_leave(fd);
-	thread_join(thread);
+	call_end(&call);
 }
 
 static void goes_on(void (*what)(void), const char *name)
 {
 	int fd = gpu_lock_take();
+	struct call call;
 
+	snprintf(test_step, sizeof(test_step), "%s", name);
 	CHECK(fd >= 0);
-	thread_join(begin(what, name));
+	call_begin(&call, what);
+	call_end(&call);
 	gpu_lock_leave(fd);
 }
 

@@ -1,28 +1,18 @@
 /* Contexts that end in the midst of something: of a capture, of the mover's look at the GPU, of another thread's retaining
  * the same one. What was theirs is gone with them, and nothing that is another's.  */
-#include <sys/syscall.h>
-
 #include "board.h"
 #include "harness.h"
 
 static CUcontext primary;
-static _Atomic pid_t thread_id;
-static _Atomic bool done;
 
-static void *release(void *unused)
+static void release(void)
 {
-	(void)unused;
 	CUDA(DevicePrimaryCtxRelease(0));
-	return NULL;
 }
 
-static void *retain(void *unused)
+static void retain(void)
 {
-	(void)unused;
-	atomic_store(&thread_id, (pid_t)syscall(SYS_gettid));
 	CUDA(DevicePrimaryCtxRetain(&primary, 0));
-	atomic_store(&done, true);
-	return NULL;
 }
 
 /* It will never be said that the capture has ended.  */
@@ -49,37 +39,36 @@ static void in_a_capture(bool per_thread)
 static void in_the_movers_look(void)
 {
 	struct affinode_reply reply;
-	pthread_t thread;
+	struct call call;
 
 	CUDA(DevicePrimaryCtxRetain(&primary, 0));
 	board_arm("cuDevicePrimaryCtxRelease:HOLD:1,cuStreamQuery:UNKNOWN:1+");
-	thread_start(&thread, release, NULL);
+	call_begin(&call, release);
 	UNTIL(board_holds());
 	reply = controller_reply(controller_command(AFFINODE_COMMAND_PARK, 0));
 	CHECK_EQUAL(reply.status, AFFINODE_BUSY);
 	CHECK(strstr(reply.text, "being ended") != NULL);
 	board_disarm();
-	thread_join(thread);
+	call_end(&call);
 }
 
 /* The last release, and before it is known to be the last one the next retain.  */
 static void as_the_next_one_begins(void)
 {
 	CUdeviceptr gone, block;
-	pthread_t first, second;
+	struct call first, second;
 	uint32_t word = 0;
 
 	CUDA(MemAlloc(&gone, MiB(4)));
 	PAGE_UNTIL(page.gpus[0].resident_bytes == MiB(4));
 	board_arm("cuDevicePrimaryCtxGetState:HOLD:1");
-	thread_start(&first, release, NULL);
+	call_begin(&first, release);
 	UNTIL(board_holds());
-	thread_start(&second, retain, NULL);
-	UNTIL(atomic_load(&thread_id));
-	thread_waits_or(atomic_load(&thread_id), &done);
+	call_begin(&second, retain);
+	call_waits(&second);
 	board_disarm();
-	thread_join(first);
-	thread_join(second);
+	call_end(&first);
+	call_end(&second);
 	CUDA(CtxSetCurrent(primary));
 	CUDA(MemAlloc(&block, MiB(8)));
 	CUDA(MemsetD32(block, 9, MiB(2))); /* its kernels went with the other */

@@ -1,7 +1,5 @@
 /* Memory that is not ours to move, and how it leaves the GPU all the same: what pools only keep is given back, managed memory
  * is sent to the host. By parking, and, where the shim is part of the program, by the mover's calls one by one.  */
-#include <sys/syscall.h>
-
 #include "board.h"
 #include "harness.h"
 
@@ -73,15 +71,11 @@ static void through_a_park(void)
 	CUDA(MemFree(block));
 }
 
-static _Atomic pid_t destroyer;
-static _Atomic bool destroyed;
+static CUmemoryPool current_pool;
 
-static void *destroy(void *pool)
+static void destroy(void)
 {
-	atomic_store(&destroyer, (pid_t)syscall(SYS_gettid));
-	CUDA(MemPoolDestroy(pool));
-	atomic_store(&destroyed, true);
-	return NULL;
+	CUDA(MemPoolDestroy(current_pool));
 }
 
 /* The device's current pool is one of the program's, and is ended while a park trims it: that waits until the trim is done.  */
@@ -90,15 +84,14 @@ static void the_current_pool_ends(void)
 	const CUmemPoolProps properties = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
 	CUresult (*set_current)(CUdevice, CUmemoryPool);
 	CUdeviceptr block, used;
-	CUmemoryPool pool;
-	pthread_t thread;
+	struct call call;
 	uint32_t park;
 
 	*(void **)&set_current = cuda_symbol("cuDeviceSetMemPool");
 	CHECK(set_current != NULL);
-	CUDA(MemPoolCreate(&pool, &properties));
-	keep_all(pool);
-	CHECK_EQUAL(set_current(0, pool), CUDA_SUCCESS);
+	CUDA(MemPoolCreate(&current_pool, &properties));
+	keep_all(current_pool);
+	CHECK_EQUAL(set_current(0, current_pool), CUDA_SUCCESS);
 	CUDA(MemAlloc(&block, MiB(2)));
 	used = use_and_keep(NULL);
 	CUDA(MemFreeAsync(used, NULL));
@@ -106,11 +99,10 @@ static void the_current_pool_ends(void)
 	board_arm("cuMemPoolTrimTo:HOLD:2"); /* the first is the default pool's */
 	park = controller_command(AFFINODE_COMMAND_PARK, 0);
 	UNTIL(board_holds());
-	thread_start(&thread, destroy, pool);
-	UNTIL(atomic_load(&destroyer));
-	CHECK(!thread_waits_or(atomic_load(&destroyer), &destroyed));
+	call_begin(&call, destroy);
+	CHECK(call_waits(&call));
 	board_disarm();
-	thread_join(thread);
+	call_end(&call);
 	CHECK_EQUAL(controller_reply(park).status, AFFINODE_OK);
 	CHECK_RESUMES();
 	CUDA(MemFree(block));

@@ -7,7 +7,6 @@
 
 #include <dirent.h>
 #include <limits.h>
-#include <sys/syscall.h>
 
 #define REFUSED "cuMemHostRegister:OPERATING_SYSTEM:1+"
 #define COUNTED(name) "," name ":TAKE=0:1+" /* no other process took anything: it does no harm */
@@ -283,32 +282,24 @@ static void without_threads(void)
 }
 #endif
 
-static _Atomic pid_t resetting;
-static _Atomic bool is_reset;
-
-static void *reset(void *unused)
+static void reset(void)
 {
-	(void)unused;
-	atomic_store(&resetting, (pid_t)syscall(SYS_gettid));
 	CUDA(DevicePrimaryCtxReset(0));
-	atomic_store(&is_reset, true);
-	return NULL;
 }
 
 /* While its ring is given back, the context is ended: that waits, for this only.  */
 static void context_ends_meanwhile(void)
 {
-	pthread_t thread;
+	struct call call;
 
 	snprintf(test_step, sizeof(test_step), "a context ended while its ring is given back");
 	board_arm("cuMemFreeHost:HOLD:1");
 	controller_command(AFFINODE_COMMAND_TRIM, 0);
 	UNTIL(board_holds());
-	thread_start(&thread, reset, NULL);
-	UNTIL(atomic_load(&resetting));
-	CHECK(!thread_waits_or(atomic_load(&resetting), &is_reset));
+	call_begin(&call, reset);
+	CHECK(call_waits(&call));
 	board_disarm();
-	thread_join(thread);
+	call_end(&call);
 	PAGE_UNTIL(page.kept_bytes == 0);
 }
 

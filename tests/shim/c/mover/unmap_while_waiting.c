@@ -1,31 +1,23 @@
 /* A thread unmaps memory while a park copies, and the GPU waits for what the thread does next: the park gives up in time, and
  * the unmapping is not held up until the GPU's work has ended, which would be never.  */
-#include <sys/syscall.h>
-
 #include "board.h"
 #include "harness.h"
 
 static CUdeviceptr mapping;
 static uint32_t *flag; /* the GPU waits until it is not 0 */
-static _Atomic pid_t unmapper;
-static _Atomic bool unmapped;
 
-static void *unmap_then_set_flag(void *unused)
+static void unmap_then_set_flag(void)
 {
-	(void)unused;
 	CUDA(CtxSetCurrent(cuda_context));
-	atomic_store(&unmapper, (pid_t)syscall(SYS_gettid));
 	CUDA(MemUnmap(mapping, MiB(2)));
-	atomic_store(&unmapped, true);
 	__atomic_store_n(flag, 1, __ATOMIC_RELEASE);
-	return NULL;
 }
 
 int main(int argc, char **argv)
 {
 	CUmemGenericAllocationHandle handle;
 	CUresult (*create_hidden)(CUstream *, unsigned int);
-	pthread_t unmaps;
+	struct call unmaps;
 	CUstream hidden;
 	CUdeviceptr block;
 	uint32_t epoch;
@@ -47,13 +39,12 @@ int main(int argc, char **argv)
 	board_arm("cuStreamSynchronize:HOLD:2"); /* behind the last copy, as the first is behind the digests */
 	epoch = controller_command(AFFINODE_COMMAND_PARK, 0);
 	UNTIL(board_holds());
-	thread_start(&unmaps, unmap_then_set_flag, NULL);
-	UNTIL(atomic_load(&unmapper));
-	CHECK(!thread_waits_or(atomic_load(&unmapper), &unmapped));
+	call_begin(&unmaps, unmap_then_set_flag);
+	CHECK(call_waits(&unmaps));
 	CHECK_EQUAL(launch_wait_flag(hidden, flag), CUDA_SUCCESS);
 	board_disarm();
 	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_BUSY);
-	thread_join(unmaps);
+	call_end(&unmaps);
 	CUDA(CtxSynchronize());
 	CUDA(MemRelease(handle));
 	controller_park();

@@ -145,6 +145,35 @@ bool thread_waits_or(pid_t thread, _Atomic bool *flag)
 	return atomic_load(flag);
 }
 
+static void *make_call(void *argument)
+{
+	struct call *call = argument;
+
+	atomic_store(&call->thread_id, gettid());
+	call->what();
+	atomic_store(&call->returned, true);
+	return NULL;
+}
+
+void call_begin(struct call *call, void (*what)(void))
+{
+	call->what = what;
+	atomic_store(&call->thread_id, 0);
+	atomic_store(&call->returned, false);
+	thread_start(&call->thread, make_call, call);
+	UNTIL(atomic_load(&call->thread_id));
+}
+
+bool call_waits(struct call *call)
+{
+	return !thread_waits_or(atomic_load(&call->thread_id), &call->returned);
+}
+
+void call_end(struct call *call)
+{
+	thread_join(call->thread);
+}
+
 pid_t child_start(const char *role)
 {
 	char seed[32];

@@ -51,6 +51,17 @@ void thread_join(pthread_t thread);
 /* Until the flag is set, or the thread has been asleep for so long that it waits for something; the flag.  */
 bool thread_waits_or(pid_t thread, _Atomic bool *flag);
 
+/* What a thread of its own does, until call_end; in between it has returned, or waits for something.  */
+struct call {
+	void (*what)(void);
+	pthread_t thread;
+	_Atomic pid_t thread_id;
+	_Atomic bool returned;
+};
+void call_begin(struct call *call, void (*what)(void));
+bool call_waits(struct call *call);
+void call_end(struct call *call);
+
 /* This program again, with one argument more, as a process of its own; its exit status.  */
 pid_t child_start(const char *role);
 /* The same, with a socket between the two: one end is *talk here, the other TALK_FD there.  */
