@@ -1,9 +1,6 @@
 /* A process that was parked at context depth comes back on another GPU of the machine, one that it cannot even see, and back
  * again. Whatever driver call fails on the way, it is on one GPU, the one that the page names, with its contents; and a resume
  * without more words brings it back there.  */
-#include <limits.h>
-#include <sys/file.h>
-
 #include "board.h"
 #include "contents.h"
 #include "depth.h"
@@ -17,18 +14,11 @@ static CUresult (*device_uuid)(void *, CUdevice);
 static CUresult (*device_pci_id)(char *, int, CUdevice);
 static unsigned arrived, stayed, shallow;
 
-/* What NVML says, by a process of its own: the driver may hold ours.  */
 static void look(void)
 {
-	char command[PATH_MAX + 96], line[256];
-	ssize_t length = readlink("/proc/self/exe", command, PATH_MAX - 1);
-	FILE *said;
+	FILE *said = ask_nvml("all");
+	char line[256];
 
-	CHECK(length > 0);
-	command[length] = '\0';
-	snprintf(strrchr(command, '/'), 96, "/affinode-gpu-memory all 1");
-	said = popen(command, "re");
-	CHECK(said != NULL);
 	for (int i = 0; i < GPUS; i++) {
 		CHECK(fgets(line, sizeof(line), said) != NULL);
 		CHECK_EQUAL(sscanf(line, "%*s %*s %llu %*s %*s %*s %*s %47s", &used[i], uuids[i]), 2);
@@ -56,7 +46,6 @@ static int where(void)
 static void is_on(int gpu)
 {
 	uint8_t uuid[16];
-	char text[48] = "GPU-";
 
 	CHECK_EQUAL(where(), gpu);
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
@@ -66,9 +55,7 @@ static void is_on(int gpu)
 	for (int i = 0; i < GPUS; i++)
 		CHECK((used[i] != 0) == (i == gpu));
 	CHECK_EQUAL(device_uuid(uuid, 0), CUDA_SUCCESS);
-	for (int i = 0; i < 16; i++)
-		sprintf(strchr(text, '\0'), "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
-	CHECK(strcmp(text, uuids[gpu]) == 0);
+	CHECK(strcmp(uuid_text(uuid), uuids[gpu]) == 0);
 	contents_are_right();
 }
 
@@ -134,51 +121,24 @@ static void is_described_anew(void)
 	is_on(OWN);
 }
 
-/* As another process would.  */
-static int take_lock(int gpu)
-{
-	char path[256], *at;
-	int fd;
-
-	snprintf(path, sizeof(path), "%s", getenv("AFFINODE_SOCKET"));
-	at = strrchr(path, '/');
-	at += sprintf(at, "/gpu-");
-	for (const char *digit = uuids[gpu] + 4; *digit; digit++)
-		if (*digit != '-')
-			*at++ = *digit;
-	strcpy(at, ".lock");
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	CHECK(fd >= 0);
-	if (flock(fd, LOCK_EX | LOCK_NB) == 0)
-		return fd;
-	close(fd);
-	return -1;
-}
-
 /* The lock of the GPU that it goes to is waited for, and held while the driver brings it back there; no other is.  */
 static void locks_where_it_goes(void)
 {
 	uint32_t epoch;
-	int taken = take_lock(2), other;
+	int taken = gpu_lock_take(uuids[2]);
 
-	CHECK(taken >= 0);
 	park_deep_surely();
 	epoch = controller_resume_on(uuids[2], 0);
 	PAGE_UNTIL(page.state == AFFINODE_STATE_RESUMING);
 	CHECK(!controller_replied(epoch));
 	board_arm("cuCheckpointProcessRestore:HOLD:1");
-	close(taken);
+	gpu_lock_leave(taken);
 	UNTIL(board_holds());
-	CHECK_EQUAL(take_lock(2), -1);
-	other = take_lock(OWN);
-	CHECK(other >= 0);
-	close(other);
+	CHECK(gpu_lock_is_taken(uuids[2]) && !gpu_lock_is_taken(uuids[OWN]));
 	board_disarm();
 	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_OK);
 	is_on(2);
-	taken = take_lock(2);
-	CHECK(taken >= 0);
-	close(taken);
+	CHECK(!gpu_lock_is_taken(uuids[2]));
 	park_deep_surely();
 	CHECK_EQUAL(resume_on(OWN).status, AFFINODE_OK);
 }

@@ -59,16 +59,6 @@ static void fail_flock(int of, int error, int times)
 	atomic_store(&flock_errors, times);
 }
 
-static void stays_because_of(const char *words)
-{
-	struct affinode_reply reply = park_deep();
-
-	CHECK_EQUAL(reply.status, AFFINODE_OK);
-	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_MEMORY);
-	if (!strstr(reply.text, words))
-		test_fail(__FILE__, __LINE__, reply.text, 0);
-}
-
 static void comes_back(void)
 {
 	CHECK_RESUMES();
@@ -91,7 +81,7 @@ static void descriptors(int error)
 
 	snprintf(test_step, sizeof(test_step), "no descriptors: %s", strerror(error));
 	atomic_store(&no_descriptor, error);
-	stays_because_of("no lock can be had");
+	park_no_deeper("no lock can be had");
 	comes_back();
 	atomic_store(&no_descriptor, 0);
 	park_deep_surely();
@@ -101,8 +91,7 @@ static void descriptors(int error)
 	atomic_store(&no_descriptor, 0);
 	comes_back();
 	gpu_lock_replace(); /* or it would have it open */
-	fd = gpu_lock_take();
-	CHECK(fd >= 0);
+	fd = gpu_lock_take(NULL);
 	atomic_store(&no_descriptor, error);
 	call_begin(&call, allocate); /* on its way to the GPU's lock, which it does not get */
 	CHECK(call_waits(&call));
@@ -116,7 +105,7 @@ static void locks(void)
 {
 	snprintf(test_step, sizeof(test_step), "no locks on this file system");
 	fail_flock(LOCK_EX, ENOLCK, 1000);
-	stays_because_of("no lock can be had");
+	park_no_deeper("no lock can be had");
 	comes_back();
 	fail_flock(LOCK_EX, 0, 0);
 	park_deep_surely();
@@ -145,7 +134,7 @@ static void a_lock_is_removed_as_it_is_taken(void)
 	resume = controller_command(AFFINODE_COMMAND_RESUME, 0);
 	UNTIL(board_holds());
 	CHECK(!atomic_load(&removes_locked));
-	CHECK_EQUAL(gpu_lock_take(), -1);
+	CHECK(gpu_lock_is_taken(NULL));
 	board_disarm();
 	CHECK_EQUAL(controller_reply(resume).status, AFFINODE_OK);
 	CHECK(holds_pattern(block, BYTES, 5, 0));
@@ -162,7 +151,7 @@ static void host_memory(void)
 	close(fd);
 	setenv("TEST_MEMINFO", path, 1);
 	atomic_store(&memory_is_short, true);
-	stays_because_of("host memory is short");
+	park_no_deeper("host memory is short");
 	atomic_store(&memory_is_short, false);
 	comes_back();
 	park_deep_surely();

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <sys/file.h>
 
@@ -40,57 +41,77 @@ void depth_ask(void)
 	setenv("AFFINODE_DEPTH", "context", 1);
 }
 
-const char *gpu_uuid(void)
+const char *uuid_text(const uint8_t *uuid)
 {
-	const struct affinode_page page = page_read();
 	static char text[48];
 
 	snprintf(text, sizeof(text), "GPU-");
 	for (int i = 0; i < 16; i++)
-		sprintf(strchr(text, '\0'), "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
-			page.gpus[0].uuid[i]);
+		sprintf(strchr(text, '\0'), "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
 	return text;
 }
 
-/* By a process of its own, as the shim does: the driver may hold ours. Not by the shim's code, which is what is tested.  */
-static void ask_nvml(unsigned long long *used, unsigned *processes)
+const char *gpu_uuid(void)
 {
-	unsigned long long total, free_bytes, own;
+	return uuid_text(page_read().gpus[0].uuid);
+}
+
+FILE *ask_nvml(const char *gpu)
+{
 	char command[PATH_MAX + 96];
-	int divided;
-	FILE *said;
 	ssize_t length = readlink("/proc/self/exe", command, PATH_MAX - 1);
+	FILE *said;
 
 	CHECK(length > 0);
 	command[length] = '\0';
-	snprintf(strrchr(command, '/'), 96, "/affinode-gpu-memory %s 1", gpu_uuid());
+	snprintf(strrchr(command, '/'), 96, "/affinode-gpu-memory %s 1", gpu);
 	said = popen(command, "re");
 	CHECK(said != NULL);
-	CHECK_EQUAL(fscanf(said, "%llu %llu %llu %u %llu %d", &total, &free_bytes, used, processes, &own, &divided), 6);
+	return said;
+}
+
+static void look(uint64_t *used, unsigned *processes)
+{
+	FILE *said = ask_nvml(gpu_uuid());
+
+	CHECK_EQUAL(fscanf(said, "%*s %*s %" SCNu64 " %u", used, processes), 2);
+	while (fgetc(said) != EOF)
+		;
 	CHECK_EQUAL(pclose(said), 0);
 }
 
 uint64_t gpu_used_bytes(void)
 {
-	unsigned long long used;
+	uint64_t used;
 	unsigned processes;
 
-	ask_nvml(&used, &processes);
+	look(&used, &processes);
 	return used;
 }
 
 unsigned gpu_processes(void)
 {
-	unsigned long long used;
+	uint64_t used;
 	unsigned processes;
 
-	ask_nvml(&used, &processes);
+	look(&used, &processes);
 	return processes;
 }
 
 struct affinode_reply park_deep(void)
 {
 	return controller_reply(controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_CONTEXT));
+}
+
+void park_no_deeper(const char *because)
+{
+	struct affinode_reply reply = park_deep();
+
+	CHECK_EQUAL(reply.status, AFFINODE_OK);
+	if (!strstr(reply.text, because))
+		test_fail(__FILE__, __LINE__, reply.text, 0);
+	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_MEMORY);
+	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
 }
 
 void park_deep_surely(void)
@@ -128,14 +149,20 @@ unsigned restoring_call(uint32_t (*command)(void))
 	return nth;
 }
 
-static const char *lock_path(void)
+/* Of that GPU, or of the only one that has a lock.  */
+static const char *lock_path(const char *gpu)
 {
 	static char path[256];
-	char pattern[128];
+	char pattern[128], *at;
 	glob_t found;
 
 	snprintf(pattern, sizeof(pattern), "%s", getenv("AFFINODE_SOCKET"));
-	snprintf(strrchr(pattern, '/'), 16, "/gpu-*.lock");
+	at = strrchr(pattern, '/');
+	at += sprintf(at, "/gpu-");
+	for (const char *digit = gpu ? gpu + 4 : "*"; *digit; digit++)
+		if (*digit != '-')
+			*at++ = *digit;
+	strcpy(at, ".lock");
 	CHECK_EQUAL(glob(pattern, 0, NULL, &found), 0);
 	CHECK_EQUAL(found.gl_pathc, 1);
 	snprintf(path, sizeof(path), "%s", found.gl_pathv[0]);
@@ -143,9 +170,10 @@ static const char *lock_path(void)
 	return path;
 }
 
-int gpu_lock_take(void)
+/* -1: another process has it.  */
+static int try_lock(const char *gpu)
 {
-	int fd = open(lock_path(), O_RDONLY | O_CLOEXEC);
+	int fd = open(lock_path(gpu), O_RDONLY | O_CLOEXEC);
 
 	CHECK(fd >= 0);
 	if (flock(fd, LOCK_EX | LOCK_NB) == 0)
@@ -155,9 +183,26 @@ int gpu_lock_take(void)
 	return -1;
 }
 
+int gpu_lock_take(const char *gpu)
+{
+	int fd = try_lock(gpu);
+
+	CHECK(fd >= 0);
+	return fd;
+}
+
+bool gpu_lock_is_taken(const char *gpu)
+{
+	int fd = try_lock(gpu);
+
+	if (fd >= 0)
+		close(fd);
+	return fd < 0;
+}
+
 void gpu_lock_replace(void)
 {
-	const char *path = lock_path();
+	const char *path = lock_path(NULL);
 	int fd;
 
 	CHECK_EQUAL(unlink(path), 0);
