@@ -142,8 +142,7 @@ static void hold_on_the_way_out(void)
 			CHECK_RESUMES();
 		board_arm("cuCheckpointProcessCheckpoint:HOLD:1");
 		park = controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_CONTEXT);
-		UNTIL((controller_pump(), board_holds() || controller_replied(park)));
-	} while (!board_holds());
+	} while (!board_holds_in(park));
 }
 
 static void one(enum ending ending)

@@ -63,8 +63,7 @@ int main(int argc, char **argv)
 	rest_is_right(1);
 
 	snprintf(test_step, sizeof(test_step), "off the GPU");
-	controller_command(AFFINODE_COMMAND_TRIM, 0);
-	PAGE_UNTIL(page.kept_bytes == 0);
+	controller_trim();
 	park_deep_surely();
 	free_one_while_parked(0);
 	CUDA(MemFree(zeros)); /* which had no host memory */
@@ -74,8 +73,7 @@ int main(int argc, char **argv)
 	CUDA(MemAlloc(&zeros, MiB(8)));
 
 	snprintf(test_step, sizeof(test_step), "off the GPU, in a lot");
-	controller_command(AFFINODE_COMMAND_TRIM, 0);
-	PAGE_UNTIL(page.kept_bytes == 0);
+	controller_trim();
 	lot = controller_lend(LOT);
 	PAGE_UNTIL(page.lot_bytes == LOT);
 	park_deep_surely();

@@ -87,7 +87,7 @@ static void park_beside(bool it_ends)
 		come_back();
 		board_arm(it_ends ? "cuCheckpointProcessCheckpoint:TAKE=0:1" : "cuCheckpointProcessCheckpoint:HOLD:1");
 		epoch = controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_CONTEXT);
-		UNTIL((controller_pump(), controller_replied(epoch) || board_holds()));
+		board_holds_in(epoch);
 		if (!it_ends)
 			set_descriptors(0);
 		board_disarm();

@@ -81,14 +81,9 @@ static struct affinode_reply move(uint32_t command, uint64_t how)
 	return reply;
 }
 
-static uint32_t prepare(uint64_t how)
+static uint32_t prepare(void)
 {
-	uint32_t epoch;
-
-	do
-		epoch = controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_PREPARE | LOTS_ALONE | how);
-	while (!controller_prepared(epoch) && controller_reply(epoch).status == AFFINODE_BUSY);
-	return epoch;
+	return controller_prepare(AFFINODE_COMMAND_PARK, LOTS_ALONE | HANDS_OVER);
 }
 
 /* With lots that come when those that it begins with are used: as many as it says that it lacks.  */
@@ -99,7 +94,7 @@ static void park(void)
 
 	change();
 	lend(first);
-	epoch = prepare(HANDS_OVER);
+	epoch = prepare();
 	lacks = (unsigned)((controller_lacks(epoch) + LOT - 1) / LOT);
 	CHECK_EQUAL(first + lacks, lots);
 	controller_decide(epoch, true);
@@ -115,13 +110,13 @@ static void without_host_memory(void)
 {
 	struct affinode_reply reply;
 
-	reply = controller_reply(prepare(HANDS_OVER));
+	reply = controller_reply(prepare());
 	CHECK_EQUAL(reply.status, AFFINODE_NO_HOST_ROOM);
 	CHECK(reply.bytes > size);
 	lots = (unsigned)((reply.bytes + LOT - 1) / LOT);
 	is_resident();
 	lend(lots < FIRST_LOTS ? lots - 1 : FIRST_LOTS - 1);
-	CHECK_EQUAL(controller_reply(prepare(HANDS_OVER)).status, AFFINODE_NO_HOST_ROOM);
+	CHECK_EQUAL(controller_reply(prepare()).status, AFFINODE_NO_HOST_ROOM);
 	is_resident();
 	has_no_host_memory();
 }
@@ -223,14 +218,14 @@ static void comes_back_wrong(bool late, uint64_t then)
 static void the_rest_is_parked(void)
 {
 	size_t free_when_parked;
-	pthread_t thread;
+	struct call call;
 	CUdeviceptr rest;
 
 	free_when_parked = come_in_part(&rest, true);
 	CHECK_EQUAL(move(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM | LOTS_ALONE).status, AFFINODE_NO_HOST_ROOM);
 	is_parked_in_part(free_when_parked);
 	CHECK_EQUAL(move(AFFINODE_COMMAND_PARK, LOTS_ALONE).status, AFFINODE_NOTHING);
-	thread_start(&thread, contents_call, NULL);
+	call_begin(&call, contents_call);
 	PAGE_UNTIL(page.state == AFFINODE_STATE_QUEUED);
 	lend(lots - lots_lent() + 1);
 	CHECK_EQUAL(move(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM | LOTS_ALONE).status, AFFINODE_OK);
@@ -240,7 +235,7 @@ static void the_rest_is_parked(void)
 	CHECK_EQUAL(move(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM | LOTS_ALONE).status, AFFINODE_NOTHING);
 	cuda_give(rest);
 	CHECK_EQUAL(move(AFFINODE_COMMAND_RESUME, HANDS_OVER).status, AFFINODE_OK);
-	thread_join(thread);
+	call_end(&call);
 	is_resident();
 	has_no_host_memory();
 }
@@ -253,7 +248,7 @@ static void lots_do_not_come(void)
 
 	change();
 	lend(FIRST_LOTS);
-	epoch = prepare(HANDS_OVER);
+	epoch = prepare();
 	controller_decide(epoch, true);
 	reply = controller_reply(epoch);
 	CHECK_EQUAL(reply.status, AFFINODE_NO_HOST_ROOM);
@@ -355,7 +350,7 @@ static void ends_while_it_waits(void)
 
 	change();
 	lend(FIRST_LOTS);
-	epoch = prepare(HANDS_OVER);
+	epoch = prepare();
 	controller_decide(epoch, true);
 	UNTIL(cuda_free_bytes() > free_when_resident + MiB(64));
 	controller_command(AFFINODE_COMMAND_DYING, 0);

@@ -45,9 +45,7 @@ static int park_with_write_at(const char *name, unsigned nth, uint64_t how, bool
 	CUDA(CtxSynchronize());
 	board_arm("%s:HOLD:%u", name, nth);
 	epoch = controller_command(AFFINODE_COMMAND_PARK, how);
-	UNTIL(board_holds() ||
-	      (controller_pump() && (controller_is_prepared(epoch) || controller_replied(epoch))));
-	*met = board_holds();
+	*met = board_holds_in(epoch);
 	if (*met)
 		write_hidden(1);
 	board_disarm();

@@ -8,20 +8,9 @@ static _Atomic bool stop;
 static _Atomic unsigned rounds;
 static _Atomic int stage;
 
-static int preempt(void)
+static void preempt(void)
 {
-	return controller_reply(controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_PREEMPT)).status;
-}
-
-/* Again, while this machine is too slow for its patience.  */
-static void preempt_surely(void)
-{
-	int status;
-
-	do
-		status = preempt();
-	while (status == AFFINODE_BUSY);
-	CHECK_EQUAL(status, AFFINODE_OK);
+	controller_park_with(AFFINODE_MOVE_PREEMPT);
 }
 
 /* Computes without a pause, as training does: asynchronous work, and now and then a wait for it.  */
@@ -50,7 +39,7 @@ static void taken_in_the_midst_of_work(void)
 	for (int turn = 0; turn < 8; turn++) {
 		before = atomic_load(&rounds);
 		UNTIL(atomic_load(&rounds) > before + 3);
-		preempt_surely();
+		preempt();
 		PAGE_UNTIL(page.state == AFFINODE_STATE_QUEUED && page.want); /* its next call wants the GPU back */
 		CHECK(page_read().gpus[0].resident_bytes == 0);
 		before = atomic_load(&rounds);
@@ -66,7 +55,7 @@ static void taken_in_the_midst_of_work(void)
 /* Without a call: a preemption is a park like any other.  */
 static void taken_while_idle(void)
 {
-	preempt_surely();
+	preempt();
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
 	CHECK_RESUMES();
 	contents_are_right();
@@ -112,10 +101,12 @@ static void work_that_waits_for_a_call(CUstream stream)
 
 static void captured_graphs_are_left_alone(CUstream stream)
 {
+	uint32_t epoch;
 	CUgraph graph;
 
 	CUDA(StreamBeginCapture(stream, 0));
-	CHECK_EQUAL(preempt(), AFFINODE_BUSY);
+	epoch = controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_PREEMPT);
+	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_BUSY);
 	CUDA(StreamEndCapture(stream, &graph));
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
 }
@@ -128,7 +119,7 @@ static void nobody_is_there_to_bring_it_back(void)
 
 	atomic_store(&stop, false);
 	thread_start(&thread, train, NULL);
-	preempt_surely();
+	preempt();
 	controller_drop();
 	before = atomic_load(&rounds);
 	UNTIL(atomic_load(&rounds) > before + 3);

@@ -6,7 +6,6 @@
 #include "harness.h"
 
 static size_t free_when_resident, free_when_parked;
-static _Atomic bool called;
 
 static const char *name_of(uint32_t at)
 {
@@ -18,19 +17,11 @@ static void step(uint32_t at, const char *what, unsigned nth)
 	snprintf(test_step, sizeof(test_step), "%s, %s %u", name_of(at), what, nth);
 }
 
-static uint32_t begin(uint32_t at)
-{
-	return controller_command(at, AFFINODE_MOVE_PREPARE);
-}
-
 /* Prepared, and whole on whichever side it is.  */
 static uint32_t prepare(uint32_t at)
 {
-	uint32_t epoch;
+	uint32_t epoch = controller_prepare(at, 0);
 
-	do
-		epoch = begin(at);
-	while (!controller_prepared(epoch) && controller_reply(epoch).status == AFFINODE_BUSY);
 	CHECK(controller_prepared(epoch));
 	CHECK_EQUAL(page_read().state, at == AFFINODE_COMMAND_PARK ? AFFINODE_STATE_PARKING : AFFINODE_STATE_RESUMING);
 	CHECK_EQUAL(cuda_free_bytes(), free_when_resident);
@@ -77,31 +68,21 @@ static void committed(void)
 	is_resident();
 }
 
-static void *call(void *unused)
-{
-	(void)unused;
-	CUDA(CtxSetCurrent(cuda_context));
-	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
-	atomic_store(&called, true);
-	return NULL;
-}
-
 /* The controller is told, and where it says nothing the call goes through all the same.  */
 static void called_while_prepared(bool controller_aborts)
 {
 	uint32_t epoch = prepare(AFFINODE_COMMAND_PARK);
 	uint64_t since = test_now_ns();
-	pthread_t thread;
+	struct call call;
 
-	atomic_store(&called, false);
-	thread_start(&thread, call, NULL);
+	call_begin(&call, contents_call);
 	controller_noticed(AFFINODE_NOTIFY_WANT, NULL);
-	CHECK(!atomic_load(&called));
+	CHECK(!atomic_load(&call.returned));
 	if (controller_aborts)
 		controller_decide(epoch, false);
 	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_REVOKED);
 	CHECK(controller_aborts || test_now_ns() - since >= AFFINODE_PREPARED_CALL_MS * 1000000ull);
-	thread_join(thread);
+	call_end(&call);
 	is_resident();
 }
 
@@ -109,36 +90,35 @@ static void called_while_prepared(bool controller_aborts)
 static void called_and_committed(void)
 {
 	uint32_t epoch = prepare(AFFINODE_COMMAND_PARK);
-	pthread_t thread;
+	struct call call;
 	int status;
 
-	atomic_store(&called, false);
-	thread_start(&thread, call, NULL);
+	call_begin(&call, contents_call);
 	controller_noticed(AFFINODE_NOTIFY_WANT, NULL);
 	status = decide(epoch, true);
 	if (status == AFFINODE_OK) {
 		PAGE_UNTIL(page.state == AFFINODE_STATE_QUEUED);
-		CHECK(!atomic_load(&called));
+		CHECK(!atomic_load(&call.returned));
 		CHECK_EQUAL(decide(prepare(AFFINODE_COMMAND_RESUME), true), AFFINODE_OK);
 	} else {
 		CHECK_EQUAL(status, AFFINODE_REVOKED); /* its time had passed */
 	}
-	thread_join(thread);
+	call_end(&call);
 	is_resident();
 }
 
 /* A call that waits goes on waiting.  */
 static void called_and_not_resumed(void)
 {
-	pthread_t thread;
+	struct call call;
 
 	controller_park();
-	thread_start(&thread, contents_call, NULL);
+	call_begin(&call, contents_call);
 	PAGE_UNTIL(page.state == AFFINODE_STATE_QUEUED);
 	CHECK_EQUAL(decide(prepare(AFFINODE_COMMAND_RESUME), false), AFFINODE_REVOKED);
 	PAGE_UNTIL(page.state == AFFINODE_STATE_QUEUED);
 	CHECK_EQUAL(decide(prepare(AFFINODE_COMMAND_RESUME), true), AFFINODE_OK);
-	thread_join(thread);
+	call_end(&call);
 	is_resident();
 }
 
@@ -203,9 +183,8 @@ static bool aborted_at(uint32_t at, unsigned nth)
 	if (at == AFFINODE_COMMAND_RESUME)
 		controller_park();
 	board_arm("*:HOLD:%u", nth);
-	epoch = begin(at);
-	UNTIL(board_holds() || (controller_pump() && (controller_is_prepared(epoch) || controller_replied(epoch))));
-	held = board_holds();
+	epoch = controller_command(at, AFFINODE_MOVE_PREPARE);
+	held = board_holds_in(epoch);
 	if (!held && controller_replied(epoch)) {
 		board_disarm();
 		CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_BUSY);

@@ -99,8 +99,7 @@ static void a_hidden_write_is_not_lost(void)
 		change_all();
 		board_arm("cuMemUnmap:HOLD:1");
 		epoch = controller_command(AFFINODE_COMMAND_PARK, 0);
-		UNTIL(board_holds() || (controller_pump() && controller_replied(epoch)));
-		held = board_holds();
+		held = board_holds_in(epoch);
 		if (held) {
 			words[last]++;
 			CHECK_EQUAL(set_hidden(blocks[last], words[last], BYTES / 4), CUDA_SUCCESS);

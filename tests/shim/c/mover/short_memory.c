@@ -32,7 +32,7 @@ static bool foreign_takes_room(unsigned nth)
 {
 	size_t before = cuda_free_bytes(), parked;
 	struct affinode_reply reply;
-	pthread_t thread;
+	struct call call;
 	bool met;
 
 	snprintf(test_step, sizeof(test_step), "the GPU full at creation %u", nth);
@@ -45,14 +45,14 @@ static bool foreign_takes_room(unsigned nth)
 		CHECK_EQUAL(reply.status, AFFINODE_NO_GPU_ROOM);
 		CHECK(reply.text[0] != 0);
 		CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
-		thread_start(&thread, contents_call, NULL);
+		call_begin(&call, contents_call);
 		PAGE_UNTIL(page.want == 1);
 		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_NO_GPU_ROOM);
 		board_arm("cuMemGetInfo:TAKE=0:1");
 		CHECK_EQUAL(cuda_free_bytes(), parked);
 		board_disarm();
 		reply = controller_reply(controller_command(AFFINODE_COMMAND_RESUME, 0));
-		thread_join(thread);
+		call_end(&call);
 	}
 	CHECK_EQUAL(reply.status, AFFINODE_OK);
 	contents_are_right();
@@ -64,8 +64,7 @@ static bool foreign_takes_room(unsigned nth)
 static void pinned_memory_is_not_let_go(void)
 {
 	snprintf(test_step, sizeof(test_step), "unregistering refused");
-	controller_command(AFFINODE_COMMAND_TRIM, 0); /* what was refused when it was made is not tried again */
-	PAGE_UNTIL(page.kept_bytes == 0);
+	controller_trim(); /* what was refused when it was made is not tried again */
 	changed_park();
 	CHECK_RESUMES();
 	CHECK(board_registered_bytes() > 0 && page_read().kept_bytes > 0);
@@ -76,8 +75,7 @@ static void pinned_memory_is_not_let_go(void)
 	CHECK_RESUMES();
 	CHECK(board_registered_bytes() > 0);
 	board_disarm();
-	controller_command(AFFINODE_COMMAND_TRIM, 0);
-	PAGE_UNTIL(page.kept_bytes == 0);
+	controller_trim();
 	CHECK_EQUAL(board_registered_bytes(), 0);
 	contents_are_right();
 }

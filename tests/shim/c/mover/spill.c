@@ -265,20 +265,15 @@ static void freed_meanwhile(void)
 /* A lot that is to be given back must be empty: what goes to disk first lies together.  */
 static void lots_become_empty(void)
 {
-	struct affinode_reply reply;
 	CUdeviceptr block;
 
 	snprintf(test_step, sizeof(test_step), "lots");
 	controller_reply(controller_spill(0, spill_folder));
-	controller_command(AFFINODE_COMMAND_TRIM, 0);
-	PAGE_UNTIL(page.kept_bytes == 0);
+	controller_trim();
 	block = cuda_block(LOTS * LOT, 5);
 	for (unsigned i = 0; i <= LOTS; i++)
 		controller_lend(LOT);
-	do
-		reply = controller_reply(controller_command(AFFINODE_COMMAND_PARK, LOTS_ALONE));
-	while (reply.status == AFFINODE_BUSY);
-	CHECK_EQUAL(reply.status, AFFINODE_OK);
+	controller_park_with(LOTS_ALONE);
 	PAGE_UNTIL(page.lot_bytes == (LOTS + 1) * LOT);
 	for (unsigned left = LOTS; left > 0; left--) {
 		CHECK_EQUAL(controller_reply(controller_spill(LOT, spill_folder)).bytes, LOT);

@@ -159,8 +159,7 @@ static void ring_is_counted(void)
 	CHECK(rings > 0);
 	PAGE_UNTIL(page.kept_bytes <= kept - rings * RING);
 	CHECK_EQUAL(page_read().kept_bytes, kept - rings * RING);
-	controller_command(AFFINODE_COMMAND_TRIM, 0);
-	PAGE_UNTIL(page.kept_bytes == 0);
+	controller_trim();
 	contents_fill(CONTENTS_OTHER_GPU);
 	changed_park(REFUSED COUNTED("cuMemHostAlloc"));
 	CHECK(struck("cuMemHostAlloc")); /* and made again */
@@ -236,8 +235,7 @@ static void revoked(unsigned nth)
 		change_large();
 		board_arm("cuMemcpyDtoHAsync:HOLD:%u", nth);
 		epoch = controller_command(AFFINODE_COMMAND_PARK, 0);
-		UNTIL((controller_pump(), board_holds() || controller_replied(epoch)));
-	} while (!board_holds()); /* this machine is too slow for the mover's patience */
+	} while (!board_holds_in(epoch)); /* this machine is too slow for the mover's patience */
 	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS); /* without having waited */
 	board_arm("cuMemcpyDtoHAsync:TAKE=0:1+");
 	reply = controller_reply(epoch);
@@ -267,8 +265,7 @@ static void without_threads(void)
 			change_large();
 			board_arm("cuMemcpyDtoHAsync:HOLD:10");
 			epoch = controller_command(AFFINODE_COMMAND_PARK, 0);
-			UNTIL((controller_pump(), board_holds() || controller_replied(epoch)));
-		} while (!board_holds());
+		} while (!board_holds_in(epoch));
 		if (with)
 			UNTIL(threads_now() > before);
 		else

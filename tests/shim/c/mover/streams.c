@@ -6,7 +6,6 @@
 #include "harness.h"
 #include "streamed.h"
 
-static _Atomic bool called;
 static CUresult (*set_hidden)(CUdeviceptr, unsigned int, size_t);
 static CUresult (*synchronize_hidden)(CUstream);
 
@@ -29,19 +28,10 @@ static void there_and_back(void)
 	streamed_is_resident();
 }
 
-static void *call(void *unused)
-{
-	(void)unused;
-	CUDA(CtxSetCurrent(cuda_context));
-	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
-	atomic_store(&called, true);
-	return NULL;
-}
-
 /* Once memory is on its way out no call ends it.  */
 static void called_on_the_way(void)
 {
-	pthread_t thread;
+	struct call call;
 	uint32_t epoch;
 
 	streamed_change();
@@ -49,14 +39,13 @@ static void called_on_the_way(void)
 	board_arm("cuMemcpyDtoHAsync:HOLD:1");
 	controller_decide(epoch, true);
 	UNTIL(board_holds());
-	atomic_store(&called, false);
-	thread_start(&thread, call, NULL);
+	call_begin(&call, contents_call);
 	PAGE_UNTIL(page.want == 1);
 	board_disarm();
 	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_OK);
-	CHECK(!atomic_load(&called));
+	CHECK(!atomic_load(&call.returned));
 	CHECK_EQUAL(streamed_resume(AFFINODE_MOVE_STREAM), AFFINODE_OK);
-	thread_join(thread);
+	call_end(&call);
 	streamed_is_resident();
 }
 
@@ -188,8 +177,7 @@ static void without_controller(void)
 	board_arm("cuMemcpyHtoDAsync:HOLD:1");
 	do { /* the park's outcome may not have been taken yet */
 		epoch = controller_command(AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM);
-		UNTIL(board_holds() || (controller_pump() && controller_replied(epoch)));
-	} while (!board_holds());
+	} while (!board_holds_in(epoch));
 	controller_stop();
 	board_disarm();
 	controller_start_again();

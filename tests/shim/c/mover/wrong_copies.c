@@ -8,14 +8,6 @@
 
 static const char *const calls[] = {"cuMemcpyHtoDAsync", "cuMemsetD8Async", "cuMemsetD32Async"};
 
-static void *call(void *unused)
-{
-	(void)unused;
-	CUDA(CtxSetCurrent(cuda_context));
-	CHECK_EQUAL(contents_change(CONTENTS_MAPPED), CUDA_SUCCESS);
-	return NULL;
-}
-
 /* Wrong once: mended. False: the resume has no such copy.  */
 static bool once(const char *what, unsigned nth)
 {
@@ -36,12 +28,12 @@ static bool once(const char *what, unsigned nth)
 static void for_good(const char *what, unsigned nth)
 {
 	struct affinode_reply reply;
-	pthread_t thread;
+	struct call call;
 
 	snprintf(test_step, sizeof(test_step), "%s wrong from %u on", what, nth);
 	contents_change_now(CONTENTS_ONE_CHUNK);
 	controller_park();
-	thread_start(&thread, call, NULL);
+	call_begin(&call, contents_call);
 	PAGE_UNTIL(page.want == 1);
 	for (int i = 0; i < 2; i++) {
 		board_arm("%s:CORRUPT=" LARGE ":%u+", what, nth);
@@ -52,7 +44,7 @@ static void for_good(const char *what, unsigned nth)
 		PAGE_UNTIL(page.state == AFFINODE_STATE_QUEUED && page.want == 1);
 	}
 	CHECK_RESUMES();
-	thread_join(thread);
+	call_end(&call);
 	contents_are_right();
 }
 
@@ -60,14 +52,14 @@ static void for_good(const char *what, unsigned nth)
  * for there is no way back.  */
 static void out_of_the_gpu(void)
 {
-	pthread_t thread;
+	struct call call;
 
 	snprintf(test_step, sizeof(test_step), "a park's copy wrong");
 	contents_change_now(CONTENTS_ONE_CHUNK);
 	board_arm("cuMemcpyDtoHAsync:CORRUPT=" LARGE ":1");
 	controller_park();
 	CHECK_EQUAL(board_disarm(), 1);
-	thread_start(&thread, call, NULL);
+	call_begin(&call, contents_call);
 	PAGE_UNTIL(page.want == 1);
 	for (int i = 0; i < 2; i++) {
 		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_FAILED);

@@ -7,7 +7,6 @@
 #include "harness.h"
 
 #define CHUNK MiB(2)
-#define PARTS_THAT_COME 2 /* of a process that is parked in part */
 
 static struct {
 	size_t bytes;
@@ -206,12 +205,11 @@ CUcontext contents_elsewhere(void)
 	return elsewhere;
 }
 
-/* There is room for the first blocks alone.  */
-static void come_in_part(void)
+void contents_come_in_part(unsigned parts)
 {
 	uint32_t epoch;
 
-	board_arm("cuMemCreate:OUT_OF_MEMORY:%u+", PARTS_THAT_COME + 1);
+	board_arm("cuMemCreate:OUT_OF_MEMORY:%u+", parts + 1);
 	epoch = controller_command(AFFINODE_COMMAND_RESUME, HANDS_OVER);
 	PAGE_UNTIL(page.gpus[0].resident_bytes > 0 || controller_replied(epoch));
 	controller_decide(epoch, false);
@@ -223,10 +221,7 @@ static void come_in_part(void)
 /* Host memory that is kept from an earlier move is given back, so that there is none but the lot.  */
 static void have_only_a_lot(void)
 {
-	uint64_t seen_ns = page_read().heartbeat_ns;
-
-	controller_command(AFFINODE_COMMAND_TRIM, 0);
-	PAGE_UNTIL(page.heartbeat_ns > seen_ns && page.kept_bytes == 0);
+	controller_trim();
 	controller_lend(MiB(32));
 }
 
@@ -237,7 +232,7 @@ void contents_make_ready(const struct move *move)
 	else if (move->how & AFFINODE_MOVE_HAND_OVER)
 		have_only_a_lot();
 	if (move->of_rest)
-		come_in_part();
+		contents_come_in_part(2);
 }
 
 void contents_child(void)
@@ -261,10 +256,8 @@ pid_t contents_child_start(void)
 	return pid;
 }
 
-void *contents_call(void *unused)
+void contents_call(void)
 {
-	(void)unused;
 	CUDA(CtxSetCurrent(cuda_context));
 	CHECK_EQUAL(contents_change(CONTENTS_ONE_CHUNK), CUDA_SUCCESS);
-	return NULL;
 }

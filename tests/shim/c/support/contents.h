@@ -40,11 +40,13 @@ size_t contents_bytes_elsewhere(void);
 /* Bring the process to where the move begins: parked for a resume, parked in part for a park of the rest.  */
 struct move;
 void contents_make_ready(const struct move *move);
+/* Resume a parked process in part: there is room for the first parts alone, and what they bring stays on the GPU.  */
+void contents_come_in_part(unsigned parts);
 /* A child with all of it on the GPU, which does nothing but wait to be moved and killed; and its role, which is in `test_role`.  */
 pid_t contents_child_start(void);
 void contents_child(void);
-/* A thread that changes a block once.  */
-void *contents_call(void *unused);
+/* What a thread does that changes a block once.  */
+void contents_call(void);
 /* The second GPU's context; NULL: there is none.  */
 CUcontext contents_elsewhere(void);
 

@@ -54,11 +54,8 @@ void streamed_allocate(size_t bytes)
 
 uint32_t streamed_prepare(void)
 {
-	uint32_t epoch;
+	uint32_t epoch = controller_prepare(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM);
 
-	do
-		epoch = controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_PREPARE | AFFINODE_MOVE_STREAM);
-	while (!controller_prepared(epoch) && controller_reply(epoch).status == AFFINODE_BUSY);
 	CHECK(controller_prepared(epoch));
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKING);
 	CHECK_EQUAL(cuda_free_bytes(), streamed_free_bytes);
@@ -87,4 +84,12 @@ int streamed_resume(uint64_t how)
 
 	snprintf(test_step, sizeof(test_step), "resume: %s", reply.text);
 	return reply.status;
+}
+
+void streamed_come_back(unsigned nth)
+{
+	static const uint64_t ways[] = {0, AFFINODE_MOVE_STREAM, HANDS_OVER};
+
+	CHECK_EQUAL(streamed_resume(ways[nth % 3]), AFFINODE_OK);
+	streamed_is_resident();
 }

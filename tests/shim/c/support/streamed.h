@@ -38,5 +38,7 @@ struct affinode_reply streamed_decide(uint32_t epoch, bool commit);
 void streamed_park(void);
 /* The reply's status.  */
 int streamed_resume(uint64_t how);
+/* Resume surely, in one way after the other, and look at all of it.  */
+void streamed_come_back(unsigned nth);
 
 #endif

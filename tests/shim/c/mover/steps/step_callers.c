@@ -72,8 +72,7 @@ static bool cycle(const struct move *at, enum meddling how, unsigned nth)
 	atomic_store(&done, false);
 	board_arm("*:HOLD:%u", nth);
 	epoch = controller_command(at->command, at->how);
-	UNTIL(board_holds() || (controller_pump() && controller_replied(epoch)));
-	held = board_holds();
+	held = board_holds_in(epoch);
 	if (held) {
 		thread_start(&thread, meddle, (void *)(uintptr_t)how);
 		/* Until it is through or waits at the gate; a free may wait for the mover, which cannot be seen.  */

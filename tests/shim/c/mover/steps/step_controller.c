@@ -12,8 +12,7 @@ static bool leave_at(const struct move *at, unsigned nth)
 	snprintf(test_step, sizeof(test_step), "%s, call %u", at->name, nth);
 	board_arm("*:HOLD:%u", nth);
 	epoch = controller_command(at->command, at->how);
-	UNTIL(board_holds() || (controller_pump() && controller_replied(epoch)));
-	if (!board_holds()) {
+	if (!board_holds_in(epoch)) {
 		board_disarm();
 		if (controller_reply(epoch).status == AFFINODE_BUSY)
 			return leave_at(at, nth); /* this machine was too slow for the mover's patience */

@@ -110,28 +110,6 @@ static void park_anew(void)
 	streamed_park();
 }
 
-static void come_back(unsigned nth)
-{
-	static const uint64_t ways[] = {0, AFFINODE_MOVE_STREAM, HANDS_OVER};
-
-	CHECK_EQUAL(streamed_resume(ways[nth % 3]), AFFINODE_OK);
-	streamed_is_resident();
-}
-
-/* Parked in part: what a resume that handed over has brought stays on the GPU.  */
-static void bring_part(void)
-{
-	uint32_t epoch;
-
-	board_arm("cuMemCreate:OUT_OF_MEMORY:4+");
-	epoch = controller_command(AFFINODE_COMMAND_RESUME, HANDS_OVER);
-	PAGE_UNTIL(page.gpus[0].resident_bytes > 0 || controller_replied(epoch));
-	controller_decide(epoch, false);
-	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_REVOKED);
-	board_disarm();
-	CHECK(page_read().gpus[0].resident_bytes > 0);
-}
-
 /* False: it makes no such write.  */
 static bool spill_fails_at(int error, unsigned nth, bool for_good, bool in_part)
 {
@@ -143,7 +121,7 @@ static bool spill_fails_at(int error, unsigned nth, bool for_good, bool in_part)
 	snprintf(test_step, sizeof(test_step), "spill%s, %s at write %u%s", in_part ? " in part" : "", name_of(error), nth,
 		 for_good ? "+" : "");
 	if (in_part)
-		bring_part();
+		contents_come_in_part(3);
 	in_memory = page_read().copy_bytes;
 	disk_fails(WRITES, error, nth, for_good);
 	reply = spill_all();
@@ -162,7 +140,7 @@ static bool spill_fails_at(int error, unsigned nth, bool for_good, bool in_part)
 		CHECK(reply.status == AFFINODE_OK || reply.status == AFFINODE_NOTHING);
 		CHECK_EQUAL(page_read().copy_bytes, 0);
 	}
-	come_back(nth);
+	streamed_come_back(nth);
 	return met > 0;
 }
 
@@ -195,7 +173,7 @@ static bool resume_fails_at(int error, unsigned nth, bool for_good, uint64_t how
 		CHECK_EQUAL(reply.status, AFFINODE_OK);
 		CHECK_EQUAL(page_read().gpus[0].resident_bytes, 0);
 	}
-	come_back(nth);
+	streamed_come_back(nth);
 	return true;
 }
 

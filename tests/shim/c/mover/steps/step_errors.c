@@ -121,30 +121,21 @@ static struct affinode_reply move_with_fault(uint32_t command, const struct faul
 /* Still parked: a call waits, and is served once the process has been resumed.  */
 static void resume_again(void)
 {
-	pthread_t thread;
+	struct call call;
 
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
-	thread_start(&thread, contents_call, NULL);
+	call_begin(&call, contents_call);
 	PAGE_UNTIL(page.want == 1);
 	CHECK_RESUMES();
-	thread_join(thread);
+	call_end(&call);
 }
 
-/* All of it has come back before anything is armed: a fault that struck meanwhile would leave a ring with the driver, and
- * counted, for good.  */
-static void trim(void)
-{
-	uint64_t seen_ns = page_read().heartbeat_ns;
-
-	controller_command(AFFINODE_COMMAND_TRIM, 0);
-	PAGE_UNTIL(page.heartbeat_ns > seen_ns && page.kept_bytes == 0); /* not what was there before the last move */
-}
-
-/* Slabs that the driver would not register stay so as long as they are kept.  */
+/* All host memory has come back before anything is armed: a fault that struck meanwhile would leave a ring with the driver, and
+ * counted, for good. Slabs that the driver would not register stay so as long as they are kept.  */
 static void refuse_registration(void)
 {
 	while (board_registered_bytes() || !page_read().kept_bytes) {
-		trim();
+		controller_trim();
 		board_arm("cuMemHostRegister:OPERATING_SYSTEM:1+");
 		controller_park();
 		CHECK_RESUMES();
@@ -174,9 +165,9 @@ static bool cycle(uint32_t at, const struct fault *fault, unsigned nth)
 	if (fault->host == STAGED)
 		refuse_registration();
 	else if (board_registered_bytes() == 0)
-		trim(); /* what is made anew can be pinned */
+		controller_trim(); /* what is made anew can be pinned */
 	if (fault->host == FRESH && at == AFFINODE_COMMAND_PARK) {
-		trim();
+		controller_trim();
 		CHECK_EQUAL(board_registered_bytes(), 0);
 		if (nth % 4 < 2)
 			controller_lend(MiB(32));

@@ -35,14 +35,6 @@ static void park_anywhere(unsigned nth)
 		CHECK_EQUAL(controller_reply(controller_spill(most[nth % 3], spill_folder)).status, AFFINODE_OK);
 }
 
-static void come_back(unsigned nth)
-{
-	static const uint64_t ways[] = {0, AFFINODE_MOVE_STREAM, HANDS_OVER};
-
-	CHECK_EQUAL(streamed_resume(ways[nth % 3]), AFFINODE_OK);
-	streamed_is_resident();
-}
-
 /* False: it makes no such call.  */
 static bool resume_fails_at(const char *plus, unsigned nth)
 {
@@ -67,7 +59,7 @@ static bool resume_fails_at(const char *plus, unsigned nth)
 		CHECK(status == AFFINODE_OK || status == AFFINODE_NOTHING);
 		CHECK_EQUAL(page_read().gpus[0].resident_bytes, 0);
 	}
-	come_back(nth);
+	streamed_come_back(nth);
 	return true;
 }
 
@@ -78,9 +70,7 @@ static bool park_fails_at(const char *plus, unsigned nth)
 	unsigned met;
 
 	streamed_change();
-	do
-		epoch = controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_PREPARE | HANDS_OVER);
-	while (!controller_prepared(epoch) && controller_reply(epoch).status == AFFINODE_BUSY);
+	epoch = controller_prepare(AFFINODE_COMMAND_PARK, HANDS_OVER);
 	board_arm("*:UNKNOWN:%u%s", nth, plus);
 	reply = streamed_decide(epoch, true);
 	met = board_disarm();
@@ -88,7 +78,7 @@ static bool park_fails_at(const char *plus, unsigned nth)
 		 board_struck(), reply.status, reply.text, page_read().state);
 	CHECK(reply.status == AFFINODE_OK || (met && reply.text[0]));
 	if (page_read().state == AFFINODE_STATE_PARKED)
-		come_back(nth);
+		streamed_come_back(nth);
 	streamed_is_resident();
 	return met > 0;
 }
@@ -119,7 +109,7 @@ static bool rest_fails_at(const char *plus, unsigned nth)
 	CHECK((status == AFFINODE_OK) == (page.gpus[0].resident_bytes == 0) || strstr(board_struck(), "cuMemUnmap"));
 	parted += page.gpus[0].resident_bytes > 0;
 	cuda_give(taken);
-	come_back(nth);
+	streamed_come_back(nth);
 	return met > 0;
 }
 

@@ -65,8 +65,7 @@ static bool without_controller(int at, unsigned nth)
 	make_ready(at, nth);
 	board_arm("*:HOLD:%u", nth);
 	epoch = begin(at);
-	UNTIL(board_holds() || (controller_pump() && controller_replied(epoch)));
-	held = board_holds();
+	held = board_holds_in(epoch);
 	if (held)
 		controller_stop();
 	board_disarm();

@@ -58,6 +58,12 @@ bool board_holds(void)
 	return __atomic_load_n(&board->held, __ATOMIC_ACQUIRE) != 0;
 }
 
+bool board_holds_in(uint32_t epoch)
+{
+	UNTIL(board_holds() || (controller_pump() && (controller_is_prepared(epoch) || controller_replied(epoch))));
+	return board_holds();
+}
+
 const char *board_struck(void)
 {
 	return struck;

@@ -14,6 +14,8 @@ unsigned board_disarm(void);
 unsigned board_met(void);   /* times that a fault struck since it was armed */
 unsigned board_calls(void); /* of any name since then */
 bool board_holds(void);     /* a call waits at a HOLD */
+/* The same of that move, which may be prepared or have ended without such a call; waits until one of these is so.  */
+bool board_holds_in(uint32_t epoch);
 const char *board_struck(void); /* names of the calls that were struck, when it was disarmed last */
 int64_t board_registered_bytes(void);
 

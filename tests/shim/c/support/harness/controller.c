@@ -319,14 +319,37 @@ int controller_move(uint32_t what)
 	return controller_reply(controller_command(what, 0)).status;
 }
 
-void controller_park(void)
+void controller_park_with(uint64_t how)
 {
 	int status;
 
 	do
-		status = controller_move(AFFINODE_COMMAND_PARK);
+		status = controller_reply(controller_command(AFFINODE_COMMAND_PARK, how)).status;
 	while (status == AFFINODE_BUSY);
 	CHECK_EQUAL(status, AFFINODE_OK);
+}
+
+void controller_park(void)
+{
+	controller_park_with(0);
+}
+
+uint32_t controller_prepare(uint32_t what, uint64_t how)
+{
+	uint32_t number;
+
+	do
+		number = controller_command(what, AFFINODE_MOVE_PREPARE | how);
+	while (!controller_prepared(number) && controller_reply(number).status == AFFINODE_BUSY);
+	return number;
+}
+
+void controller_trim(void)
+{
+	uint64_t seen_ns = page_read().heartbeat_ns;
+
+	controller_command(AFFINODE_COMMAND_TRIM, 0);
+	PAGE_UNTIL(page.heartbeat_ns > seen_ns && page.kept_bytes == 0); /* not what was there before the last move */
 }
 
 uint32_t controller_noticed(uint32_t kind, uint64_t *bytes)

@@ -58,6 +58,11 @@ extern const struct move kinds_of_move[MOVES];
 int controller_move(uint32_t command);
 /* Park surely: again, while this machine is too slow for the mover's patience with a call or the GPU.  */
 void controller_park(void);
+void controller_park_with(uint64_t how); /* move flags */
+/* The first step of such a move: its number.  */
+uint32_t controller_prepare(uint32_t command, uint64_t how);
+/* Have all host memory given back that is kept, of which there is none then.  */
+void controller_trim(void);
 /* A resume succeeds.  */
 #define CHECK_RESUMES() CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK)
 /* Wait for the next notice of that kind: its number, its bytes.  */
