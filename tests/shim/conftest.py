@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from shim_machine import HERE, Machine, Running
+from shim_machine import Machine, Running
 
 
 @pytest.fixture
@@ -24,7 +22,5 @@ def gpu(native: Path) -> Iterator[Machine]:
 
 @pytest.fixture
 def worker(gpu: Machine) -> Iterator[Running]:
-    """A process with two blocks on the GPU that does what it is asked (`worker.py`)."""
-    with Running(gpu, sys.executable, HERE / "worker.py") as running:
-        assert json.loads(running.answer()) == "ready"
+    with gpu.start_worker() as running:
         yield running

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import select
 import socket
+import struct
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from waiting import wait_until
 
 from jupyter_affinode.bench.shim_peer import Listener, ShimPeer
 from jupyter_affinode.node.protocol import wire
-from jupyter_affinode.node.protocol.page import State
+from jupyter_affinode.node.protocol.page import PageData, State, parse_page
 from jupyter_affinode.node.protocol.wire import (
     PROTOCOL_VERSION,
     CommandKind,
@@ -30,17 +31,9 @@ PARK, RESUME, CANCEL, CANCEL_END, DYING, ROOM, COMMIT, ABORT, TRIM, LOT, DROP_CA
 OK, BUSY, REVOKED, NO_GPU_ROOM, NO_HOST_ROOM, STALE, NOTHING, FAILED, REFUSED, *_ = Status
 
 
-@dataclass(frozen=True)
-class Page:
-    """What tests look at of a page; sizes in bytes, of all GPUs."""
-
-    flags: int
-    state: State
-    in_flight: int
-    parks: int
-    resumes: int
-    resident_bytes: int
-    parked_bytes: int
+def bytes_of(page: PageData) -> tuple[int, int]:
+    """Resident and parked bytes on all GPUs together."""
+    return sum(gpu.resident_bytes for gpu in page.gpus), sum(gpu.parked_bytes for gpu in page.gpus)
 
 
 class LinkPeer(ShimPeer):
@@ -50,7 +43,7 @@ class LinkPeer(ShimPeer):
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
-        self.socket, self.map = connection, self._page._map
+        self.socket = connection
         self.replies = []
         self.notified: list[tuple[NotifyKind, int, int]] = []  # (kind, number, bytes)
 
@@ -108,10 +101,10 @@ class LinkPeer(ShimPeer):
     def resume(self, timeout_s: float = 60.0) -> Reply:
         return self.reply_to(self.command(RESUME), timeout_s)
 
-    def wait(self, condition: Callable[[Page], object], timeout_s: float = 60.0) -> Page:
+    def wait(self, condition: Callable[[PageData], object], timeout_s: float = 60.0) -> PageData:
         """Read the page until `condition(page)`; that page."""
 
-        def met() -> Page | None:
+        def met() -> PageData | None:
             page = self.page()
             if condition(page):
                 return page
@@ -120,12 +113,14 @@ class LinkPeer(ShimPeer):
 
         return wait_until(met, timeout_s, lambda: str(self.page()), 0)
 
-    def page(self) -> Page:
-        """The page now."""
-        page = self._page.read()
-        resident = sum(gpu.resident_bytes for gpu in page.gpus)
-        parked = sum(gpu.parked_bytes for gpu in page.gpus)
-        return Page(page.flags, page.state, page.calls_in_flight, page.parks, page.resumes, resident, parked)
+    def page(self) -> PageData:
+        """The page now; a shim that is stalled while it writes is waited for."""
+        raw = wait_until(self._page._consistent, message="a page that is not being written")
+        return parse_page(raw, time.monotonic())
+
+    def heartbeat_ns(self) -> int:
+        """When the shim last looked at its counters."""
+        return int(struct.unpack_from("=Q", self._page._map, 48)[0])
 
 
 class LinkListener(Listener):

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
-from link_peer import QUEUED, RESUME, LinkListener
+from link_peer import OK, PARK, QUEUED, RESUME, LinkListener, Reply
+
+from jupyter_affinode.node.protocol.wire import MoveFlag
 
 HERE = Path(__file__).resolve().parent / "processes"
 CC = os.environ.get("CC", "cc")
@@ -36,6 +40,17 @@ class Machine:
             "AFFINODE_SIM_DIR": str(folder / "gpu"),
             "AFFINODE_SIM_COPY_RATE": "400MiB",  # 4 MiB take 10 ms, long enough to come in between
         }
+
+    @property
+    def bare_environment(self) -> dict[str, str]:
+        """The environment of a program without the shim."""
+        return {name: value for name, value in self.environment.items() if name != "LD_PRELOAD"}
+
+    def start_worker(self, *through: str) -> Running:
+        """A process with two blocks on the GPU that does what it is asked (`worker.py`), started by that command."""
+        running = Running(self, *through, sys.executable, HERE / "worker.py")
+        assert json.loads(running.answer()) == "ready"
+        return running
 
     def compile(self, source: str, *options: str, name: str) -> Path:
         made = self.folder / name
@@ -103,12 +118,40 @@ class Running:
         self.say(line + "\n")
         return json.loads(self.answer())
 
-    def wait_for_reply(self, epoch: int) -> int:
-        """A move's status, serving it meanwhile: its work may want the GPU in between."""
+    def park_deep(self) -> Reply:
+        """Park at context depth, again while the process is too young or its work is in the way."""
         deadline = time.monotonic() + DEADLINE_S
         while True:
-            for reply in self.peer.replies:
-                if reply.epoch == epoch:
-                    return reply.status
-            assert time.monotonic() < deadline, f"no reply; page {self.peer.page()}"
-            self.peer.pump(0.01)
+            reply = self.peer.reply_to(self.peer.command(PARK, argument=MoveFlag.CONTEXT))
+            passing = any(word in reply.text for word in ("just begun", "waits", "in progress"))
+            if reply.status == OK and not passing:
+                return reply
+            assert time.monotonic() < deadline, reply
+            if reply.status == OK:
+                self.peer.resume()
+
+
+class Installed:
+    """A copy of the shim that is to park at context depth, with a program of the test's choice beside it."""
+
+    PROGRAM = "affinode-gpu-memory"
+
+    def __init__(self, gpu: Machine, native: Path) -> None:
+        self.gpu = gpu
+        self.folder = gpu.folder / "lib"
+        self.folder.mkdir()
+        self.real = native / self.PROGRAM
+        self.nvml = gpu.driver / "libnvidia-ml.so.1"
+        self.nvml.symlink_to(native / "libaffinode-sim-nvml.so")
+        shutil.copy(native / "libaffinode.so", self.folder)
+        gpu.environment.update(LD_PRELOAD=str(self.folder / "libaffinode.so"), AFFINODE_DEPTH="context")
+
+    def program(self, script: str, *, mode: int = 0o755) -> None:
+        """Put a shell script in the place of the program; it has the real one's path in $REAL."""
+        made = self.folder / self.PROGRAM
+        made.write_text(f"#!/bin/sh\nREAL={self.real}\n{script}\n")
+        made.chmod(mode)
+
+    def run(self, *command: str | Path) -> str:
+        """What a program without the shim prints."""
+        return subprocess.check_output(list(map(str, command)), env=self.gpu.bare_environment, text=True)

@@ -8,25 +8,19 @@ import fcntl
 import json
 import os
 import select
-import shutil
 import signal
-import struct
-import subprocess
 import sys
-import time
-import uuid
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from fault_board import FaultBoard
-from link_peer import OK, PARK, PARKED, REFUSED, RESUME, Reply
-from shim_machine import DEADLINE_S, HERE, Machine, Running
+from link_peer import OK, PARKED, REFUSED, RESUME, Reply
+from shim_machine import DEADLINE_S, Installed, Machine, Running
+from waiting import wait_until
 
-TO_CONTEXT_DEPTH, ELSEWHERE = 2, 8  # AFFINODE_MOVE_CONTEXT, _ELSEWHERE
-MAY_GO_ELSEWHERE = 128  # AFFINODE_HELLO_ELSEWHERE
-CONTEXT = 2  # AFFINODE_DEPTH_CONTEXT
-PROGRAM = "affinode-gpu-memory"
+from jupyter_affinode.node.protocol.page import Depth
+from jupyter_affinode.node.protocol.wire import HelloFlag, MoveFlag
+
 FIGURES = "[0-9]* [0-9]* [0-9]* [0-9]* [0-9]*"
 USED = """
 import pynvml as n
@@ -35,24 +29,15 @@ print(*(n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(i)).used for i in
 """
 
 
-class Gpus:
+class Gpus(Installed):
     """A machine of several GPUs, of which the program beside the shim says what a test wants: sed edits it."""
 
     def __init__(self, gpu: Machine, native: Path, count: int) -> None:
-        self.gpu = gpu
-        folder = gpu.folder / "lib"
-        folder.mkdir()
-        shutil.copy(native / "libaffinode.so", folder)
+        super().__init__(gpu, native)
         self._edit = gpu.folder / "edit"
         self._edit.touch()
-        self._real = native / PROGRAM
-        made = folder / PROGRAM
-        made.write_text(f'#!/bin/sh\n{self._real} "$@" | sed -f {self._edit}\n')
-        made.chmod(0o755)
-        (gpu.driver / "libnvidia-ml.so.1").symlink_to(native / "libaffinode-sim-nvml.so")
-        gpu.environment.update(
-            LD_PRELOAD=str(folder / "libaffinode.so"), AFFINODE_DEPTH="context", AFFINODE_SIM_GPUS=str(count)
-        )
+        self.program(f'"$REAL" "$@" | sed -f {self._edit}')
+        gpu.environment["AFFINODE_SIM_GPUS"] = str(count)
 
     def say(self, edit: str) -> None:
         """From now on NVML's lines are edited so."""
@@ -60,20 +45,14 @@ class Gpus:
 
     def start(self, **environment: str) -> Running:
         self.gpu.environment.update(environment)
-        running = Running(self.gpu, sys.executable, HERE / "worker.py")
-        assert json.loads(running.answer()) == "ready"
-        return running
-
-    def _run(self, *command: str | Path) -> str:
-        bare = {name: v for name, v in self.gpu.environment.items() if name != "LD_PRELOAD"}
-        return subprocess.check_output(list(map(str, command)), env=bare, text=True)
+        return self.gpu.start_worker()
 
     def uuids(self) -> list[str]:
-        return [line.split()[7] for line in self._run(self._real, "all", "1").splitlines()]
+        return [line.split()[7] for line in self.run(self.real, "all", "1").splitlines()]
 
     def used(self) -> list[int]:
         """Bytes of each GPU, in MiB."""
-        return [int(word) >> 20 for word in self._run(sys.executable, "-c", USED).split()]
+        return [int(word) >> 20 for word in self.run(sys.executable, "-c", USED).split()]
 
     def lock_is_free(self, gpu: str) -> bool:
         name = f"gpu-{gpu.removeprefix('GPU-').replace('-', '')}.lock"
@@ -88,45 +67,26 @@ class Gpus:
 
 
 @pytest.fixture
-def gpus(gpu: Machine, native: Path, request: pytest.FixtureRequest) -> Iterator[Gpus]:
-    yield Gpus(gpu, native, getattr(request, "param", 3))
+def gpus(gpu: Machine, native: Path, request: pytest.FixtureRequest) -> Gpus:
+    return Gpus(gpu, native, getattr(request, "param", 3))
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def depth(running: Running) -> int:
-    return int(struct.unpack_from("=I", bytes(running.peer.map), 232)[0])
+def depth(running: Running) -> Depth:
+    return running.peer.page().depth
 
 
 def paged(running: Running) -> list[str]:
     """The UUIDs of its devices, in their order."""
-    raw = bytes(running.peer.map)
-    count = struct.unpack_from("=I", raw, 68)[0]
-    return [f"GPU-{uuid.UUID(bytes=raw[256 + 96 * i : 272 + 96 * i])}" for i in range(count)]
+    return [gpu.uuid for gpu in running.peer.page().gpus]
 
 
 def park_deep(running: Running) -> None:
-    """Park at context depth, again while the process is too young or its work is in the way."""
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        reply = running.peer.reply_to(running.peer.command(PARK, argument=TO_CONTEXT_DEPTH))
-        if reply.status == OK and depth(running) == CONTEXT:
-            return
-        assert reply.status != OK or any(
-            word in reply.text for word in ("just begun", "waits", "in progress")
-        )
-        assert time.monotonic() < deadline, reply
-        if reply.status == OK:
-            running.peer.resume()
+    running.park_deep()
+    assert depth(running) == Depth.CONTEXT
 
 
 def resume_on(running: Running, gpu: str) -> Reply:
-    return running.peer.reply_to(running.peer.command(RESUME, argument=ELSEWHERE, text=gpu))
+    return running.peer.reply_to(running.peer.command(RESUME, argument=MoveFlag.ELSEWHERE, text=gpu))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +106,7 @@ def test_a_shim_says_whether_there_is_another_gpu_to_go_to(gpus: Gpus, edit: str
     gpus.say(edit)
     with gpus.start() as running:
         flags = running.peer.hello.flags
-        assert bool(flags & MAY_GO_ELSEWHERE) is may
+        assert bool(flags & HelloFlag.ELSEWHERE) is may
         if not may and not edit:
             assert running.peer.park().status == OK
             refused = resume_on(running, "GPU-00000000-0000-0000-0000-000000000000")
@@ -170,7 +130,7 @@ def test_it_goes_only_where_nvml_sees_a_gpu_of_its_kind_that_others_may_use(gpus
             gpus.say(edit)
             refused = resume_on(running, second)
             assert refused.status == REFUSED and words in refused.text
-            assert running.peer.page().state == PARKED and depth(running) == CONTEXT
+            assert running.peer.page().state == PARKED and depth(running) == Depth.CONTEXT
             assert paged(running) == [first, second, third] and gpus.used() == [0, 0, 0]
         gpus.say("")
         assert resume_on(running, second).status == OK
@@ -197,20 +157,19 @@ def test_others_wait_until_it_has_arrived_and_nothing_is_left_if_it_dies_on_the_
             park_deep(running)
             before = gpus.used()
             board.arm("cuCheckpointProcessRestore:HOLD:1")
-            epoch = running.peer.command(RESUME, argument=ELSEWHERE, text=second)
-            until(board.held)
+            epoch = running.peer.command(RESUME, argument=MoveFlag.ELSEWHERE, text=second)
+            wait_until(board.held)
             assert not gpus.lock_is_free(second) and gpus.lock_is_free(first)
             there.say("grow\n")
             seen = set()  # moments at which its call was under way: without a wait it takes microseconds
 
             def waits() -> bool:
-                raw = bytes(there.peer.map)
-                if struct.unpack_from("=I", raw, 56)[0]:
-                    seen.add(struct.unpack_from("=Q", raw, 48)[0])
+                if there.peer.page().calls_in_flight:
+                    seen.add(there.peer.heartbeat_ns())
                 there.peer.pump()
                 return len(seen) > 2
 
-            until(waits)
+            wait_until(waits)
             assert gpus.used() == before
             assert not select.select([there.process.stdout], [], [], 0)[0]
             board.arm("")
@@ -223,9 +182,9 @@ def test_others_wait_until_it_has_arrived_and_nothing_is_left_if_it_dies_on_the_
             before = gpus.used()
             assert before[0] == 0 and before[1] > 0
             board.arm("cuCheckpointProcessUnlock:KILL:1")
-            running.peer.command(RESUME, argument=ELSEWHERE, text=first)
+            running.peer.command(RESUME, argument=MoveFlag.ELSEWHERE, text=first)
             assert running.process.wait(DEADLINE_S) == -signal.SIGKILL
-            until(lambda: gpus.used() == before)
+            wait_until(lambda: gpus.used() == before)
             assert gpus.lock_is_free(first) and gpus.lock_is_free(second)
 
 
@@ -243,7 +202,7 @@ def test_two_come_back_at_the_same_time_each_on_its_own_gpu(gpus: Gpus) -> None:
         park_deep(other)
         board.arm("cuCheckpointProcessRestore:HOLD:1")
         epoch = one.peer.command(RESUME)
-        until(board.held)
+        wait_until(board.held)
         assert not gpus.lock_is_free(first) and gpus.lock_is_free(second)
         assert other.peer.resume().status == OK
         assert other.ask("check") is True

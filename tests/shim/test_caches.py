@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-import struct
 import time
 
 import pytest
 from link_peer import BUSY, DROP_CACHES, FAILED, NOTHING, OK, PARKED, STALE, LinkPeer
 from shim_machine import Running
 
-DROPS_CACHES = 16  # a flag of the page
+from jupyter_affinode.node.protocol.page import PageFlag
 
 
 @pytest.fixture
 def server(worker: Running) -> Running:
     """A process that serves wishes."""
     assert worker.ask("serve_caches") is True
-    worker.peer.wait(lambda page: page.flags & DROPS_CACHES)
+    worker.peer.wait(lambda page: page.flags & PageFlag.DROPS_CACHES)
     return worker
-
-
-def last_activity_ns(peer: LinkPeer) -> int:
-    return int(struct.unpack_from("=Q", bytes(peer.map), 40)[0])
-
-
-def heartbeat_ns(peer: LinkPeer) -> int:
-    return int(struct.unpack_from("=Q", bytes(peer.map), 48)[0])
 
 
 def sampled(peer: LinkPeer) -> None:
     """Wait until the shim has looked at its counters again, twice."""
     for _ in range(2):
-        before = heartbeat_ns(peer)
-        peer.wait(lambda _, before=before: heartbeat_ns(peer) > before)  # type: ignore[misc]
+        before = peer.heartbeat_ns()
+        peer.wait(lambda _, before=before: peer.heartbeat_ns() > before)  # type: ignore[misc]
 
 
 def test_without_a_handler_the_answer_comes_at_once(worker: Running) -> None:
-    assert not worker.peer.page().flags & DROPS_CACHES
+    assert not worker.peer.page().flags & PageFlag.DROPS_CACHES
     assert worker.peer.reply_to(worker.peer.command(DROP_CACHES)).status == NOTHING
 
 
@@ -78,7 +69,7 @@ def test_while_parked_a_wish_is_refused_and_wakes_nothing(server: Running) -> No
 
 def test_calls_that_drop_caches_are_no_sign_of_use_and_those_after_are(server: Running) -> None:
     sampled(server.peer)
-    idle_since = last_activity_ns(server.peer)
+    idle_since = server.peer.page().last_activity
     epoch = server.peer.command(DROP_CACHES)
     assert server.ask("wait_for_wish") is True
     assert server.ask("begin_to_drop") == 1
@@ -88,19 +79,19 @@ def test_calls_that_drop_caches_are_no_sign_of_use_and_those_after_are(server: R
     server.ask("end_of_drop 0")
     assert server.peer.reply_to(epoch).status == OK
     sampled(server.peer)
-    assert last_activity_ns(server.peer) == idle_since
+    assert server.peer.page().last_activity == idle_since
     server.ask("check")
-    server.peer.wait(lambda _: last_activity_ns(server.peer) > idle_since)
+    server.peer.wait(lambda page: page.last_activity > idle_since)
 
 
 def test_use_before_a_wish_is_served_is_seen(server: Running) -> None:
     sampled(server.peer)
-    idle_since = last_activity_ns(server.peer)
+    idle_since = server.peer.page().last_activity
     server.peer.command(DROP_CACHES)
     assert server.ask("wait_for_wish") is True
     server.ask("check")
     assert server.ask("begin_to_drop") == 1
-    assert last_activity_ns(server.peer) > idle_since
+    assert server.peer.page().last_activity > idle_since
     server.ask("end_of_drop 0")
 
 

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from link_peer import OK, LinkPeer
+from link_peer import OK, LinkPeer, bytes_of
 from shim_machine import Machine, Running
 
 SMALL_BYTES = 4 << 20
@@ -44,9 +44,9 @@ def test_a_small_program_is_tracked_and_parked(gpu: Machine, how: str) -> None:
         peer: LinkPeer = running.peer
         assert running.answer() == "0 wrong"
         for _ in range(3):
-            peer.wait(lambda page: page.in_flight == 0 and page.resident_bytes == SMALL_BYTES)
+            peer.wait(lambda page: page.calls_in_flight == 0 and bytes_of(page) == (SMALL_BYTES, 0))
             assert peer.park().status == OK
-            assert peer.page().parked_bytes == SMALL_BYTES
+            assert bytes_of(peer.page()) == (0, SMALL_BYTES)
             running.say("?")
             assert running.answer() == "0 wrong"
         assert peer.page().resumes == 3
@@ -62,7 +62,7 @@ def test_a_library_preloaded_after_the_shim_reaches_the_driver(gpu: Machine) -> 
     program = gpu.compile("small.c", *linked_to_driver(gpu), name="small")
     with Running(gpu, program) as running:
         assert running.answer() == "0 wrong"
-        running.peer.wait(lambda page: page.in_flight == 0 and page.resident_bytes == SMALL_BYTES)
+        running.peer.wait(lambda page: page.calls_in_flight == 0 and bytes_of(page) == (SMALL_BYTES, 0))
         assert running.peer.park().status == OK
         running.say("?")
         assert running.answer() == "0 wrong"

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from link_peer import LOT, NO_HOST_ROOM, OK, PARK, TRIM, LinkPeer
+from link_peer import LOT, NO_HOST_ROOM, OK, PARK, TRIM, LinkPeer, bytes_of
 from memory_cgroup import memory_cgroup
-from shim_machine import HERE, Machine, Running
+from shim_machine import Machine, Running
 
 MIB = 1 << 20
 LOT_END = 6  # what is notified
@@ -28,14 +25,6 @@ def memory() -> Iterator[int]:
     os.ftruncate(descriptor, 32 * MIB)
     yield descriptor
     os.close(descriptor)
-
-
-def lot_bytes(peer: LinkPeer) -> int:
-    return int(struct.unpack_from("=Q", bytes(peer.map), 240)[0])
-
-
-def kept_bytes(peer: LinkPeer) -> int:
-    return int(struct.unpack_from("=Q", bytes(peer.map), 200)[0])
 
 
 def give(peer: LinkPeer, *descriptors: int, number: int = 5, size: int = 32 * MIB) -> None:
@@ -64,7 +53,7 @@ def has_open(running: Running, memory_file: str) -> bool:
 def test_without_a_lot_a_park_stops_at_its_budget_and_says_what_it_takes(worker: Running) -> None:
     reply = worker.peer.reply_to(worker.peer.command(PARK, argument=ONE_MIB_BUDGET))
     assert (reply.status, reply.bytes) == (NO_HOST_ROOM, 8 * MIB)
-    assert (worker.peer.page().parked_bytes, worker.peer.page().resident_bytes) == (0, 8 * MIB)
+    assert bytes_of(worker.peer.page()) == (8 * MIB, 0)
     assert worker.ask("check") is True
 
 
@@ -74,16 +63,15 @@ def test_a_lot_is_kept_in_a_pod_that_is_short_of_memory_since_it_is_none_of_the_
     """Its memory limit is that of what the pod's processes took themselves."""
     with (
         memory_cgroup("pod", 256 * MIB) as pod,
-        Running(gpu, *pod.command(sys.executable, HERE / "worker.py")) as worker,
+        gpu.start_worker(*pod.command()) as worker,
     ):
-        assert json.loads(worker.answer()) == "ready"
         give(worker.peer, memory)
-        worker.peer.wait(lambda _: kept_bytes(worker.peer) == 32 * MIB)
+        worker.peer.wait(lambda page: page.kept_bytes == 32 * MIB)
         another = os.memfd_create("another")
         os.ftruncate(another, 32 * MIB)
         # Before the mover makes it ready, it looks at what memory is left.
         give(worker.peer, another, number=6)
-        worker.peer.wait(lambda _: kept_bytes(worker.peer) == 64 * MIB or has_ended(worker.peer))
+        worker.peer.wait(lambda page: page.kept_bytes == 64 * MIB or has_ended(worker.peer))
         assert not has_ended(worker.peer)
         reply = worker.peer.reply_to(worker.peer.command(PARK, argument=ONE_MIB_BUDGET))
         assert reply.status == OK and (holds_contents(memory) or holds_contents(another))
@@ -98,7 +86,7 @@ def test_a_lot_that_is_smaller_than_it_says_is_not_used(worker: Running, size: i
     give(worker.peer, descriptor)
     os.close(descriptor)
     worker.peer.wait(lambda _: has_ended(worker.peer))
-    worker.peer.wait(lambda _: lot_bytes(worker.peer) == 0)
+    worker.peer.wait(lambda page: page.lot_bytes == 0)
     worker.peer.wait(lambda _: not has_open(worker, "small"))
 
 

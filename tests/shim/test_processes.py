@@ -32,7 +32,7 @@ def meanwhile(running: Running, coming_back: bool, after_s: float, line: str) ->
     peer = running.peer
     epoch = peer.command(PARK)
     waits = coming_back or after_s < 0
-    if waits and running.wait_for_reply(epoch) == OK and after_s >= 0:
+    if waits and peer.reply_to(epoch).status == OK and after_s >= 0:
         running.resuming = peer.command(RESUME)
     # Not waiting for anything: the moment is the point.
     until = time.monotonic() + max(after_s, 0)
@@ -40,7 +40,7 @@ def meanwhile(running: Running, coming_back: bool, after_s: float, line: str) ->
         peer.pump(0.001)
     answer = running.ask(line)
     if not coming_back and after_s >= 0:
-        assert running.wait_for_reply(epoch) in (OK, BUSY, REVOKED, NOTHING)
+        assert peer.reply_to(epoch).status in (OK, BUSY, REVOKED, NOTHING)
     assert running.ask("check") is True
     return answer
 

@@ -16,11 +16,10 @@ def run(gpu: Machine, program: Path, name: str) -> Path:
     """Run it with a log wanted; the log's path."""
     log = gpu.folder / "open" / f"{name}.log"
     environment = {
-        **gpu.environment,
+        **gpu.bare_environment,
         "AFFINODE_LOG": str(log),
         "AFFINODE_SIM_DIR": str(gpu.folder / "open" / f"{name}.gpu"),
     }
-    del environment["LD_PRELOAD"]
     ran = subprocess.run(
         [program], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
     )
