@@ -41,7 +41,7 @@ class SimulatedMachine:
 
     def start(self, code: str, *arguments: str) -> subprocess.Popen[str]:
         """Start a program with pipes; its first line of output usually says that it is ready."""
-        program = "from sim_program import *\n" + textwrap.dedent(code)
+        program = "import os, sys\nfrom sim_program import *\n" + textwrap.dedent(code)
         return self.machine.start(
             sys.executable,
             "-c",

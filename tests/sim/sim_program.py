@@ -6,8 +6,6 @@ Runs in the programs' own processes (conftest.SimulatedMachine), on a real drive
 from __future__ import annotations
 
 import ctypes
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -139,29 +137,3 @@ def wait_until_asleep(thread: threading.Thread) -> None:
 def say(*what: Any) -> None:
     """Print for the test that watches."""
     print(*what, flush=True)
-
-
-__all__ = [
-    "MIB",
-    "U32",
-    "U64",
-    "Kernels",
-    "access",
-    "context",
-    "ctypes",
-    "cuda",
-    "free_bytes",
-    "in_thread",
-    "mapped",
-    "name",
-    "ok",
-    "os",
-    "pattern",
-    "properties",
-    "say",
-    "sys",
-    "threading",
-    "time",
-    "wait_until_asleep",
-    "words",
-]

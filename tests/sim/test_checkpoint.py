@@ -18,13 +18,11 @@ me = os.getpid()
 
 NVML = """
 import subprocess
+def nvml(expression):
+    code = "import pynvml as n; n.nvmlInit(); gpu = n.nvmlDeviceGetHandleByIndex; print(repr(" + expression + "))"
+    return eval(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
 def elsewhere():
-    code = (
-        "import pynvml as n; n.nvmlInit(); gpu = n.nvmlDeviceGetHandleByIndex(0);"
-        "print(n.nvmlDeviceGetMemoryInfo(gpu).used, len(n.nvmlDeviceGetComputeRunningProcesses(gpu)))"
-    )
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    return tuple(map(int, said.split()))
+    return nvml("(n.nvmlDeviceGetMemoryInfo(gpu(0)).used, len(n.nvmlDeviceGetComputeRunningProcesses(gpu(0))))")
 """
 
 
@@ -236,21 +234,11 @@ assert name(cuda.cuCheckpointProcessUnlock(me, None)) == "ILLEGAL_STATE"
 
 
 ELSEWHERE = """
-import ctypes, subprocess
 def used():
-    code = (
-        "import pynvml as n; n.nvmlInit();"
-        "print(*(n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(i)).used for i in range(3)))"
-    )
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    return [int(n) // MIB for n in said.split()]
+    return nvml("[n.nvmlDeviceGetMemoryInfo(gpu(i)).used >> 20 for i in range(3)]")
 def uuids():
-    code = (
-        "import pynvml as n; n.nvmlInit();"
-        "print(*(n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(i)) for i in range(3)))"
-    )
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    return [bytes.fromhex(text[4:].replace("-", "")) for text in said.split()]
+    said = nvml("[n.nvmlDeviceGetUUID(gpu(i)) for i in range(3)]")
+    return [bytes.fromhex(uuid[4:].replace("-", "")) for uuid in said]
 def restore(order):
     known, pairs = uuids(), []
     for old, new in enumerate(order):
@@ -272,6 +260,7 @@ def test_a_process_comes_back_on_another_gpu(gpu, visible):
         gpu.machine.environment["CUDA_VISIBLE_DEVICES"] = visible
     gpu.run(
         STATE
+        + NVML
         + ELSEWHERE
         + f"device = {0 if visible else 1}"
         + """
