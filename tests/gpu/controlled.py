@@ -12,20 +12,24 @@ import platform
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from waiting import wait_until
 
 from jupyter_affinode import environment
+from jupyter_affinode.bench.child_process import BenchProcess
 from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 from jupyter_affinode.client.starting import ensure_controller
 from jupyter_affinode.provisioning import preload as launch_environment
+from jupyter_affinode.settings.policy import GIB, MIB
 
 NO_GPU_STATUS = 2
 ANSWERS_WITHIN_S = 180.0
@@ -96,7 +100,7 @@ class Controlled:
         self.programs: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Controlled:
-        with _environment(AFFINODE_SOCKET=str(self.socket)):
+        with patch.dict(os.environ, AFFINODE_SOCKET=str(self.socket)):
             ensure_controller(self.socket, extra_args=self._settings, timeout_s=20)
         self.controller_pid = int(self.node()["controller"]["pid"])
         return self
@@ -115,6 +119,7 @@ class Controlled:
         command: Sequence[str],
         kernel_id: str | None,
         *,
+        stdout: Any = subprocess.PIPE,
         stderr: Any = None,
         env: Mapping[str, str] | None = None,
         **options: Any,
@@ -132,7 +137,7 @@ class Controlled:
             command,
             env=environ,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=stderr,
             text=True,
             **options,
@@ -142,40 +147,25 @@ class Controlled:
 
     def park(self, kernel_id: str) -> dict[str, Any] | None:
         """Park it; None if it would not be parked now (busy, not on the GPU)."""
-        try:
-            kernel: dict[str, Any] = self._ask("park", kernel_id)
-        except ControllerRefused:
-            return None
-        return kernel
+        return self._ask("park", kernel_id)
 
     def resume(self, kernel_id: str) -> dict[str, Any] | None:
         """Bring it back; None if that was refused."""
-        try:
-            kernel: dict[str, Any] = self._ask("resume", kernel_id)
-        except ControllerRefused:
-            return None
-        return kernel
+        return self._ask("resume", kernel_id)
 
     def kernel(self, kernel_id: str) -> dict[str, Any] | None:
         """What the controller knows of it; None if nothing."""
-        try:
-            kernel: dict[str, Any] = self._ask("kernel", kernel_id)
-        except ControllerRefused:
-            return None
-        return kernel
+        return self._ask("kernel", kernel_id)
 
     def node(self) -> dict[str, Any]:
         """What the controller says of the machine."""
-        node: dict[str, Any] = self._ask("node")
+        node = self._ask("node")
+        assert node is not None
         return node
 
     def set_policy(self, **settings: Any) -> None:
         """Change settings of the controller."""
-
-        async def change() -> None:
-            await ControllerClient(self.socket).set_policy(**settings)
-
-        asyncio.run(change())
+        asyncio.run(ControllerClient(self.socket).set_policy(**settings))
 
     def until(self, kernel_id: str, residency: str, timeout_s: float = 60.0) -> dict[str, Any]:
         """Wait until every process of it is there. Raises NotInTime."""
@@ -203,14 +193,42 @@ class Controlled:
         path = self.socket.with_name("node.log")
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def _ask(self, action: str, *arguments: Any) -> Any:
-        async def call() -> Any:
-            return await getattr(ControllerClient(self.socket), action)(*arguments)
-
+    def _ask(self, action: str, *arguments: Any) -> dict[str, Any] | None:
+        """The controller's answer; None if it refuses."""
         try:
-            return asyncio.run(call())
+            answer: dict[str, Any] = asyncio.run(getattr(ControllerClient(self.socket), action)(*arguments))
+        except ControllerRefused:
+            return None
         except ControllerUnavailable as error:
             raise RuntimeError(f"{error}\n{self.log()[-2000:]}") from None
+        return answer
+
+
+@contextlib.contextmanager
+def ballast(leaves_bytes: int, gpu: str = "") -> Iterator[int]:
+    """A program without the shim that holds all but so much of what is free of the first GPU, or of this one.
+
+    How much that is.
+    """
+    with BenchProcess(variables={"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}) as child:
+        size = max((int(child.ask("room")["free_bytes"]) - leaves_bytes) // (2 * MIB) * 2 * MIB, 0)
+        if size:
+            child.ask("hold", size=size, block=min(size, GIB))
+        yield size
+
+
+def compile_program(source: Path, folder: Path) -> Path:
+    """Compile a program that finds the driver by itself."""
+    program = folder / source.stem
+    compiler = os.environ.get("CC", "cc")
+    subprocess.run([compiler, "-O2", "-Wall", "-o", program, source, "-ldl"], check=True)
+    return program
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def tell(program: subprocess.Popen[str], line: str) -> None:
@@ -232,20 +250,6 @@ def ask(program: subprocess.Popen[str], line: str) -> str:
     """Send a program a line; its answer, or what became of it."""
     tell(program, line)
     return answer(program)
-
-
-@contextlib.contextmanager
-def _environment(**variables: str) -> Any:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def options(description: str | None, *, time_s: float) -> argparse.ArgumentParser:

@@ -19,7 +19,6 @@ from jupyter_client.manager import KernelManager
 from waiting import wait_until
 
 from jupyter_affinode.client.api import ControllerClient
-from jupyter_affinode.client.starting import ensure_controller
 
 
 def ask(action: str, *args: Any, **kwargs: Any) -> Any:
@@ -134,7 +133,3 @@ def neighbour(leave_bytes: int) -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
-
-
-def start_controller(*arguments: str) -> None:
-    ensure_controller(extra_args=arguments)

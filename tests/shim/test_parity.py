@@ -11,13 +11,14 @@ GPU = Path(__file__).resolve().parents[1] / "gpu"
 sys.path += map(str, [GPU, GPU / "driver"])
 
 import parity  # noqa: E402
+from controlled import compile_program  # noqa: E402
 from shim_machine import Machine  # noqa: E402
 
 
 def test_backed_memory_cannot_be_told_from_the_drivers(gpu: Machine, native: Path) -> None:
     environment = gpu.environment | {"AFFINODE_SOCKET": str(gpu.folder / "nobody.sock")}
     count, different = parity.differences(
-        parity.compile_program(gpu.folder), native / "libaffinode.so", environment
+        compile_program(parity.SOURCE, gpu.folder), native / "libaffinode.so", environment
     )
     assert count > 300
     assert not different, "\n".join(different)

@@ -12,22 +12,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import select
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from controlled import finish, machine, options, say
+from linked import LinkedProgram
 
-from jupyter_affinode import environment
 from jupyter_affinode.bench.measure import REST_S
-from jupyter_affinode.bench.shim_peer import Listener, MoveFailed, ShimPeer
-from jupyter_affinode.provisioning import preload as launch_environment
+from jupyter_affinode.bench.shim_peer import MoveFailed
 
 ROUNDS, DEFAULT_ROUNDS = 5, 2  # of what is quick, and of what takes 13 s a round
 RETAINED = "torch_memory_saver, backup retained"
@@ -118,46 +114,16 @@ def run_saver(gib: int, how: str, rounds: int) -> dict[str, Any]:
 
 
 def run_ours(gib: int) -> dict[str, Any]:
-    folder = Path(tempfile.mkdtemp(prefix="affinode-saver-", dir="/tmp"))
-    listener = Listener(folder)
-    env = environment.controller_environment()
-    env[environment.SOCKET] = str(listener.socket_path)
-    launch_environment.manage(env, "against-memory-saver", [sys.executable], python=False)
-    child = subprocess.Popen(
-        [sys.executable, "-c", OURS, str(gib)],
-        env=env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
     times: dict[str, Any] = {"park": [], "unchanged": [], "resume": [], "right": True}
-    try:
-        peer = listener.accept(120)
+    with LinkedProgram(OURS, str(gib)) as linked:
         for _ in range(ROUNDS):
-            before = ask(child, peer, "change")
+            before = linked.ask("change")
             for park in ("park", "unchanged"):
-                times[park].append(peer.park().seconds)
+                times[park].append(linked.connect().park().seconds)
                 time.sleep(REST_S)
-                times["resume"].append(peer.resume().seconds)
-                times["right"] &= ask(child, peer, "sum") == before
-    finally:
-        child.kill()
-        child.wait()
-        listener.close()
-        shutil.rmtree(folder, ignore_errors=True)
+                times["resume"].append(linked.connect().resume().seconds)
+                times["right"] &= linked.ask("sum") == before
     return times
-
-
-def ask(child: subprocess.Popen[str], peer: ShimPeer, word: str) -> Any:
-    assert child.stdin is not None and child.stdout is not None
-    child.stdin.write(word + "\n")
-    child.stdin.flush()
-    while not select.select([child.stdout], [], [], 1.0)[0]:
-        peer.take()
-    line = child.stdout.readline()
-    if not line:
-        raise RuntimeError(f"the process ended with status {child.wait()}")
-    return json.loads(line)
 
 
 def later(times: dict[str, Any], what: str) -> float:

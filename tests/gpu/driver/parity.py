@@ -13,17 +13,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from controlled import finish, machine, options
+from controlled import compile_program, finish, machine, options
 
 from jupyter_affinode.environment import shim_path
 
-
-def compile_program(folder: Path) -> Path:
-    program = folder / "parity"
-    source = Path(__file__).with_name("parity.c")
-    compiler = os.environ.get("CC", "cc")
-    subprocess.run([compiler, "-O1", "-Wall", "-o", str(program), str(source), "-ldl"], check=True)
-    return program
+SOURCE = Path(__file__).with_suffix(".c")
 
 
 def answers(program: Path, env: Mapping[str, str]) -> list[str]:
@@ -48,7 +42,7 @@ def main() -> int:
     assert shim is not None
     with tempfile.TemporaryDirectory(prefix="affinode-") as folder:
         env = {**os.environ, "AFFINODE_SOCKET": f"{folder}/nobody.sock"}
-        count, different = differences(compile_program(Path(folder)), shim, env)
+        count, different = differences(compile_program(SOURCE, Path(folder)), shim, env)
     return finish(
         "parity",
         where,

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import queue
 import subprocess
 import sys
-import threading
 import time
 import uuid
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,12 +52,17 @@ class Run:
     is_cut_off: bool = False  # the script's time was over
 
 
-def modules(package: str) -> list[str]:
-    """Every test module of an installed package, the long ones first."""
+def folders(package: str) -> list[str]:
+    """Where an installed package is."""
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.submodule_search_locations
+    return list(spec.submodule_search_locations)
+
+
+def modules(package: str) -> list[str]:
+    """Every test module of an installed package, the long ones first."""
     found = []
-    for folder in spec.submodule_search_locations:
+    for folder in folders(package):
         for path in sorted(Path(folder).rglob("test_*.py")):
             if "cudasim" not in path.parts:
                 found.append(".".join([package, *path.relative_to(folder).with_suffix("").parts]))
@@ -70,12 +74,9 @@ class Suite:
 
     def __init__(self, controlled: Controlled, package: str, begins: float, ends: float, every_s: float):
         """Begins nothing new after `begins` and kills what runs at `ends` (monotonic seconds)."""
-        spec = importlib.util.find_spec(package)
-        assert spec is not None and spec.submodule_search_locations
-        self.root = next(iter(spec.submodule_search_locations))
+        self.root = folders(package)[0]
         self.controlled, self.every_s = controlled, every_s
         self.begins, self.ends = begins, ends
-        self.work: queue.Queue[tuple[Group, bool]] = queue.Queue()
         self.runs: list[Run] = []
         config = controlled.folder / "pytest.ini"
         config.write_text("[pytest]\nconsider_namespace_packages = true\n")
@@ -83,16 +84,16 @@ class Suite:
 
     def go(self, wanted: list[Group], at_once: int) -> None:
         """Run all of them both ways; returns when all have ended or were left out."""
-        for group in wanted:
-            self.work.put((group, True))
-            self.work.put((group, False))
-        threads = [threading.Thread(target=self._worker) for _ in range(at_once)]
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            time.sleep(1.0)
-            if int(time.monotonic()) % 10 == 0:
-                say(f"{len(self.runs)} processes have run, about {self.work.qsize()} are left")
+        every = [(group, managed) for group in wanted for managed in (True, False)]
+        with ThreadPoolExecutor(at_once) as threads:
+            for number, run in enumerate(threads.map(self._run_in_time, every), 1):
+                if run is not None and not run.is_cut_off:
+                    self.runs.append(run)
+                if number % 10 == 0:
+                    say(f"{number} of {len(every)} processes have run or were left out")
+
+    def _run_in_time(self, each: tuple[Group, bool]) -> Run | None:
+        return self.run(*each) if time.monotonic() < self.begins else None
 
     def run(self, group: Group, managed: bool) -> Run:
         """Run a group once; parked every second if it is managed."""
@@ -115,6 +116,7 @@ class Suite:
             program = self.controlled.start(
                 command,
                 kernel_id if managed else None,
+                stdout=out,
                 stderr=out,
                 env={
                     "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}",
@@ -123,12 +125,9 @@ class Suite:
                 cwd=folder,
                 start_new_session=True,
             )
-            assert program.stdin is not None and program.stdout is not None
+            assert program.stdin is not None
             program.stdin.close()
-            drain = threading.Thread(target=lambda: out.write(program.stdout.read()))
-            drain.start()
             self._wait(program, run, kernel_id)
-            drain.join()
             out.seek(0)
             words = out.read()
         if results.exists():
@@ -159,17 +158,6 @@ class Suite:
                     run.parks, run.resumes = kernel["parks"], kernel["resumes"]
                     mended = [process["mended_chunks"] for process in kernel["processes"]]
                     run.mended = max([run.mended, *mended])
-
-    def _worker(self) -> None:
-        while True:
-            try:
-                group, managed = self.work.get_nowait()
-            except queue.Empty:
-                return
-            if time.monotonic() < self.begins:
-                run = self.run(group, managed)
-                if not run.is_cut_off:
-                    self.runs.append(run)
 
 
 def outcomes(results: Path) -> Outcomes:

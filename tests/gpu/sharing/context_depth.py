@@ -11,16 +11,18 @@ beside ours by `jupyter affinode bench --depth context`. Exits with 1 if anythin
 
 from __future__ import annotations
 
+import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from controlled import finish, machine, options, say
+from controlled import ballast, finish, machine, options, say
 from linked import LinkedProgram, park
 
 from jupyter_affinode import environment
@@ -95,52 +97,31 @@ def books():
 """
 PROGRAMS = {"torch": TORCH, "cupy": CUPY, "jax": JAX, "driver": DRIVER}
 LIST = """
-import pynvml
-pynvml.nvmlInit()
-print(*(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(0))))
-"""
-FILL = f"""
-import ctypes, sys
-cuda = ctypes.CDLL("libcuda.so.1")
-context, free, total, block = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_uint64()
-assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-assert cuda.cuCtxSetCurrent(context) == 0
-assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
-assert cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(free.value - {LEAVES_FREE_BYTES})) == 0
-print("full", flush=True)
-sys.stdin.read()
+import json, pynvml as n
+n.nvmlInit()
+every = [n.nvmlDeviceGetHandleByIndex(i) for i in range(n.nvmlDeviceGetCount())]
+print(json.dumps([[n.nvmlDeviceGetUUID(g), n.nvmlDeviceGetName(g), n.nvmlDeviceGetPciInfo(g).busId,
+                   n.nvmlDeviceGetMemoryInfo(g).used, [p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(g)]]
+                  for g in every]))
 """
 
 
-class WholeGpu:
-    """All that is free of a GPU, the first or the one with that UUID, held by a process without the shim for as long as
-    the context lasts.
-    """
+@dataclass(frozen=True)
+class Gpu:
+    """One of the machine's GPUs, as NVML sees it now."""
 
-    def __init__(self, uuid: str = ""):
-        self._env = {"CUDA_VISIBLE_DEVICES": uuid} if uuid else {}
-
-    def __enter__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", FILL],
-            env={**environment.controller_environment(), **self._env},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        if self._process.stdout.readline() != "full\n":
-            raise RuntimeError("the GPU could not be filled")
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate()
+    uuid: str
+    name: str
+    pci: str
+    used_bytes: int
+    pids: tuple[int, ...]
 
 
-def pids_on_gpu() -> set[int]:
-    """By NVML, the simulated one where that is asked for."""
+def gpus() -> list[Gpu]:
+    """All that NVML knows, the simulated one where that is asked for, asked in a process of its own."""
     env = environment.controller_environment()
-    listed = subprocess.run([sys.executable, "-c", LIST], env=env, capture_output=True, text=True, check=True)
-    return set(map(int, listed.stdout.split()))
+    done = subprocess.run([sys.executable, "-c", LIST], env=env, capture_output=True, text=True, check=True)
+    return [Gpu(*row[:4], tuple(row[4])) for row in json.loads(done.stdout)]
 
 
 def cycles(linked: LinkedProgram, before: str, found: dict[str, Any]) -> None:
@@ -151,7 +132,7 @@ def cycles(linked: LinkedProgram, before: str, found: dict[str, Any]) -> None:
         if depth == "context":
             if parked.depth != Depth.CONTEXT:
                 raise RuntimeError(f"it stayed at memory depth: {parked.text}")
-            if linked.process.pid in pids_on_gpu():
+            if linked.process.pid in gpus()[0].pids:
                 raise RuntimeError("NVML still lists it")
             resumes = len(linked.resumes)
             linked.ask("books")
@@ -170,7 +151,7 @@ def note(found: dict[str, Any], depth: str, parked: Move, resumed: Move) -> None
 def survives_a_full_gpu(linked: LinkedProgram, before: str) -> None:
     peer = linked.connect()
     park(peer, "context")
-    with WholeGpu():
+    with ballast(LEAVES_FREE_BYTES):
         for _ in range(3):
             try:
                 peer.resume()
@@ -230,7 +211,7 @@ def one(program: str, log: Path) -> dict[str, Any]:
         with LinkedProgram(code, env=env) as linked:
             linked.ask("work")
             park(linked.connect(), "context")
-            with WholeGpu():
+            with ballast(LEAVES_FREE_BYTES):
                 found["exit_full_s"] = ends_in_time_on_a_full_gpu(linked)
     except (RuntimeError, OSError, MoveFailed, subprocess.TimeoutExpired) as error:
         found["problem"] = f"{type(error).__name__}: {error}"

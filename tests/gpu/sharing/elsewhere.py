@@ -24,15 +24,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from context_depth import DRIVER, TORCH, WholeGpu
-from controlled import NO_GPU_STATUS, finish, machine, options, say
+from context_depth import DRIVER, LEAVES_FREE_BYTES, TORCH, Gpu, gpus, seconds
+from controlled import NO_GPU_STATUS, ballast, finish, machine, options, say
 from linked import LinkedProgram, park
 from waiting import NotInTime, wait_until
 
-from jupyter_affinode import environment
 from jupyter_affinode.bench.shim_peer import Move, MoveFailed, ShimPeer
 from jupyter_affinode.node.protocol.page import Depth
 from jupyter_affinode.node.protocol.wire import HelloFlag
@@ -79,25 +77,6 @@ def fresh():
 """,
 }
 PROGRAMS = {"torch": TORCH, "driver": DRIVER}
-LIST = """
-import json, pynvml as n
-n.nvmlInit()
-every = [n.nvmlDeviceGetHandleByIndex(i) for i in range(n.nvmlDeviceGetCount())]
-print(json.dumps([[n.nvmlDeviceGetUUID(g), n.nvmlDeviceGetName(g), n.nvmlDeviceGetPciInfo(g).busId,
-                   n.nvmlDeviceGetMemoryInfo(g).used, [p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(g)]]
-                  for g in every]))
-"""
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One of the machine's GPUs, as NVML sees it now."""
-
-    uuid: str
-    name: str
-    pci: str
-    used_bytes: int
-    pids: tuple[int, ...]
 
 
 class Wrong(RuntimeError):
@@ -117,13 +96,6 @@ class Found:
     cycles: int = 0
     said: dict[str, str] = field(default_factory=dict)  # by the driver, of the device after a move
     problem: str = ""
-
-
-def gpus() -> list[Gpu]:
-    """All that NVML knows, asked in a process of its own."""
-    env = environment.controller_environment()
-    done = subprocess.run([sys.executable, "-c", LIST], env=env, capture_output=True, text=True, check=True)
-    return [Gpu(*row[:4], tuple(row[4])) for row in json.loads(done.stdout)]
 
 
 @dataclass
@@ -221,7 +193,7 @@ def stays_where_it_was(linked: LinkedProgram, watched: Watched, found: Found, be
     with suppress(MoveFailed):
         peer.resume(on_gpu=ABSENT)
         raise Wrong("it was resumed on a GPU that is none")
-    with WholeGpu(watched.other.uuid), suppress(MoveFailed):
+    with ballast(LEAVES_FREE_BYTES, watched.other.uuid), suppress(MoveFailed):
         peer.resume(on_gpu=watched.other.uuid)
         raise Wrong("it was resumed on a full GPU")
     watched.expect_nothing(GIVEN_BACK_WITHIN_S)
@@ -286,10 +258,6 @@ def one(program: str, sees: str, cycles: int, kill: bool, watched: Watched, log:
         found.problem = f"{type(error).__name__}: {error}"
         say(f"  {program}, sees {sees}: {found.problem}; the shim's log: {log}")
     return found
-
-
-def seconds(values: list[float]) -> str:
-    return f"{median(values):.2f} s" if values else "-"
 
 
 def pair() -> tuple[Gpu, Gpu]:

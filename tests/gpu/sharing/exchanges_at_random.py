@@ -24,10 +24,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from controlled import NO_GPU_STATUS, Controlled, finish, machine, options, say
+from controlled import NO_GPU_STATUS, Controlled, ballast, finish, machine, options, say
 from twins import MODULES, Program, compare, end, start
 
-from jupyter_affinode.bench.child_process import BenchProcess
 from jupyter_affinode.settings.policy import GIB, MIB
 
 USUAL = ("PyTorch", "PyTorch, expandable segments", "JAX, preallocated", "JAX", "CuPy", "numba")
@@ -104,12 +103,9 @@ def take_room(controlled: Controlled, programs: list[Program], part: float, stac
             break
         parked += held[program.kernel_id]
         controlled.park_surely(kernel_of(program))
-    ballast = stack.enter_context(BenchProcess())
     room = sum(held.values()) - parked
     spare = max(sum(held.values()) // SPARE, max(held.values()) + STEP_BYTES - room)
-    size = (int(ballast.ask("room")["free_bytes"]) - spare) // (2 * MIB) * 2 * MIB
-    if size > 0:
-        ballast.ask("hold", size=size, block=min(size, GIB))
+    stack.enter_context(ballast(spare))
     whole = sum(held.values()) / GIB
     return [f"they held {whole:.1f} GiB; room for {room / GIB:.1f} GiB and {spare / GIB:.2f} GiB"]
 

@@ -19,24 +19,23 @@ import argparse
 import contextlib
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from controlled import finish, machine, options, say
+from controlled import ballast, finish, free_port, machine, options, say
 from live_kernel import ask
 from many_figures import HEADINGS, Sampler, Told, end_controller, percentile, person_row, read_ledger
 from many_people import Day, Person
 from many_programs import PROGRAMS
 from many_watch import Watch, end_all, grow_memory, tell_log
 
-from jupyter_affinode.bench.child_process import BenchProcess
 from jupyter_affinode.client.starting import ensure_controller
 from jupyter_affinode.node.model.reasons import Refusal
 from jupyter_affinode.node.policy.resources.host_memory import MARGIN_PART
@@ -48,7 +47,6 @@ STARTS_WITHIN_S = 60.0  # beside --time; what starting takes longer than START_S
 START_S = 30.0
 END_S = 25.0
 ENDS_WITHIN_S = 90.0  # beside --time, all of it; what hangs then is told and ended
-PIECE = 2 << 20
 CONTEXT, SIMULATED_CONTEXT = int(0.6 * GIB), 16 << 20  # of GPU memory, each kernel's
 HOST_OF_KERNEL = int(1.5 * GIB)  # about what PyTorch and a driver take of host memory beside the kernel's own
 
@@ -100,17 +98,16 @@ def arguments() -> argparse.Namespace:
     return given
 
 
-def ballast(given: argparse.Namespace, *, is_simulated: bool) -> contextlib.AbstractContextManager[Any]:
-    """A program that takes all of the GPU but `--gpu-budget` and the kernels' contexts, if there is one."""
+@contextlib.contextmanager
+def leave_gpu_budget(given: argparse.Namespace, *, is_simulated: bool) -> Iterator[None]:
+    """Have a program take all of the GPU but `--gpu-budget` and the kernels' contexts, if there is one."""
     if given.gpu_budget is None:
-        return contextlib.nullcontext()
-    child = BenchProcess()
-    leaves = int(given.gpu_budget * GIB) + given.kernels * (SIMULATED_CONTEXT if is_simulated else CONTEXT)
-    size = (int(child.ask("room")["free_bytes"]) - leaves) // PIECE * PIECE
-    if size > 0:
-        child.ask("hold", size=size, block=min(size, GIB))
-    say(f"another program takes {max(size, 0) / GIB:.1f} GiB of the GPU")
-    return child
+        yield
+        return
+    contexts = given.kernels * (SIMULATED_CONTEXT if is_simulated else CONTEXT)
+    with ballast(int(given.gpu_budget * GIB) + contexts) as size:
+        say(f"another program takes {size / GIB:.1f} GiB of the GPU")
+        yield
 
 
 def start_controller(folder: Path, ledger: Path, given: argparse.Namespace, metrics_port: int) -> None:
@@ -127,12 +124,6 @@ def start_controller(folder: Path, ledger: Path, given: argparse.Namespace, metr
     ]
     ensure_controller(extra_args=settings, timeout_s=20)
     say(f"controller with {' '.join(settings)}; its log: {folder / 'node.log'}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def people(given: argparse.Namespace) -> list[Person]:
@@ -305,7 +296,7 @@ def main() -> int:
     persons = people(given)
     log = folder / "node.log"
     try:
-        with ballast(given, is_simulated=where["simulated"]):
+        with leave_gpu_budget(given, is_simulated=where["simulated"]):
             set_up(persons, given, is_simulated=where["simulated"])
             settings = Settings().changed(**ask("policy"))
             ends_after_s = given.time + ENDS_WITHIN_S + max(given.end - END_S, 0.0)

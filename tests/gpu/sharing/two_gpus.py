@@ -8,7 +8,6 @@ machine sets for NCCL are left as they are. On the simulated GPU (`--cases peer_
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from controlled import Controlled, answer, ask, finish, machine, options, say, tell
+from controlled import Controlled, answer, ask, finish, free_port, machine, options, say, tell
 from waiting import NotInTime
 
 PROGRAM = Path(__file__).with_name("two_gpu_programs.py")
@@ -50,12 +49,6 @@ def all_work(programs: list[subprocess.Popen[str]]) -> list[str]:
     for program in programs:
         tell(program, "work")
     return list(map(answer, programs))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def one_round(

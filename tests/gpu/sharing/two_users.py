@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from statistics import median
 
-from controlled import USUAL, Controlled, finish, machine, options, say
+from controlled import USUAL, Controlled, ballast, finish, machine, options, say
 from waiting import NotInTime
 
 from jupyter_affinode.bench.child_process import BenchProcess, ChildFailed
@@ -127,11 +127,7 @@ def case(
         comes = Kernel(controlled, "first", uids[0], size, stack)
         controlled.park_surely(comes.id)
         leaves = Kernel(controlled, "second", uids[1], size, stack)
-        filler = stack.enter_context(BenchProcess())
-        spare = SIMULATED_SPARE_BYTES if simulated else SPARE_BYTES
-        rest = (int(filler.ask("room")["free_bytes"]) - spare) // (2 * MIB) * 2 * MIB
-        if rest > 0:
-            filler.ask("hold", size=rest, block=min(rest, GIB))
+        stack.enter_context(ballast(SIMULATED_SPARE_BYTES if simulated else SPARE_BYTES))
         if host == "one copy":
             leave_host_memory(controlled, min(GIB, size))
         took = []
