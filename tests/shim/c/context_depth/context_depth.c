@@ -169,11 +169,9 @@ static void refused(const char *because)
 /* Known to the shim, it is not even tried; not known (it came by a private table), the driver refuses and is unlocked.  */
 static void managed_memory(void)
 {
-	CUresult (*allocate)(CUdeviceptr *, size_t, unsigned int);
 	CUdeviceptr managed;
 
-	*(void **)&allocate = cuda_symbol("cuMemAllocManaged");
-	CHECK_EQUAL(allocate(&managed, MiB(2), 1), CUDA_SUCCESS);
+	CUDA(MemAllocManaged(&managed, MiB(2), 1));
 	refused("managed memory");
 	CUDA(MemFree(managed));
 	park_deep_surely();
@@ -220,13 +218,11 @@ static void second_context(void)
 /* For good: the handle may be open elsewhere. So is what the driver refused, and only one of the two can be tried.  */
 static void shared_memory(void)
 {
-	CUresult (*get_handle)(void *, CUdeviceptr);
 	CUdeviceptr at;
-	char handle[64];
+	CUipcMemHandle handle;
 
-	*(void **)&get_handle = cuda_symbol("cuIpcGetMemHandle");
 	CUDA(MemAlloc(&at, test_seed & 4 ? 4096 : MiB(2))); /* the driver's, or backed */
-	CHECK_EQUAL(get_handle(handle, at), CUDA_SUCCESS);
+	CUDA(IpcGetMemHandle(&handle, at));
 	refused("shares GPU memory");
 	CUDA(MemFree(at));
 	refused("shares GPU memory");

@@ -17,7 +17,6 @@ enum ending { EXIT, EXIT_ON_A_FULL_GPU, EXIT_ANNOUNCED, EXIT_ANNOUNCED_LATE, EXI
 
 static CUdeviceptr block;
 static CUresult (*hidden)(void);
-static CUresult (*disable_peer_access)(CUcontext);
 static bool ended_while_going, announced;
 
 /* What PyTorch does for what it frees. Contents it cannot have.  */
@@ -42,7 +41,7 @@ static void destructor(void)
 	if (announced)
 		ends_quietly();
 	if (ended_while_going) { /* in the midst of the driver's checkpoint, which does not end here */
-		disable_peer_access(cuda_context);
+		cu.CtxDisablePeerAccess(cuda_context);
 		cu.DevicePrimaryCtxReset(0);
 		cu.CtxDestroy(cuda_context);
 	}
@@ -102,7 +101,6 @@ static void child(void)
 	atexit(destructor); /* before the driver comes: it runs when everything of CUDA's has ended */
 	*(void **)&hidden = cuda_hidden("cuCtxSynchronize");
 	cuda_start_grown_up();
-	*(void **)&disable_peer_access = cuda_symbol("cuCtxDisablePeerAccess");
 	block = cuda_block(BYTES, 3);
 	CHECK_EQUAL(read(TALK_FD, &byte, 1), 1);
 	ended_while_going = byte == 2;
@@ -156,7 +154,7 @@ static void one(enum ending ending)
 
 	controller_accept();
 	PAGE_UNTIL(page.gpus[0].resident_bytes == BYTES && page.calls_in_flight == 0);
-	snprintf(test_step, sizeof(test_step), "ending %d", ending);
+	test_at("ending %d", ending);
 	park_deep_surely();
 	CHECK_EQUAL(gpu_used_bytes(), 0);
 	if (ending == KILL_WHILE_GOING) {

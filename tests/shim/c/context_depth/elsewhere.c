@@ -145,7 +145,7 @@ static void locks_where_it_goes(void)
 
 static void is_refused(struct affinode_reply reply, int status, const char *words)
 {
-	snprintf(test_step, sizeof(test_step), "refused: %s", words);
+	test_at("refused: %s", words);
 	CHECK_EQUAL(reply.status, status);
 	CHECK(strstr(reply.text, words) != NULL);
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
@@ -208,8 +208,8 @@ static bool fails_at(unsigned nth, const char *plus)
 	board_arm("*:UNKNOWN:%u%s", nth, plus);
 	reply = resume_on(to);
 	met = board_disarm();
-	snprintf(test_step, sizeof(test_step), "from call %u%s, status %d (%s), depth %u, on %d; struck: %s", nth, plus,
-		 reply.status, reply.text, page_read().depth, where(), board_struck());
+	test_at("from call %u%s, status %d (%s), depth %u, on %d; struck: %s", nth, plus,
+		reply.status, reply.text, page_read().depth, where(), board_struck());
 	CHECK(reply.status == AFFINODE_OK || (met && reply.text[0]));
 	CHECK(where() == to || (where() == before && reply.status != AFFINODE_OK));
 	CHECK(reply.status != AFFINODE_REFUSED || where() == before);
@@ -236,8 +236,7 @@ static bool is_full_at(unsigned nth, unsigned restoring)
 	board_arm("*:TAKE=1TiB:%u", nth);
 	reply = resume_on(to);
 	met = board_disarm();
-	snprintf(test_step, sizeof(test_step), "full at call %u (%s), status %d, on %d", nth, board_struck(), reply.status,
-		 where());
+	test_at("full at call %u (%s), status %d, on %d", nth, board_struck(), reply.status, where());
 	CHECK(reply.status == AFFINODE_OK || reply.status == AFFINODE_NO_GPU_ROOM);
 	CHECK((where() == to) == (nth > restoring));
 	to = where();

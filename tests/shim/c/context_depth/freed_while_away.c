@@ -57,12 +57,12 @@ int main(int argc, char **argv)
 	CUDA(MemAlloc(&zeros, MiB(8)));
 	CUDA(CtxSynchronize());
 
-	snprintf(test_step, sizeof(test_step), "at memory depth");
+	test_at("at memory depth");
 	controller_park();
 	free_one_while_parked(1);
 	rest_is_right(1);
 
-	snprintf(test_step, sizeof(test_step), "off the GPU");
+	test_at("off the GPU");
 	controller_trim();
 	park_deep_surely();
 	free_one_while_parked(0);
@@ -72,7 +72,7 @@ int main(int argc, char **argv)
 	rest_is_right(0);
 	CUDA(MemAlloc(&zeros, MiB(8)));
 
-	snprintf(test_step, sizeof(test_step), "off the GPU, in a lot");
+	test_at("off the GPU, in a lot");
 	controller_trim();
 	lot = controller_lend(LOT);
 	PAGE_UNTIL(page.lot_bytes == LOT);

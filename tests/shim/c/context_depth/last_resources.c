@@ -79,7 +79,7 @@ static void descriptors(int error)
 	struct call call;
 	int fd;
 
-	snprintf(test_step, sizeof(test_step), "no descriptors: %s", strerror(error));
+	test_at("no descriptors: %s", strerror(error));
 	atomic_store(&no_descriptor, error);
 	park_no_deeper("no lock can be had");
 	comes_back();
@@ -103,7 +103,7 @@ static void descriptors(int error)
 
 static void locks(void)
 {
-	snprintf(test_step, sizeof(test_step), "no locks on this file system");
+	test_at("no locks on this file system");
 	fail_flock(LOCK_EX, ENOLCK, 1000);
 	park_no_deeper("no lock can be had");
 	comes_back();
@@ -127,7 +127,7 @@ static void a_lock_is_removed_as_it_is_taken(void)
 {
 	uint32_t resume;
 
-	snprintf(test_step, sizeof(test_step), "a lock removed as it is taken");
+	test_at("a lock removed as it is taken");
 	park_deep_surely();
 	board_arm("cuCheckpointProcessRestore:HOLD:1");
 	atomic_store(&removes_locked, true);
@@ -145,7 +145,7 @@ static void host_memory(void)
 	char path[] = "/tmp/affinode-meminfo-XXXXXX";
 	int fd = mkstemp(path);
 
-	snprintf(test_step, sizeof(test_step), "no host memory for the context");
+	test_at("no host memory for the context");
 	CHECK(fd >= 0);
 	CHECK(dprintf(fd, "MemTotal: 8000000 kB\nMemAvailable: 200000 kB\n") > 0);
 	close(fd);

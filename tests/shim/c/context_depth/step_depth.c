@@ -31,9 +31,9 @@ static bool cycle(uint32_t at, const char *plus, unsigned nth)
 	board_arm("*:UNKNOWN:%u%s", nth, plus);
 	reply = at == AFFINODE_COMMAND_PARK ? park_deep() : controller_reply(controller_command(at, 0));
 	met = board_disarm();
-	snprintf(test_step, sizeof(test_step), "%s, from call %u%s, status %d, depth %u; struck: %s",
-		 at == AFFINODE_COMMAND_PARK ? "park" : "resume", nth, plus, reply.status, page_read().depth,
-		 board_struck());
+	test_at("%s, from call %u%s, status %d, depth %u; struck: %s",
+		at == AFFINODE_COMMAND_PARK ? "park" : "resume", nth, plus, reply.status, page_read().depth,
+		board_struck());
 	CHECK(reply.status == AFFINODE_OK || (met && reply.text[0]));
 	deep += page_read().depth == AFFINODE_DEPTH_CONTEXT;
 	shallow += page_read().depth == AFFINODE_DEPTH_MEMORY;
@@ -58,8 +58,7 @@ static bool foreign_takes_room(unsigned nth)
 	board_arm("*:TAKE=1TiB:%u", nth);
 	reply = controller_reply(controller_command(AFFINODE_COMMAND_RESUME, 0));
 	met = board_disarm();
-	snprintf(test_step, sizeof(test_step), "resume, the GPU full at call %u (%s), status %d", nth, board_struck(),
-		 reply.status);
+	test_at("resume, the GPU full at call %u (%s), status %d", nth, board_struck(), reply.status);
 	CHECK(reply.status == AFFINODE_OK || reply.status == AFFINODE_NO_GPU_ROOM);
 	board_arm("*:TAKE=0:1");
 	come_back();
@@ -105,7 +104,7 @@ static void others_are_not_counted(void)
 	alone = page_read().context_bytes;
 	CHECK(alone > 0);
 	for (int it_ends = 0; it_ends < 2; it_ends++) {
-		snprintf(test_step, sizeof(test_step), "a foreign process %s", it_ends ? "ends meanwhile" : "stays");
+		test_at("a foreign process %s", it_ends ? "ends meanwhile" : "stays");
 		come_back();
 		board_arm("*:TAKE=1536MiB:1");
 		CUDA(CtxSynchronize());

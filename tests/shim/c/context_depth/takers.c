@@ -73,7 +73,7 @@ static void waits(void (*what)(void), const char *name)
 	int fd = gpu_lock_take(NULL);
 	struct call call;
 
-	snprintf(test_step, sizeof(test_step), "%s", name);
+	test_at("%s", name);
 	call_begin(&call, what);
 	CHECK(call_waits(&call));
 	gpu_lock_leave(fd);
@@ -85,7 +85,7 @@ static void goes_on(void (*what)(void), const char *name)
 	int fd = gpu_lock_take(NULL);
 	struct call call;
 
-	snprintf(test_step, sizeof(test_step), "%s", name);
+	test_at("%s", name);
 	call_begin(&call, what);
 	call_end(&call);
 	gpu_lock_leave(fd);

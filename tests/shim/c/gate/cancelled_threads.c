@@ -73,7 +73,7 @@ static void once_with(bool cancelled)
 		void *ended = NULL;
 		pthread_t thread;
 
-		snprintf(test_step, sizeof(test_step), "call %zu%s", i, cancelled ? ", cancelled" : "");
+		test_at("call %zu%s", i, cancelled ? ", cancelled" : "");
 		if (!cancelled) {
 			calls[i]();
 			continue;

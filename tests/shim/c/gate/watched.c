@@ -32,7 +32,7 @@ static void child(void)
 	char byte;
 
 	dup2(TALK_FD, STDERR_FILENO);
-	snprintf(test_step, sizeof(test_step), "the step that hangs");
+	test_at("the step that hangs");
 	cuda_start();
 	CUDA(MemAlloc(&block, MiB(2)));
 	CHECK_EQUAL(read(TALK_FD, &byte, 1), 1);

@@ -78,7 +78,7 @@ static bool broken_at(uint32_t at, unsigned nth)
 	int talk;
 	pid_t pid = start(&talk);
 
-	snprintf(test_step, sizeof(test_step), "%s, work %u", at == AFFINODE_COMMAND_PARK ? "park" : "resume", nth);
+	test_at("%s, work %u", at == AFFINODE_COMMAND_PARK ? "park" : "resume", nth);
 	if (at == AFFINODE_COMMAND_RESUME)
 		controller_park();
 	do {

@@ -163,17 +163,15 @@ static void until_told(void *unused)
 /* Work in a context that has nothing of its own may use what is another's.  */
 static void while_one_without_anything_works(void)
 {
-	CUresult (*call)(CUstream, void (*)(void *), void *);
 	CUcontext primary, other;
 	CUdeviceptr block;
 
-	*(void **)&call = cuda_symbol("cuLaunchHostFunc");
 	CUDA(DevicePrimaryCtxRetain(&primary, 0));
 	CUDA(CtxSetCurrent(primary));
 	block = filled(83);
 	CUDA(CtxCreate(&other, 0, 0));
 	atomic_store(&go_on, false);
-	CHECK_EQUAL(call(NULL, until_told, NULL), CUDA_SUCCESS);
+	CUDA(LaunchHostFunc(NULL, until_told, NULL));
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_BUSY);
 	atomic_store(&go_on, true);
 	CUDA(CtxSynchronize());

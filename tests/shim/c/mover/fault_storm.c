@@ -27,15 +27,15 @@ static void arm(uint32_t command)
 	const char *name = "*", *plus = any(3) ? "" : "+";
 	unsigned nth = 1 + any(CALLS);
 
-	snprintf(test_step, sizeof(test_step), "%s without a fault", command == AFFINODE_COMMAND_PARK ? "park" : "resume");
+	test_at("%s without a fault", command == AFFINODE_COMMAND_PARK ? "park" : "resume");
 	if (kind >= sizeof(faults) / sizeof(*faults))
 		return;
 	if (!strncmp(faults[kind], "CORRUPT", 7))
 		name = command == AFFINODE_COMMAND_RESUME && any(2) ? "cuMemcpyHtoDAsync" : "cuMemsetD32Async";
 	nth = *name == '*' ? nth : nth % 6 + 1;
 	board_arm("%s:%s:%u%s", name, faults[kind], nth, plus);
-	snprintf(test_step, sizeof(test_step), "%s, %s:%s:%u%s", command == AFFINODE_COMMAND_PARK ? "park" : "resume",
-		 name, faults[kind], nth, plus);
+	test_at("%s, %s:%s:%u%s", command == AFFINODE_COMMAND_PARK ? "park" : "resume",
+		name, faults[kind], nth, plus);
 }
 
 /* Where a real driver's streams cannot even be asked any more nothing runs in them. Here something still may.  */

@@ -77,7 +77,7 @@ static struct affinode_reply move(uint32_t command, uint64_t how)
 {
 	struct affinode_reply reply = controller_reply(controller_command(command, how));
 
-	snprintf(test_step, sizeof(test_step), "move %u: %s", command, reply.text);
+	test_at("move %u: %s", command, reply.text);
 	return reply;
 }
 

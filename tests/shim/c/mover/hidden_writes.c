@@ -41,7 +41,7 @@ static int park_with_write_at(const char *name, unsigned nth, uint64_t how, bool
 {
 	uint32_t epoch;
 
-	snprintf(test_step, sizeof(test_step), "a write at %s, the %u.; flags %#llx", name, nth, (unsigned long long)how);
+	test_at("a write at %s, the %u.; flags %#llx", name, nth, (unsigned long long)how);
 	CUDA(CtxSynchronize());
 	board_arm("%s:HOLD:%u", name, nth);
 	epoch = controller_command(AFFINODE_COMMAND_PARK, how);

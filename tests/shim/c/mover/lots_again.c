@@ -126,11 +126,6 @@ static void has_gone(int64_t registered)
 	CHECK(board_registered_bytes() <= registered);
 }
 
-static void begin(const char *what)
-{
-	snprintf(test_step, sizeof(test_step), "%s", what);
-}
-
 /* Lent, used and given back.  */
 static void use(void)
 {
@@ -147,7 +142,7 @@ static void lent_again_after_others(void)
 	int64_t registered;
 	uint32_t number;
 
-	begin("lent again");
+	test_at("lent again");
 	use();
 	registered = board_registered_bytes();
 	CHECK(registered >= (int64_t)LOT);
@@ -177,7 +172,7 @@ static void forgotten(void)
 	int64_t registered = board_registered_bytes();
 	uint32_t number;
 
-	begin("forgotten");
+	test_at("forgotten");
 	controller_forget(lot);
 	has_gone(registered - (int64_t)LOT);
 	controller_forget(lot); /* none is mapped */
@@ -194,7 +189,7 @@ static void lent_twice(void)
 {
 	uint32_t number;
 
-	begin("lent twice");
+	test_at("lent twice");
 	number = lend();
 	controller_lend_file(lot, LOT);
 	park_into_it();
@@ -211,7 +206,7 @@ static void cut(void)
 {
 	uint32_t number;
 
-	begin("cut");
+	test_at("cut");
 	number = lend();
 	park_into_it();
 	controller_command(AFFINODE_COMMAND_TRIM, 0);
@@ -236,7 +231,7 @@ static void forked(bool lent)
 	int status;
 	pid_t pid;
 
-	begin(lent ? "fork, lent" : "fork, given back");
+	test_at("%s", lent ? "fork, lent" : "fork, given back");
 	if (lent) {
 		number = lend();
 		park_into_it();
@@ -258,7 +253,7 @@ static void forked(bool lent)
 
 static void link_lost(bool lent)
 {
-	begin(lent ? "link lost, lent" : "link lost, given back");
+	test_at("%s", lent ? "link lost, lent" : "link lost, given back");
 	use();
 	if (lent) {
 		lend();
@@ -286,7 +281,7 @@ static void registration_is_refused(void)
 	int64_t registered;
 	uint32_t number;
 
-	begin("registration refused");
+	test_at("registration refused");
 	controller_forget(lot);
 	UNTIL(mappings() == 0);
 	registered = board_registered_bytes();
@@ -313,7 +308,7 @@ static bool fails_at(const char *plus, unsigned nth)
 	uint32_t number;
 	unsigned met;
 
-	snprintf(test_step, sizeof(test_step), "failing at call %u%s", nth, plus);
+	test_at("failing at call %u%s", nth, plus);
 	if (nth % 3 == 0) {
 		controller_forget(lot);
 		UNTIL(mappings() == 0);

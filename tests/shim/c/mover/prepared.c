@@ -12,11 +12,6 @@ static const char *name_of(uint32_t at)
 	return at == AFFINODE_COMMAND_PARK ? "park" : "resume";
 }
 
-static void step(uint32_t at, const char *what, unsigned nth)
-{
-	snprintf(test_step, sizeof(test_step), "%s, %s %u", name_of(at), what, nth);
-}
-
 /* Prepared, and whole on whichever side it is.  */
 static uint32_t prepare(uint32_t at)
 {
@@ -178,7 +173,7 @@ static bool aborted_at(uint32_t at, unsigned nth)
 	uint32_t epoch;
 	bool held;
 
-	step(at, "aborted at call", nth);
+	test_at("%s, aborted at call %u", name_of(at), nth);
 	CUDA(CtxSynchronize());
 	if (at == AFFINODE_COMMAND_RESUME)
 		controller_park();
@@ -212,7 +207,7 @@ static bool fails_at(uint32_t at, const char *plus, unsigned nth)
 	unsigned met;
 	uint32_t epoch;
 
-	step(at, "committed, then failing at call", nth);
+	test_at("%s, committed, then failing at call %u", name_of(at), nth);
 	contents_change_now(CONTENTS_BROKEN);
 	if (at == AFFINODE_COMMAND_RESUME)
 		controller_park();

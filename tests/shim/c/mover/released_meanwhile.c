@@ -61,8 +61,8 @@ static bool fails_at(const char *plus, unsigned nth)
 
 	reply = park_with("*:UNKNOWN", nth, plus, &met);
 	page = page_read();
-	snprintf(test_step, sizeof(test_step), "failing at call %u%s: %s, status %d %s, then in state %u", nth, plus,
-		 board_struck(), reply.status, reply.text, page.state);
+	test_at("failing at call %u%s: %s, status %d %s, then in state %u", nth, plus,
+		board_struck(), reply.status, reply.text, page.state);
 	CHECK(reply.status == AFFINODE_OK || (met && reply.text[0]));
 	if (reply.status == AFFINODE_OK)
 		CHECK_EQUAL(page.state, AFFINODE_STATE_PARKED);

@@ -16,7 +16,7 @@ static void changed_park(void)
 /* Before anything was pinned; afterwards the process may keep what it has.  */
 static void registration_is_refused(void)
 {
-	snprintf(test_step, sizeof(test_step), "registration refused");
+	test_at("registration refused");
 	board_arm("cuMemHostRegister:OPERATING_SYSTEM:1+,cuMemHostAlloc:OUT_OF_MEMORY:1+");
 	for (int i = 0; i < 2; i++) {
 		changed_park();
@@ -35,7 +35,7 @@ static bool foreign_takes_room(unsigned nth)
 	struct call call;
 	bool met;
 
-	snprintf(test_step, sizeof(test_step), "the GPU full at creation %u", nth);
+	test_at("the GPU full at creation %u", nth);
 	changed_park();
 	parked = cuda_free_bytes(); /* bookkeeping passes the gate */
 	board_arm("cuMemCreate:TAKE=1TiB:%u", nth);
@@ -63,7 +63,7 @@ static bool foreign_takes_room(unsigned nth)
 /* What the driver will not let go of stays, until it does.  */
 static void pinned_memory_is_not_let_go(void)
 {
-	snprintf(test_step, sizeof(test_step), "unregistering refused");
+	test_at("unregistering refused");
 	controller_trim(); /* what was refused when it was made is not tried again */
 	changed_park();
 	CHECK_RESUMES();
@@ -111,7 +111,7 @@ static void host_memory_is_short(void)
 	for (size_t spare = 0;; spare += MiB(8)) {
 		struct affinode_reply reply;
 
-		snprintf(test_step, sizeof(test_step), "%zu bytes of address space to spare", spare);
+		test_at("%zu bytes of address space to spare", spare);
 		CHECK(spare < MiB(400));
 		limit(address_space() + spare);
 		reply = controller_reply(controller_command(AFFINODE_COMMAND_PARK, 0));

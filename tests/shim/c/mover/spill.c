@@ -104,7 +104,7 @@ static void full(void)
 	uint64_t in_memory;
 
 	for (unsigned chunks = 0;; chunks++) {
-		snprintf(test_step, sizeof(test_step), "room for %u chunks", chunks);
+		test_at("room for %u chunks", chunks);
 		controller_park();
 		in_memory = page_read().copy_bytes;
 		most.rlim_cur = chunks * CHUNK + CHUNK / 2;
@@ -207,7 +207,7 @@ static void ended_early(bool by_call)
 	uint32_t epoch;
 	pthread_t thread;
 
-	snprintf(test_step, sizeof(test_step), by_call ? "a call" : "ABORT");
+	test_at("%s", by_call ? "a call" : "ABORT");
 	controller_reply(controller_spill(0, spill_folder));
 	fill_pattern(large, LARGE, 3 + by_call);
 	controller_park();
@@ -232,7 +232,7 @@ static void although_a_call_waits(void)
 {
 	pthread_t thread;
 
-	snprintf(test_step, sizeof(test_step), "although a call waits");
+	test_at("although a call waits");
 	controller_reply(controller_spill(0, spill_folder));
 	controller_park();
 	read_a_word(&thread, large);
@@ -250,7 +250,7 @@ static void freed_meanwhile(void)
 	struct affinode_reply reply;
 	uint32_t epoch;
 
-	snprintf(test_step, sizeof(test_step), "freed meanwhile");
+	test_at("freed meanwhile");
 	controller_reply(controller_spill(0, spill_folder));
 	controller_park();
 	epoch = controller_spill(ALL, spill_folder);
@@ -267,7 +267,7 @@ static void lots_become_empty(void)
 {
 	CUdeviceptr block;
 
-	snprintf(test_step, sizeof(test_step), "lots");
+	test_at("lots");
 	controller_reply(controller_spill(0, spill_folder));
 	controller_trim();
 	block = cuda_block(LOTS * LOT, 5);
@@ -288,7 +288,7 @@ static void refused(const char *folder, const char *why)
 {
 	struct affinode_reply reply;
 
-	snprintf(test_step, sizeof(test_step), "%s: %s", folder, why);
+	test_at("%s: %s", folder, why);
 	controller_park();
 	reply = controller_reply(controller_spill(ALL, folder));
 	CHECK_EQUAL(reply.status, AFFINODE_FAILED);

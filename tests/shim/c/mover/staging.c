@@ -85,7 +85,7 @@ static bool struck(const char *name)
 /* Neither this nor that: few copies, as large as they come.  */
 static void all_is_refused(void)
 {
-	snprintf(test_step, sizeof(test_step), "no pinned memory at all");
+	test_at("no pinned memory at all");
 	changed_park(REFUSED ",cuMemHostAlloc:OUT_OF_MEMORY:1+");
 	CHECK(struck("cuMemHostRegister") && struck("cuMemHostAlloc"));
 	resume("cuMemHostAlloc:OUT_OF_MEMORY:1+");
@@ -103,7 +103,7 @@ static void events_are_refused(void)
 	unsigned times = 0;
 
 	for (;; times++) {
-		snprintf(test_step, sizeof(test_step), "an event refused, %u", times);
+		test_at("an event refused, %u", times);
 		contents_fill(CONTENTS_OTHER_GPU);
 		changed_park("cuEventCreate:OUT_OF_MEMORY:5" COUNTED("cuMemHostAlloc") COUNTED("cuMemFreeHost"));
 		CHECK(struck("cuMemHostAlloc"));
@@ -120,7 +120,7 @@ static void ring_is_taken(void)
 {
 	unsigned n;
 
-	snprintf(test_step, sizeof(test_step), "the ring");
+	test_at("the ring");
 	changed_park(REFUSED); /* no slab of it is registered from here on */
 	resume("");
 	n = changed_park("cuMemHostAlloc:UNKNOWN:1+" COUNTED("cuMemcpyDtoHAsync"));
@@ -136,7 +136,7 @@ static void streams_in(void)
 {
 	uint64_t mended = page_read().mended_chunks;
 
-	snprintf(test_step, sizeof(test_step), "the ring, part after part");
+	test_at("the ring, part after part");
 	changed_park(REFUSED);
 	CHECK_EQUAL(controller_reply(controller_command(AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM)).status, AFFINODE_OK);
 	all_is_right();
@@ -149,7 +149,7 @@ static void ring_is_counted(void)
 	uint64_t kept;
 	unsigned rings;
 
-	snprintf(test_step, sizeof(test_step), "the ring given back");
+	test_at("the ring given back");
 	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT && page.kept_bytes > LARGE);
 	kept = page_read().kept_bytes;
 	board_arm("cuMemFreeHost:TAKE=0:1+");
@@ -172,7 +172,7 @@ static void ring_is_counted(void)
 static void scattered(void)
 {
 	for (unsigned round = 0; round < test_rounds(3); round++) {
-		snprintf(test_step, sizeof(test_step), "scattered, round %u", round);
+		test_at("scattered, round %u", round);
 		for (unsigned i = 0; i < SMALL; i++) {
 			if (test_random(&state) % 2)
 				continue;
@@ -230,7 +230,7 @@ static void revoked(unsigned nth)
 	struct affinode_reply reply;
 	uint32_t epoch;
 
-	snprintf(test_step, sizeof(test_step), "revoked at copy %u", nth);
+	test_at("revoked at copy %u", nth);
 	do {
 		change_large();
 		board_arm("cuMemcpyDtoHAsync:HOLD:%u", nth);
@@ -255,7 +255,7 @@ static void without_threads(void)
 	unsigned before = threads_now();
 	uint32_t epoch;
 
-	snprintf(test_step, sizeof(test_step), "without threads");
+	test_at("without threads");
 	CHECK_EQUAL(pthread_getattr_default_np(&usual), 0);
 	CHECK_EQUAL(pthread_getattr_default_np(&huge), 0);
 	CHECK_EQUAL(pthread_attr_setstacksize(&huge, (size_t)1 << 46), 0);
@@ -289,7 +289,7 @@ static void context_ends_meanwhile(void)
 {
 	struct call call;
 
-	snprintf(test_step, sizeof(test_step), "a context ended while its ring is given back");
+	test_at("a context ended while its ring is given back");
 	board_arm("cuMemFreeHost:HOLD:1");
 	controller_command(AFFINODE_COMMAND_TRIM, 0);
 	UNTIL(board_holds());
@@ -306,7 +306,7 @@ static void context_ends(void)
 	CUdeviceptr at;
 	uint32_t seed;
 
-	snprintf(test_step, sizeof(test_step), "another context");
+	test_at("another context");
 	context_ends_meanwhile();
 	cuda_start();
 	CUDA(MemAlloc(&at, LARGE));

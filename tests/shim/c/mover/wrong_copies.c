@@ -14,7 +14,7 @@ static bool once(const char *what, unsigned nth)
 	uint64_t mended = page_read().mended_chunks;
 	unsigned met;
 
-	snprintf(test_step, sizeof(test_step), "%s %u wrong once", what, nth);
+	test_at("%s %u wrong once", what, nth);
 	controller_park();
 	board_arm("%s:CORRUPT=" LARGE ":%u", what, nth);
 	CHECK_RESUMES();
@@ -30,7 +30,7 @@ static void for_good(const char *what, unsigned nth)
 	struct affinode_reply reply;
 	struct call call;
 
-	snprintf(test_step, sizeof(test_step), "%s wrong from %u on", what, nth);
+	test_at("%s wrong from %u on", what, nth);
 	contents_change_now(CONTENTS_ONE_CHUNK);
 	controller_park();
 	call_begin(&call, contents_call);
@@ -54,7 +54,7 @@ static void out_of_the_gpu(void)
 {
 	struct call call;
 
-	snprintf(test_step, sizeof(test_step), "a park's copy wrong");
+	test_at("a park's copy wrong");
 	contents_change_now(CONTENTS_ONE_CHUNK);
 	board_arm("cuMemcpyDtoHAsync:CORRUPT=" LARGE ":1");
 	controller_park();

@@ -72,7 +72,7 @@ void streamed_park(void)
 {
 	struct affinode_reply reply = streamed_decide(streamed_prepare(), true);
 
-	snprintf(test_step, sizeof(test_step), "park: %s", reply.text);
+	test_at("park: %s", reply.text);
 	CHECK_EQUAL(reply.status, AFFINODE_OK);
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
 	CHECK_EQUAL(page_read().gpus[0].resident_bytes, 0);
@@ -82,7 +82,7 @@ int streamed_resume(uint64_t how)
 {
 	struct affinode_reply reply = controller_reply(controller_command(AFFINODE_COMMAND_RESUME, how));
 
-	snprintf(test_step, sizeof(test_step), "resume: %s", reply.text);
+	test_at("resume: %s", reply.text);
 	return reply.status;
 }
 

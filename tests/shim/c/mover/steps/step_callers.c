@@ -65,8 +65,7 @@ static bool cycle(const struct move *at, enum meddling how, unsigned nth)
 	bool held;
 	int status;
 
-	snprintf(test_step, sizeof(test_step), "%s, call %u, the program %s",
-		 at->name, nth, meddlings[how]);
+	test_at("%s, call %u, the program %s", at->name, nth, meddlings[how]);
 	CUDA(CtxSynchronize());
 	contents_make_ready(at);
 	atomic_store(&done, false);

@@ -9,7 +9,7 @@ static bool leave_at(const struct move *at, unsigned nth)
 {
 	uint32_t epoch;
 
-	snprintf(test_step, sizeof(test_step), "%s, call %u", at->name, nth);
+	test_at("%s, call %u", at->name, nth);
 	board_arm("*:HOLD:%u", nth);
 	epoch = controller_command(at->command, at->how);
 	if (!board_holds_in(epoch)) {

@@ -118,8 +118,7 @@ static bool spill_fails_at(int error, unsigned nth, bool for_good, bool in_part)
 	unsigned met;
 
 	park_anew();
-	snprintf(test_step, sizeof(test_step), "spill%s, %s at write %u%s", in_part ? " in part" : "", name_of(error), nth,
-		 for_good ? "+" : "");
+	test_at("spill%s, %s at write %u%s", in_part ? " in part" : "", name_of(error), nth, for_good ? "+" : "");
 	if (in_part)
 		contents_come_in_part(3);
 	in_memory = page_read().copy_bytes;
@@ -152,8 +151,8 @@ static bool resume_fails_at(int error, unsigned nth, bool for_good, uint64_t how
 	unsigned met;
 
 	park_anew();
-	snprintf(test_step, sizeof(test_step), "resume %llx, %s on disk, %s at read %u%s", (unsigned long long)how, whole ? "all" : "some", name_of(error), nth,
-		 for_good ? "+" : "");
+	test_at("resume %llx, %s on disk, %s at read %u%s", (unsigned long long)how, whole ? "all" : "some", name_of(error),
+		nth, for_good ? "+" : "");
 	CHECK_EQUAL(controller_reply(controller_spill(whole ? ALL : PART_WRITTEN * STREAMED_CHUNK, spill_folder)).status, AFFINODE_OK);
 	on_disk = page_read().disk_bytes;
 	disk_fails(READS, error, nth, for_good);

@@ -108,9 +108,9 @@ static struct affinode_reply move_with_fault(uint32_t command, const struct faul
 		reply = controller_reply(controller_command(command, 0));
 		*met = board_disarm();
 	} while (reply.status == AFFINODE_BUSY && !*met); /* this machine is too slow for the mover's patience */
-	snprintf(test_step, sizeof(test_step), "%s, %s: %s at call %u%s, status %d %s; struck: %s",
-		 command == AFFINODE_COMMAND_PARK ? "park" : "resume", fault->function, fault->what, nth, fault->plus, reply.status,
-		 reply.text, board_struck());
+	test_at("%s, %s: %s at call %u%s, status %d %s; struck: %s",
+		command == AFFINODE_COMMAND_PARK ? "park" : "resume", fault->function, fault->what, nth, fault->plus, reply.status,
+		reply.text, board_struck());
 	if (reply.status != AFFINODE_OK && !*met)
 		test_fail(__FILE__, __LINE__, "refused without a fault", reply.status);
 	if (reply.status != AFFINODE_OK)

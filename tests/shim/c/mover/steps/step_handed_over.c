@@ -47,7 +47,7 @@ static bool resume_fails_at(const char *plus, unsigned nth)
 	board_arm("*:UNKNOWN:%u%s", nth, plus);
 	status = streamed_resume(HANDS_OVER);
 	met = board_disarm();
-	snprintf(test_step, sizeof(test_step), "resume, failing at call %u%s: %s", nth, plus, board_struck());
+	test_at("resume, failing at call %u%s: %s", nth, plus, board_struck());
 	if (status == AFFINODE_OK) {
 		streamed_is_resident();
 		return met > 0;
@@ -74,8 +74,8 @@ static bool park_fails_at(const char *plus, unsigned nth)
 	board_arm("*:UNKNOWN:%u%s", nth, plus);
 	reply = streamed_decide(epoch, true);
 	met = board_disarm();
-	snprintf(test_step, sizeof(test_step), "park, failing at call %u%s: %s, status %d %s, then in state %u", nth, plus,
-		 board_struck(), reply.status, reply.text, page_read().state);
+	test_at("park, failing at call %u%s: %s, status %d %s, then in state %u", nth, plus,
+		board_struck(), reply.status, reply.text, page_read().state);
 	CHECK(reply.status == AFFINODE_OK || (met && reply.text[0]));
 	if (page_read().state == AFFINODE_STATE_PARKED)
 		streamed_come_back(nth);
@@ -103,7 +103,7 @@ static bool rest_fails_at(const char *plus, unsigned nth)
 	status = controller_reply(controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM | nth % 2 * AFFINODE_MOVE_HAND_OVER)).status;
 	met = board_disarm();
 	page = page_read();
-	snprintf(test_step, sizeof(test_step), "the rest, failing at call %u%s: %s, status %d", nth, plus, board_struck(), status);
+	test_at("the rest, failing at call %u%s: %s, status %d", nth, plus, board_struck(), status);
 	CHECK(status == AFFINODE_OK || met);
 	CHECK_EQUAL(page.state, AFFINODE_STATE_PARKED);
 	CHECK((status == AFFINODE_OK) == (page.gpus[0].resident_bytes == 0) || strstr(board_struck(), "cuMemUnmap"));

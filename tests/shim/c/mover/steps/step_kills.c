@@ -61,7 +61,7 @@ static bool killed_at(const struct move *at, unsigned nth)
 	pid_t pid = contents_child_start();
 	int status;
 
-	snprintf(test_step, sizeof(test_step), "%s, call %u", at->name, nth);
+	test_at("%s, call %u", at->name, nth);
 	contents_make_ready(at);
 	do {
 		board_arm("*:KILL:%u", nth);

@@ -41,7 +41,7 @@ static bool with_error(int at, unsigned nth, const char *what)
 	struct affinode_reply reply;
 	unsigned met;
 
-	snprintf(test_step, sizeof(test_step), "%s, %s at call %u", steps[at], what, nth);
+	test_at("%s, %s at call %u", steps[at], what, nth);
 	make_ready(at, nth);
 	board_arm("*:%s:%u", what, nth);
 	reply = controller_reply(begin(at));
@@ -61,7 +61,7 @@ static bool without_controller(int at, unsigned nth)
 	uint32_t epoch;
 	bool held;
 
-	snprintf(test_step, sizeof(test_step), "%s, controller killed at call %u", steps[at], nth);
+	test_at("%s, controller killed at call %u", steps[at], nth);
 	make_ready(at, nth);
 	board_arm("*:HOLD:%u", nth);
 	epoch = begin(at);
@@ -91,7 +91,7 @@ static bool killed(int at, unsigned nth)
 	pid_t pid = contents_child_start();
 	bool was_killed;
 
-	snprintf(test_step, sizeof(test_step), "%s, killed at call %u", steps[at], nth);
+	test_at("%s, killed at call %u", steps[at], nth);
 	make_ready(at, nth);
 	board_arm("*:KILL:%u", nth);
 	was_killed = died(begin(at));

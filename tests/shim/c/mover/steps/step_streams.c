@@ -20,7 +20,7 @@ static bool prepare_fails_at(const char *plus, unsigned nth)
 	epoch = controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_PREPARE | AFFINODE_MOVE_STREAM);
 	prepared = controller_prepared(epoch);
 	met = board_disarm();
-	snprintf(test_step, sizeof(test_step), "prepare, failing at call %u%s: %s", nth, plus, board_struck());
+	test_at("prepare, failing at call %u%s: %s", nth, plus, board_struck());
 	if (prepared) {
 		CHECK_EQUAL(streamed_decide(epoch, nth % 2).status, nth % 2 ? AFFINODE_OK : AFFINODE_REVOKED);
 		if (nth % 2)
@@ -50,8 +50,8 @@ static bool park_fails_at(const char *plus, unsigned nth)
 	reply = streamed_decide(epoch, true);
 	met = board_disarm();
 	page = page_read();
-	snprintf(test_step, sizeof(test_step), "park, failing at call %u%s: %s, status %d %s, then in state %u", nth, plus,
-		 board_struck(), reply.status, reply.text, page.state);
+	test_at("park, failing at call %u%s: %s, status %d %s, then in state %u", nth, plus,
+		board_struck(), reply.status, reply.text, page.state);
 	CHECK(reply.status == AFFINODE_OK || (met && reply.text[0]));
 	if (reply.status == AFFINODE_OK)
 		CHECK_EQUAL(page.state, AFFINODE_STATE_PARKED);
@@ -77,14 +77,14 @@ static bool resume_fails_at(const char *plus, unsigned nth)
 	board_arm("*:UNKNOWN:%u%s", nth, plus);
 	status = streamed_resume(AFFINODE_MOVE_STREAM);
 	met = board_disarm();
-	snprintf(test_step, sizeof(test_step), "resume, failing at call %u%s: %s", nth, plus, board_struck());
+	test_at("resume, failing at call %u%s: %s", nth, plus, board_struck());
 	if (status != AFFINODE_OK) {
 		CHECK(met > 0);
 		CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
 		if (!*plus) /* else the driver takes nothing back */
 			CHECK_EQUAL(cuda_free_bytes(), free_when_parked);
 		reply = controller_reply(controller_command(AFFINODE_COMMAND_RESUME, nth % 3 ? AFFINODE_MOVE_STREAM : 0));
-		snprintf(test_step, sizeof(test_step), "resume %u%s after %s: %s", nth, plus, board_struck(), reply.text);
+		test_at("resume %u%s after %s: %s", nth, plus, board_struck(), reply.text);
 		CHECK_EQUAL(reply.status, AFFINODE_OK);
 	}
 	streamed_is_resident();

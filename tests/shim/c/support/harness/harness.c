@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -43,6 +44,15 @@ unsigned test_rounds(unsigned usual)
 	usual = usual < 3 ? 1 : usual / 3;
 #endif
 	return usual * times;
+}
+
+void test_at(const char *format, ...)
+{
+	va_list list;
+
+	va_start(list, format);
+	vsnprintf(test_step, sizeof(test_step), format, list);
+	va_end(list);
 }
 
 void test_pause(void)

@@ -20,6 +20,7 @@
 void test_begin(int argc, char **argv, unsigned deadline_s);
 extern uint64_t test_seed;
 extern char test_step[640]; /* what is being tried now, for the log of a failure */
+__attribute__((format(printf, 1, 2))) void test_at(const char *format, ...); /* that it is this */
 uint64_t test_random(uint64_t *state);
 uint64_t test_now_ns(void);
 /* How often to repeat what is different each time: a third of it under sanitizers, and TEST_ROUNDS times as often.  */
