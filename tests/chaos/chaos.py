@@ -32,7 +32,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 import faults as f
-from light_kernels import HERE, Board, LightKernel, LightMachine, Phase, Workload
+from light_kernels import HERE, Board, LightKernel, LightMachine, Phase, Workload, state_of
 from sharing import CONTROLLER, gpu_mib
 from waiting import NotInTime, wait_until
 
@@ -141,7 +141,7 @@ class Chaos:
         host_mib = host_mib or HOST_MIB
         rate = LARGE_COPY_RATE if ballast_mib else COPY_RATE
         machine.simulate(f"{gpu_mib(kernels + f.OLD_SHIMS_MAX, worth, workload)}MiB", copy_rate=rate)
-        self._clocks = f.Clocks(machine.folder / "clocks")
+        self.clocks = f.Clocks(machine.folder / "clocks")
         self.disk = f.Disk(Path(spill_dir) if spill_dir else None, machine.folder / "disk")
         machine.environment |= {
             "AFFINODE_SIM_CONTEXT": "1MiB",
@@ -165,21 +165,19 @@ class Chaos:
 
     def aim(self, fault: f.Fault, *, of_server: bool = False) -> tuple[LightKernel | None, str]:
         """A kernel in the state that the fault aims at, or any if there is none for a while; and its state."""
-        found: list[LightKernel] = []
 
-        def look() -> bool:
-            running = [k for k in self.light.living() if k.pid and not is_stopped(k.pid)]
-            if of_server:
-                running = [k for k in running if k.id.rpartition("-")[0] in self.light.servers]
-            found[:] = [k for k in running if k.residency() == fault.aim]
-            return bool(found)
+        def candidates() -> list[LightKernel]:
+            living = self.light.living()
+            return [k for k in living if not of_server or k.id.rpartition("-")[0] in self.light.servers]
+
+        def look() -> list[LightKernel]:
+            running = [k for k in candidates() if k.pid and state_of(k.pid) not in ("T", "t")]
+            return [k for k in running if k.residency() == fault.aim]
 
         try:
-            wait_until(look, AIM_S, longest_pause_s=0.001)
+            found = wait_until(look, AIM_S, longest_pause_s=0.001)
         except NotInTime:
-            found = self.light.living()
-            if of_server:
-                found = [k for k in found if k.id.rpartition("-")[0] in self.light.servers]
+            found = candidates()
         if not found:
             return None, "nobody"
         victim = f.pick(found, fault)
@@ -188,9 +186,6 @@ class Chaos:
     def later(self, seconds: float, what: Callable[[], object]) -> None:
         """Undo something then."""
         heapq.heappush(self._due, (time.monotonic() + seconds, next(self._numbers), what))
-
-    def send(self, pid: int, number: signal.Signals) -> bool:
-        return f.send(pid, number)
 
     def controller_pid(self) -> int | None:
         """By the lock that it holds, also while it does not answer."""
@@ -209,16 +204,16 @@ class Chaos:
 
     def kill_server(self, name: str) -> None:
         """Kill it, and start another one with kernels of its own."""
-        for kernel in self.light.look():
-            if kernel.id.rpartition("-")[0] == name:
-                kernel.may_die = True
+
+        def let_its_kernels_die() -> None:
+            for kernel in self.light.look():
+                kernel.may_die = kernel.id.rpartition("-")[0] == name
+
+        let_its_kernels_die()
         process = self.light.servers.pop(name)
         process.kill()
         process.wait()
-        self.light.look()  # the process that it started at its last moment
-        for kernel in self.light.kernels.values():
-            if kernel.id.rpartition("-")[0] == name:
-                kernel.may_die = True
+        let_its_kernels_die()  # the process that it started at its last moment, too
         self.start_server()
 
     def start_server(self) -> None:
@@ -232,9 +227,6 @@ class Chaos:
         """Until a controller has taken it: a blocked one may still read the other wish."""
         if not self.set_policy(host_reserve_bytes=0):
             self.later(0.5, self.give_host_memory_back)
-
-    def move_clocks(self, monotonic_s: float, realtime_s: float) -> None:
-        self._clocks.move(monotonic_s, realtime_s)
 
     def old_shims(self) -> list[LightKernel]:
         return [kernel for kernel in self.light.living() if kernel.id.startswith("old-")]
@@ -362,14 +354,6 @@ def spill_folder(parent: str = DISK_FOLDER) -> Iterator[str]:
         inner = Path(folder) / "spill"  # which is taken away at times
         inner.mkdir()
         yield str(inner)
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "Tt"
-    except OSError:
-        return False
 
 
 def compile_preloaded(folder: Path) -> Path:

@@ -62,7 +62,7 @@ def stop_controller(chaos: Chaos, fault: Fault) -> str:
     _, state = chaos.aim(fault)
     pid = chaos.signal_controller(signal.SIGSTOP)
     if pid is not None:
-        chaos.later(6 * fault.amount, lambda: chaos.send(pid, signal.SIGCONT))
+        chaos.later(6 * fault.amount, lambda: send(pid, signal.SIGCONT))
     return state
 
 
@@ -86,7 +86,7 @@ def kill_kernel(chaos: Chaos, fault: Fault) -> str:
     victim, state = chaos.aim(fault)
     if victim is not None:
         victim.may_die = True
-        chaos.send(victim.pid, signal.SIGKILL)
+        send(victim.pid, signal.SIGKILL)
     return state
 
 
@@ -95,8 +95,8 @@ def stop_kernel(chaos: Chaos, fault: Fault) -> str:
     victim, state = chaos.aim(fault)
     if victim is not None:
         pid = victim.pid
-        chaos.send(pid, signal.SIGSTOP)
-        chaos.later(8 * fault.amount**3, lambda: chaos.send(pid, signal.SIGCONT))
+        send(pid, signal.SIGSTOP)
+        chaos.later(8 * fault.amount**3, lambda: send(pid, signal.SIGCONT))
     return state
 
 
@@ -125,9 +125,9 @@ def jump_clocks(chaos: Chaos, fault: Fault) -> str:
     _, state = chaos.aim(fault)
     jump = JUMPS_S[fault.choice % len(JUMPS_S)]
     if fault.amount < 0.5:
-        chaos.move_clocks(jump, jump)
+        chaos.clocks.move(jump, jump)
     else:
-        chaos.move_clocks(0.0, (fault.amount - 0.75) * 4 * DAY_S)
+        chaos.clocks.move(0.0, (fault.amount - 0.75) * 4 * DAY_S)
     return state
 
 
@@ -148,7 +148,7 @@ def start_old_shim(chaos: Chaos, fault: Fault) -> str:
     while len(chaos.old_shims()) >= OLD_SHIMS_MAX:
         victim = chaos.old_shims()[0]
         victim.may_die = True
-        chaos.send(victim.pid, signal.SIGKILL)
+        send(victim.pid, signal.SIGKILL)
         chaos.light.wait(lambda: not victim.lives, 30, f"{victim} to end")  # noqa: B023  # waited for here
     versions = ((1, 1), (0, 1), (1, 2))[fault.choice % 3]
     chaos.start_old_shim(fault.choice, versions)

@@ -117,10 +117,7 @@ class LightKernel:
     def lives(self) -> bool:
         """Whether its process is there (a zombie is not)."""
         pid = self.pid
-        try:
-            return pid == 0 or Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-        except OSError:
-            return False
+        return pid == 0 or state_of(pid) not in ("", "Z")
 
     def residency(self) -> str:
         """The state in its page, as its shim says it this moment; "none" before there is a page."""
@@ -135,6 +132,14 @@ class LightKernel:
         if self._page is not None:
             self._page.close()
             self._page = None
+
+
+def state_of(pid: int) -> str:
+    """The letter of a process's state in /proc; "" if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return ""
 
 
 def _map_page(pid: int) -> mmap.mmap | None:
