@@ -144,16 +144,8 @@ def row(
     wanted, calls = CASES[users, host], median(call for _, call in took)
     exchanged = [seconds for seconds, _ in took if seconds is not None]
     if len(exchanged) < len(took):
-        return [
-            users,
-            host,
-            f"{len(exchanged)} of {len(took)}",
-            "-",
-            f"{calls:.3f} s",
-            "-",
-            f"{wanted:g}",
-            "NO",
-        ], False
+        figures = [f"{len(exchanged)} of {len(took)}", "-", f"{calls:.3f} s", "-", f"{wanted:g}"]
+        return [users, host, *figures, "NO"], False
     middle = median(exchanged)
     met = middle / link_s <= wanted
     words = f"{middle:.3f} s ({min(exchanged):.3f} to {max(exchanged):.3f})"
