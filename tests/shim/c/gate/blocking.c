@@ -142,10 +142,7 @@ int main(int argc, char **argv)
 	CUstream stream, hidden;
 	void *host;
 
-	test_begin(argc, argv, 30);
-	board_make();
-	cuda_start();
-	controller_accept();
+	board_begin(argc, argv, 30);
 	block = cuda_block(MiB(2), 21);
 	CUDA(MemHostAlloc(&host, 4096, 0));
 	flag = host;

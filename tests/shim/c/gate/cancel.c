@@ -84,9 +84,7 @@ int main(int argc, char **argv)
 {
 	pthread_t threads[KINDS];
 
-	test_begin(argc, argv, 40);
-	cuda_start();
-	controller_accept();
+	cuda_begin(argc, argv, 40);
 	block = cuda_block(MiB(2), 7);
 
 	controller_park();

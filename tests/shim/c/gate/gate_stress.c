@@ -54,9 +54,7 @@ int main(int argc, char **argv)
 	pthread_t threads[THREADS];
 	unsigned parked = 0, tries = 0;
 
-	test_begin(argc, argv, 60);
-	cuda_start();
-	controller_accept();
+	cuda_begin(argc, argv, 60);
 	for (unsigned i = 0; i < THREADS; i++)
 		thread_start(&threads[i], compute, (void *)(uintptr_t)i);
 	for (unsigned i = 0; i < THREADS; i++)

@@ -42,9 +42,7 @@ int main(int argc, char **argv)
 	struct affinode_reply reply;
 	pthread_t thread[THREADS];
 
-	test_begin(argc, argv, 60);
-	cuda_start();
-	controller_accept();
+	cuda_begin(argc, argv, 60);
 	block = cuda_block(MiB(2), 3);
 	for (size_t i = 0; i < THREADS; i++) {
 		thread_start(&thread[i], call, (void *)(uintptr_t)i);

@@ -67,9 +67,7 @@ int main(int argc, char **argv)
 	pthread_t poller, waiter;
 	uint64_t before;
 
-	test_begin(argc, argv, 60);
-	cuda_start();
-	controller_accept();
+	cuda_begin(argc, argv, 60);
 	CUDA(StreamCreate(&asked, 1));
 	CUDA(StreamCreate(&busy, 1));
 	CUDA(MemHostAlloc((void **)&flag, 4096, 0));

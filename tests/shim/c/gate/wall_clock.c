@@ -28,9 +28,7 @@ int main(int argc, char **argv)
 	pthread_t thread;
 	uint32_t park;
 
-	test_begin(argc, argv, 30);
-	cuda_start();
-	controller_accept();
+	cuda_begin(argc, argv, 30);
 	block = cuda_block(MiB(4), 7);
 	do
 		park = controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_PREPARE);

@@ -77,9 +77,7 @@ int main(int argc, char **argv)
 	pthread_t thread;
 	CUstream stream, blocking;
 
-	test_begin(argc, argv, 40);
-	cuda_start();
-	controller_accept();
+	cuda_begin(argc, argv, 40);
 	block = cuda_block(MiB(2), 71);
 	CUDA(StreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 	CUDA(StreamCreate(&blocking, 0)); /* any question to the legacy stream would end its capture */

@@ -141,9 +141,7 @@ int main(int argc, char **argv)
 {
 	CUdeviceptr anchor;
 
-	test_begin(argc, argv, 60);
-	cuda_start();
-	controller_accept();
+	cuda_begin(argc, argv, 60);
 	find_functions();
 	anchor = cuda_block(BYTES, 1);
 	green_contexts(anchor);

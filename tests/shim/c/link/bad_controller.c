@@ -117,9 +117,7 @@ static void answers_only_who_asked(void)
 int main(int argc, char **argv)
 {
 	setenv("AFFINODE_SIM_COPY_RATE", "20MiB", 1); /* 0.1 s for the block */
-	test_begin(argc, argv, 40);
-	cuda_start();
-	controller_accept();
+	cuda_begin(argc, argv, 40);
 	block = cuda_block(MiB(2), 91);
 	malformed();
 	ignored();

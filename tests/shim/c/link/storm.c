@@ -102,10 +102,9 @@ int main(int argc, char **argv)
 	uint32_t epoch = 0;
 	pthread_t thread;
 
-	test_begin(argc, argv, 40);
+	cuda_begin(argc, argv, 40);
 	random_state = test_seed;
-	cuda_start();
-	controller_accept();
+
 	block = cuda_block(MiB(2), 111);
 	thread_start(&thread, compute, NULL);
 	while (sent < MESSAGES) {

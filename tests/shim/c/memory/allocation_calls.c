@@ -34,10 +34,7 @@ int main(int argc, char **argv)
 {
 	CUdeviceptr at;
 
-	test_begin(argc, argv, 30);
-	board_make();
-	cuda_start();
-	controller_accept();
+	board_begin(argc, argv, 30);
 	CUDA(MemAlloc(&at, MiB(2))); /* makes the context ready */
 	CUDA(MemFree(at));
 	for (size_t i = 0; i < EXPECTED; i++) {

@@ -63,10 +63,9 @@ int main(int argc, char **argv)
 {
 	pthread_t thread;
 
-	test_begin(argc, argv, 60);
+	cuda_begin(argc, argv, 60);
 	random_state = test_seed;
-	cuda_start();
-	controller_accept();
+
 	thread_start(&thread, free_at_random, NULL);
 	for (unsigned round = 0; round < test_rounds(9); round++) {
 		pthread_mutex_lock(&held_lock);

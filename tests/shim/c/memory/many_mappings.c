@@ -64,10 +64,9 @@ int main(int argc, char **argv)
 	size_t before;
 	uint64_t random;
 
-	test_begin(argc, argv, 60);
+	cuda_begin(argc, argv, 60);
 	random = test_seed;
-	cuda_start();
-	controller_accept();
+
 	before = cuda_free_bytes();
 	CUDA(MemAddressReserve(&segment, PIECES * BYTES, 0, 0, 0));
 	for (unsigned i = 0; i < PIECES; i++)

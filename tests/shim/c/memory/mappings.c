@@ -177,10 +177,9 @@ int main(int argc, char **argv)
 	unsigned long long flags;
 	CUdeviceptr anchor;
 
-	test_begin(argc, argv, 60);
+	cuda_begin(argc, argv, 60);
 	random_state = test_seed;
-	cuda_start();
-	controller_accept();
+
 	anchor = cuda_block(BYTES, 5); /* makes the context ready, and is there to be parked */
 	before = cuda_free_bytes();
 	handle_of_a_tile_pool();

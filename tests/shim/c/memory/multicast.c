@@ -114,9 +114,7 @@ int main(int argc, char **argv)
 	static void (*const ways[])(void) = {multicast_by_handle, multicast_by_address, multicast_of_a_device_by_address,
 					     endpoint_by_address, endpoint_by_handle};
 
-	test_begin(argc, argv, 60);
-	cuda_start();
-	controller_accept();
+	cuda_begin(argc, argv, 60);
 	*(void **)&create = cuda_symbol("cuMulticastCreate");
 	*(void **)&add_device = cuda_symbol("cuMulticastAddDevice");
 	anchor = cuda_block(BYTES, 1);

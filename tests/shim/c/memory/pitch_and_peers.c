@@ -96,9 +96,7 @@ int main(int argc, char **argv)
 	CUdeviceptr before, after, there;
 
 	setenv("AFFINODE_SIM_GPUS", "2", 1);
-	test_begin(argc, argv, 30);
-	cuda_start();
-	controller_accept();
+	cuda_begin(argc, argv, 30);
 	pitched();
 
 	contexts[0] = cuda_context;

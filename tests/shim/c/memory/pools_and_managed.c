@@ -251,10 +251,7 @@ int main(int argc, char **argv)
 	CUmemoryPool by_default;
 	CUdeviceptr block;
 
-	test_begin(argc, argv, 60);
-	board_make();
-	cuda_start();
-	controller_accept();
+	board_begin(argc, argv, 60);
 	CUDA(MemAlloc(&block, MiB(2))); /* makes the context ready */
 	CUDA(MemFree(block));
 	CUDA(DeviceGetDefaultMemPool(&by_default, 0));

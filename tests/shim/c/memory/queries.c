@@ -125,9 +125,7 @@ int main(int argc, char **argv)
 	size_t bytes = MiB(3) + 4096, total, total_parked, unused;
 	struct answers resident[4], parked[4];
 
-	test_begin(argc, argv, 30);
-	cuda_start();
-	controller_accept();
+	cuda_begin(argc, argv, 30);
 	CUDA(MemAlloc(&large, bytes));
 	CUDA(MemAlloc(&small, 4096));
 	CUDA(MemAlloc(&freed, bytes));

@@ -47,9 +47,7 @@ int main(int argc, char **argv)
 {
 	CUdeviceptr flagged, other;
 
-	test_begin(argc, argv, 60);
-	cuda_start();
-	controller_accept();
+	cuda_begin(argc, argv, 60);
 	CUDA(MemHostAlloc((void **)&flag, sizeof(*flag), 0));
 	CUDA(MemAlloc(&flagged, BYTES));
 	CUDA(MemAlloc(&other, BYTES));

@@ -21,10 +21,9 @@ int main(int argc, char **argv)
 	uint64_t random;
 
 	setenv("AFFINODE_SIM_COPY_RATE", "100MiB", 1); /* 24 MiB take 240 ms */
-	test_begin(argc, argv, 60);
+	cuda_begin(argc, argv, 60);
 	random = test_seed;
-	cuda_start();
-	controller_accept();
+
 	fill(0);
 	for (uint32_t round = 0; round < ROUNDS; round++) {
 		uint32_t park = controller_command(AFFINODE_COMMAND_PARK, 0);

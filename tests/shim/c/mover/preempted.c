@@ -134,9 +134,7 @@ int main(int argc, char **argv)
 	CUstream stream;
 	void *host;
 
-	test_begin(argc, argv, 60);
-	cuda_start();
-	controller_accept();
+	cuda_begin(argc, argv, 60);
 	contents_make();
 	CUDA(MemHostAlloc(&host, 4096, 0));
 	flag = host;

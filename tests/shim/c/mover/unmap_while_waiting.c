@@ -23,10 +23,7 @@ int main(int argc, char **argv)
 	uint32_t epoch;
 	void *host;
 
-	test_begin(argc, argv, 30);
-	board_make();
-	cuda_start();
-	controller_accept();
+	board_begin(argc, argv, 30);
 	block = cuda_block(MiB(4), 8);
 	CUDA(MemCreate(&handle, MiB(2), &cuda_prop, 0));
 	mapping = cuda_map(handle, MiB(2));

@@ -40,9 +40,7 @@ int main(int argc, char **argv)
 	pthread_t threads[3];
 	CUdeviceptr other;
 
-	test_begin(argc, argv, 30);
-	cuda_start();
-	controller_accept();
+	cuda_begin(argc, argv, 30);
 	CUDA(MemAlloc(&block, MiB(4)));
 	CUDA(MemAlloc(&other, MiB(4)));
 	fill_pattern(block, MiB(4), 9);

@@ -124,10 +124,7 @@ void contents_make(void)
 
 void contents_begin(int argc, char **argv)
 {
-	test_begin(argc, argv, 140);
-	board_make();
-	cuda_start();
-	controller_accept();
+	board_begin(argc, argv, 140);
 	contents_make();
 }
 

@@ -26,6 +26,14 @@ void board_make(void)
 	setenv("AFFINODE_SIM_FAULT_BOARD", path, 1);
 }
 
+void board_begin(int argc, char **argv, unsigned deadline_s)
+{
+	test_begin(argc, argv, deadline_s);
+	board_make();
+	cuda_start();
+	controller_accept();
+}
+
 void board_arm(const char *format, ...)
 {
 	va_list list;

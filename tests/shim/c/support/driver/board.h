@@ -7,6 +7,8 @@
 
 /* After test_begin, before the driver is loaded, here or in a child.  */
 void board_make(void);
+/* The same as cuda_begin, with a board.  */
+void board_begin(int argc, char **argv, unsigned deadline_s);
 /* From now on these faults, calls counted from zero. "": none.  */
 __attribute__((format(printf, 1, 2))) void board_arm(const char *format, ...);
 /* No faults any more; how often one struck.  */

@@ -125,6 +125,13 @@ void cuda_start(void)
 	CUDA(ModuleGetFunction(&spin, module, "affinode_spin_ns"));
 }
 
+void cuda_begin(int argc, char **argv, unsigned deadline_s)
+{
+	test_begin(argc, argv, deadline_s);
+	cuda_start();
+	controller_accept();
+}
+
 static CUresult launch(CUfunction function, CUstream stream, void **parameters)
 {
 	return cu.LaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);

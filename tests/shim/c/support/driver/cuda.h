@@ -125,6 +125,8 @@ void *cuda_in_front(const char *name);
 
 /* cuInit, the first device's primary context made current, the kernels loaded.  */
 void cuda_start(void);
+/* Begin a test that is its own controller and has a GPU: test_begin, cuda_start, controller_accept.  */
+void cuda_begin(int argc, char **argv, unsigned deadline_s);
 extern CUcontext cuda_context;
 
 /* Memory of the first GPU for cuMemCreate, its access rights for cuMemSetAccess; both: mapped where it can be used.  */
