@@ -13,21 +13,13 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from controlled import finish, machine, options
+from controlled import compile_program, finish, machine, options
 
 from jupyter_affinode.environment import shim_path
 
 LIMIT = 1.1
 Figures = dict[tuple[str, int], list[float]]
 """Microseconds, one a process, by what was measured and the block's size in MiB."""
-
-
-def compile_program(folder: Path) -> Path:
-    program = folder / "allocations"
-    compiler = os.environ.get("CC", "cc")
-    source = Path(__file__).with_name("allocations.c")
-    subprocess.run([compiler, "-O2", "-o", str(program), str(source), "-ldl"], check=True)
-    return program
 
 
 def measure(program: Path, figures: Figures, shim: Path | None) -> None:
@@ -58,7 +50,7 @@ def main() -> int:
     assert shim is not None
     too_slow, pairs = [], {}
     with tempfile.TemporaryDirectory(prefix="affinode-") as folder:
-        program = compile_program(Path(folder))
+        program = compile_program(Path(__file__).with_suffix(".c"), Path(folder))
         without, with_ = compare(program, shim, given.rounds)
         rows = []
         for key, ours in with_.items():
