@@ -1,9 +1,11 @@
 #include "link/page_sample.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 
 #include "base/monotonic_futex.h"
+#include "base/per_process.h"
 #include "gate/entry_point_counts.h"
 #include "gate/gate.h"
 #include "gpu/contexts.h"
@@ -40,29 +42,46 @@ static uint64_t managed_left(int gpu)
 	return all > out ? all - out : 0;
 }
 
+/* What others keep under locks of their own, which may be held for seconds. A page is not left half written for that: a
+ * reader that looks then finds none that it could use.  */
+static struct {
+	struct block_bytes bytes[AFFINODE_MAX_GPUS];
+	uint64_t shared[AFFINODE_MAX_GPUS], mapped[AFFINODE_MAX_GPUS], generation;
+	const uint8_t *uuids[AFFINODE_MAX_GPUS];
+	uint64_t lots;
+	int gpus;
+	bool written_by_devices;
+} seen;
+
+/* Guards `seen`, and is taken before the page's own.  */
+static OF_PROCESS pthread_mutex_t sampling = PTHREAD_MUTEX_INITIALIZER;
+
+static void look_around(void)
+{
+	seen.gpus = device_count_known() < (int)AFFINODE_MAX_GPUS ? device_count_known() : (int)AFFINODE_MAX_GPUS;
+	blocks_sum(seen.bytes, seen.shared, seen.mapped, &seen.generation);
+	devices_uuids(seen.uuids, seen.gpus);
+	seen.lots = lots_bytes();
+	seen.written_by_devices = device_writes_reason(false) != NULL;
+}
+
 static void count_bytes(struct affinode_page *page)
 {
-	static struct block_bytes bytes[AFFINODE_MAX_GPUS];
-	static uint64_t shared[AFFINODE_MAX_GPUS], mapped[AFFINODE_MAX_GPUS], generation;
-	const uint8_t *uuids[AFFINODE_MAX_GPUS];
-	int gpus = device_count_known() < (int)AFFINODE_MAX_GPUS ? device_count_known() : (int)AFFINODE_MAX_GPUS;
 	bool off_gpu = page->depth == AFFINODE_DEPTH_CONTEXT; /* then nothing stays */
 
-	blocks_sum(bytes, shared, mapped, &generation);
-	devices_uuids(uuids, gpus);
-	page->gpu_count = (uint32_t)gpus;
-	for (int i = 0; i < gpus; i++) {
-		memcpy(page->gpus[i].uuid, uuids[i], sizeof(page->gpus[i].uuid));
-		page->gpus[i].resident_bytes = bytes[i].resident;
-		page->gpus[i].parked_bytes = bytes[i].parked;
+	page->gpu_count = (uint32_t)seen.gpus;
+	for (int i = 0; i < seen.gpus; i++) {
+		memcpy(page->gpus[i].uuid, seen.uuids[i], sizeof(page->gpus[i].uuid));
+		page->gpus[i].resident_bytes = seen.bytes[i].resident;
+		page->gpus[i].parked_bytes = seen.bytes[i].parked;
 		for (int reason = 0; reason < AFFINODE_FIXED_REASONS; reason++)
 			page->gpus[i].fixed_bytes[reason] = off_gpu ? 0 : tally_bytes(i, reason);
 		if (off_gpu)
 			continue;
 		page->gpus[i].fixed_bytes[AFFINODE_FIXED_MANAGED] = managed_left(i);
-		page->gpus[i].fixed_bytes[AFFINODE_FIXED_SHARED] += shared[i];
-		page->gpus[i].fixed_bytes[AFFINODE_FIXED_MAPPED] += mapped[i];
-		if (device_writes_reason(false)) {
+		page->gpus[i].fixed_bytes[AFFINODE_FIXED_SHARED] += seen.shared[i];
+		page->gpus[i].fixed_bytes[AFFINODE_FIXED_MAPPED] += seen.mapped[i];
+		if (seen.written_by_devices) {
 			page->gpus[i].fixed_bytes[AFFINODE_FIXED_DEVICE] = page->gpus[i].resident_bytes;
 			page->gpus[i].resident_bytes = 0;
 		}
@@ -77,7 +96,7 @@ static void count_host_memory(struct affinode_page *page)
 
 	page->copy_bytes = resident ? 0 : slots;
 	page->kept_bytes = resident ? kept : kept > slots ? kept - slots : 0;
-	page->lot_bytes = lots_bytes();
+	page->lot_bytes = seen.lots;
 	page->disk_bytes = spill_bytes();
 	page->disk_written_bytes = spill_written_bytes();
 }
@@ -89,6 +108,8 @@ void page_take_sample(void)
 	bool dropping = caches_are_dropping(); /* not the user's doing: the process stays as idle as it was */
 	uint64_t now = clock_ns();
 
+	pthread_mutex_lock(&sampling);
+	look_around();
 	page = page_begin();
 	page->calls_in_flight = inside;
 	page->want = gate_calls_waiting();
@@ -104,4 +125,5 @@ void page_take_sample(void)
 	count_bytes(page);
 	count_host_memory(page);
 	page_end();
+	pthread_mutex_unlock(&sampling);
 }
