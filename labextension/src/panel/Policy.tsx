@@ -40,7 +40,7 @@ function policyText(policy: IPolicy, view: IView): string {
   }
   const after = policy.contended_idle_timeout_s ?? policy.idle_timeout_s;
   return trans.__(
-    'Idle notebooks are freed when another needs room, after %1',
+    'Idle notebooks are freed when another needs room, after up to %1',
     span(Math.min(after, policy.idle_timeout_s), trans)
   );
 }
