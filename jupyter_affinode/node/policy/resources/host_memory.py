@@ -159,7 +159,8 @@ class HostRoom:
                 return None
             shares.append((budget, lent))
             left, lots = left - lent - budget, lots - lent
-        self.charge(charges)
+        granted = sum(budget + lent for budget, lent in shares)  # which they may take before the waiter gives any
+        self.charge({place: max(size, granted) for place, size in charges.items()})
         for each, (budget, _) in zip(kernels, shares, strict=True):
             for place in self.places(each):
                 if place not in charges:
@@ -250,8 +251,9 @@ class HostRoom:
         return self._lots + needs.makes_bytes if self._left_for(kernel, beside) >= 0 else 0
 
     def may_be_tried(self, kernel: Kernel, needs: Needs) -> bool:
-        """Return whether the least host memory that could do for a park of the kernel is there."""
-        return needs.least_bytes <= max(self._left_for(kernel, needs.lot_bytes), 0)
+        """Return whether the least host memory that could do for a park of the kernel is there, lots included."""
+        takes_none = not (needs.least_bytes or needs.lot_bytes)
+        return takes_none or needs.least_bytes <= self._left_for(kernel, needs.lot_bytes)
 
     def _left_for(self, kernel: Kernel, lot_bytes: int = 0) -> int:
         """Return what is left beside `lot_bytes` of lots in the kernel's tightest place."""

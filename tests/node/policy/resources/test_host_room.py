@@ -195,6 +195,15 @@ def test_lots_make_up_for_a_cgroup_that_is_full():
     assert isinstance(action, RefusePark)
 
 
+def test_where_even_all_lots_are_less_than_the_reserve_no_park_takes_one():
+    """What no kernel is lent is freed for other programs, and the park would have it."""
+    short = node(resident("k", 64 * MIB), available=0, lot_bytes=512 * MIB)
+    (action,) = decide(NOW, short, IDLE)
+    assert isinstance(action, RefusePark)
+    (action,) = decide(NOW, node(resident("k", 64 * MIB), available=1 * GIB, lot_bytes=512 * MIB), IDLE)
+    assert isinstance(action, Park) and action.lot_bytes == 64 * MIB
+
+
 def test_lots_are_not_given_twice_in_one_pass():
     kernels = (resident("a", idle=2000), resident("b"))
     actions = decide(NOW, node(*kernels, available=32 * GIB, lot_bytes=6 * GIB), IDLE)
