@@ -42,8 +42,12 @@ def hand_over(
         yield from filter(_can_hand_over, candidates())
         yield from (kernel for kernel in rests if kernel.demoted_until > plan.now)
 
+    def fits(kernel: Kernel) -> bool:
+        """Return whether host memory may be enough for it alone; else a smaller one may do."""
+        return plan.may_hand_over(head.kernel, [kernel])
+
     for wanted in ({**lacks, **missing}, lacks):  # the margin is not worth a failure
-        chosen = enough(plan, able(), wanted)
+        chosen = enough(plan, filter(fits, able()), wanted)
         if not chosen or what_is_left(plan, chosen, wanted):
             continue
         if not plan.host.shortfall(chosen, to_disk=False) or _others_will_do(plan, lacks, candidates):

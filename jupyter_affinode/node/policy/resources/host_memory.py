@@ -159,7 +159,8 @@ class HostRoom:
                 return None
             shares.append((budget, lent))
             left, lots = left - lent - budget, lots - lent
-        granted = sum(budget + lent for budget, lent in shares)  # which they may take before the waiter gives any
+        # Victims may take all that they are granted before the waiter gives any.
+        granted = sum(budget + lent for budget, lent in shares)
         self.charge({place: max(size, granted) for place, size in charges.items()})
         for each, (budget, _) in zip(kernels, shares, strict=True):
             for place in self.places(each):

@@ -138,17 +138,27 @@ class Plan:
         self._decided_with_parks(waiter)
         return True
 
-    def _make_room_to_hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> bool:
-        """Have others release what is missing beside the waiter's own memory; return whether they do.
+    def may_hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> bool:
+        """Return whether host memory, with what others can release, may be enough for the waiter to hand over to
+        `kernels`.
 
         Nothing is spilled for more than what the kernels begin with.
         """
-        host, retained = self.host.room, self.host.retained
+        host = self.host.room
         charges = host.charges_of_hand_over(waiter, kernels)
-        lacks, short = host.shortage(charges, {}), host.shortage(charges, retained.coming)
+        if not host.shortage(charges, {}):
+            return True
+        short = host.shortage(charges, self.host.retained.coming)
         to_disk = max(charges.values()) <= host.begins_with(kernels)
-        if not lacks or (short and retained.left(short, [waiter, *kernels], to_disk=to_disk)):
+        return not (short and self.host.retained.left(short, [waiter, *kernels], to_disk=to_disk))
+
+    def _make_room_to_hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> bool:
+        """Have others release what is missing beside the waiter's own memory; return whether they do."""
+        host = self.host.room
+        charges = host.charges_of_hand_over(waiter, kernels)
+        if not host.shortage(charges, {}) or not self.may_hand_over(waiter, kernels):
             return False
+        short = host.shortage(charges, self.host.retained.coming)
         for kernel in (waiter, *kernels):
             self._decided_with_parks(kernel)  # or goes, in a later pass
             host.is_passing(kernel, kernel.movable_bytes)

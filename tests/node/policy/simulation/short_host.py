@@ -103,15 +103,12 @@ class ShortHost(Scene):
     def _park(self, kernel: SimulatedKernel, action: Park) -> None:
         super()._park(kernel, action)
         self.failed_parks += kernel.residency is Residency.RESIDENT
-        if (
-            not action.hands_over
-        ):  # else its waiter gives what it takes, from the beginning of the exchange on
-            self._check_reserve(kernel)
 
     def _begin_exchanges(self, decided: Sequence[Action]) -> None:
         super()._begin_exchanges(decided)
+        # Not before: what a waiter hands over counts from the beginning of its exchange on.
         for action in decided:
-            if isinstance(action, Park) and action.exchanges:
+            if isinstance(action, Park):
                 self._check_reserve(self._kernel_of[action.kernel_id])
 
     def _parked(self, kernel: SimulatedKernel, leaves: bool) -> None:
