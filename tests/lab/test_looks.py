@@ -44,8 +44,7 @@ def test_a_page_at_400_percent_cuts_nothing_off(sized):
     assert found == {name: [] for name in states}
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("system", ["light", "dark"])
+@pytest.mark.parametrize(("theme", "system"), [("light", "dark"), ("dark", "light")])
 def test_what_is_drawn_is_seen_where_the_system_forces_its_colours(page, theme, system):
     page.theme(THEMES[theme])
     panel, looks = RecordedPanel(page), Looks(page)

@@ -12,15 +12,18 @@ import run
 RUN = Path(run.__file__)
 # Tests of jupyter_server and ipykernel were not written to run beside each other.
 SIDE_BY_SIDE = "--numprocesses=2"
-# Of jupyter_client: a kernel for each message that a client can send, half of the time; many kernels at once or one
-# after the other, and all again with IPC; what gives a kernel some seconds to end or to come back, whatever else the
-# machine does; and connections to other machines.
-MANY = "start_sequence or start_parallel or ipc"
-LEFT_OUT = f"test_client.py or test_restarter.py or {MANY} or ShutDownGracefully or test_ssh.py"
+# Of jupyter_client, in each run what its manager of one kernel and its provisioners do; but neither many kernels at
+# once or one after the other, nor all again with IPC, nor what gives a kernel some seconds to end, whatever else the
+# machine does. Those and the rest are for long runs.
+SLOW = "start_sequence or start_parallel or ipc or ShutDownGracefully"
+OF_EACH_RUN = f"(test_manager.py or test_kernelmanager.py or test_provisioning.py) and not ({SLOW})"
 SUITES = [
-    pytest.param("jupyter_client", [SIDE_BY_SIDE, "-k", f"not ({LEFT_OUT})"], id="jupyter_client"),
+    pytest.param("jupyter_client", [SIDE_BY_SIDE, "-k", OF_EACH_RUN], id="jupyter_client"),
     pytest.param(
-        "jupyter_client", [SIDE_BY_SIDE, "-k", LEFT_OUT], id="jupyter_client-rest", marks=pytest.mark.long
+        "jupyter_client",
+        [SIDE_BY_SIDE, "-k", f"not ({OF_EACH_RUN})"],
+        id="jupyter_client-rest",
+        marks=pytest.mark.long,
     ),
     *(
         pytest.param(name, [], id=name, marks=pytest.mark.long)
