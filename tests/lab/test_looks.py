@@ -13,9 +13,8 @@ ZOOMED = {"width": 320, "height": 640}  # what is left of 1280 pixels at 400 %
 NO_TROUBLE = {name: [] for name in recorded.states()}
 
 
-@pytest.mark.parametrize(
-    "theme", ["light", *(pytest.param(theme, marks=pytest.mark.long) for theme in THEMES if theme != "light")]
-)
+@pytest.mark.long  # half a minute for each theme
+@pytest.mark.parametrize("theme", THEMES)
 def test_everything_drawn_has_enough_contrast(page, theme):
     pairs = contrast.table(page, theme)
     assert {pair["kind"] for pair in pairs} >= {"text", "graphic"}
