@@ -97,7 +97,7 @@ def _patience_s(
     if kernel.may_park_in_parts:
         paid_s = max(usual_s / EXCHANGE_PARTS, round_trip_s)
         if remaining_s(LEAST_PAUSE_S, pauses_s) >= round_trip_s:
-            return min(usual_s, max(usual_s / EXCHANGE_PARTS, LEAST_PAUSE_S))
+            own_s = min(usual_s, max(usual_s / EXCHANGE_PARTS, LEAST_PAUSE_S))
     else:
         paid_s = max(usual_s / WAITED_PARTS, 2 * round_trip_s)
     paid_at = waits_since + min(own_s, paid_s)

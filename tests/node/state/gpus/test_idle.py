@@ -84,6 +84,15 @@ def test_where_pauses_mostly_outlast_a_round_trip_it_is_not_waited_for():
     assert moment(long, may_park_in_parts=False) == 1005, "a park and then a resume"
 
 
+def test_a_waiter_of_long_standing_does_not_wait_for_the_expected_length_of_a_pause():
+    """However long a site made the setting: kernels with shorter pauses would keep all others out for ever."""
+    patient = Settings(contended_idle_timeout_s=600.0)
+    pauses_s = (20.0,) * 6  # never as long as a fifteenth of the setting
+    kernel, speeds = idle(0, may_park_in_parts=True), {"A": Speed(0, 20e9, 0, 20e9)}
+    moment = eligible_at(kernel, patient, waits_since=900.0, speeds=speeds, pauses_s=pauses_s)
+    assert moment <= 1000 + 2 * 20 * GIB / 20e9, "a round trip"
+
+
 def test_a_park_that_came_to_nothing_is_tried_after_the_kernels_next_use_or_when_it_has_stopped():
     """Uses as regular as the pauses of the back-off would meet a park that began when a pause is over each time."""
     settings, fast = Settings(), {"A": Speed(0.1, 50e9, 0.1, 50e9)}
