@@ -24,7 +24,7 @@ def needs_namespaces(*command: str) -> None:
 
 
 def run_story(story: Path, mounts: str, **options: Any) -> None:
-    """Run a script, whose last word is "done" when all is as it should be, in namespaces with these mounts."""
+    """Run a script in namespaces with these mounts. It says "done" last if all is as it should be."""
     words = [*NAMESPACES, "sh", "-c"]
     needs_namespaces(*words, mounts)
     told = subprocess.run(

@@ -64,7 +64,7 @@ def ensure_controller(
 
 
 def end_controller(socket: Path) -> None:
-    """End the controller at a socket whose folder is about to be removed, and wait for its end; none need be there."""
+    """End the controller at a socket before its folder is removed, and wait for its end. Do nothing without one."""
     with contextlib.suppress(ControllerUnavailable, ControllerRefused, ProcessLookupError):
         ending = os.pidfd_open(ask(socket, "GET", "/node", {})["controller"]["pid"])
         try:

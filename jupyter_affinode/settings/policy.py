@@ -59,7 +59,7 @@ class _Idle:
         for a round trip (a second at least) is enough, so that users with short pauses keep no GPU from others. Where
         the two kernels can change places, a fifteenth of this time, or one round trip, is long enough to wait; and
         where pauses on this machine mostly outlast a round trip, it is enough that the idle kernel has been idle for
-        that fifteenth (a second at least). A kernel whose cell runs on without using the GPU has four times as
+        that fifteenth (a second at least). While its cell runs on without using the GPU, a kernel has four times as
         long.""",
     )
     low_watermark: float = setting(

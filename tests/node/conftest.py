@@ -106,7 +106,7 @@ def shared_machine(machine: Machine) -> Machine:
 
 @pytest.fixture
 def person(machine: Machine) -> Iterator[Callable[..., Person]]:
-    """`person(uid, *groups, grant=None)`: a user on the machine, whose processes end with the test."""
+    """`person(uid, *groups, grant=None)`: a user on the machine. The user's processes end with the test."""
     with contextlib.ExitStack() as people:
 
         def make(uid: int | None, *groups: int, grant: str | None = None) -> Person:

@@ -16,7 +16,7 @@ from shim_machine import Machine  # noqa: E402
 
 
 def test_backed_memory_cannot_be_told_from_the_drivers(gpu: Machine, native: Path) -> None:
-    environment = gpu.environment | {"AFFINODE_SOCKET": str(gpu.folder / "nobody.sock")}
+    environment = gpu.environment | {"AFFINODE_SOCKET": str(gpu.folder / "absent.sock")}
     count, different = parity.differences(
         compile_program(parity.SOURCE, gpu.folder), native / "libaffinode.so", environment
     )

@@ -209,7 +209,7 @@ class LedgerStore:
 
 
 def _insert_into(table: str, row: type) -> str:
-    """Return the statement that inserts rows of a class, whose fields are columns of the table."""
+    """Return the statement that inserts instances of a dataclass. Its fields are named like the table's columns."""
     names = [column.name for column in fields(row)]
     return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
 

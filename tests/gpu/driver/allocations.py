@@ -26,7 +26,7 @@ def measure(program: Path, figures: Figures, shim: Path | None) -> None:
     env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     if shim:
         env["LD_PRELOAD"] = str(shim)
-    env["AFFINODE_SOCKET"] = str(program.parent / "nobody.sock")
+    env["AFFINODE_SOCKET"] = str(program.parent / "absent.sock")
     ran = subprocess.run([str(program)], env=env, stdout=subprocess.PIPE, text=True, check=True)
     for line in ran.stdout.splitlines():
         name, mib, microseconds = line.split()

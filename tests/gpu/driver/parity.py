@@ -41,7 +41,7 @@ def main() -> int:
     where, shim = machine(), shim_path()
     assert shim is not None
     with tempfile.TemporaryDirectory(prefix="affinode-") as folder:
-        env = {**os.environ, "AFFINODE_SOCKET": f"{folder}/nobody.sock"}
+        env = {**os.environ, "AFFINODE_SOCKET": f"{folder}/absent.sock"}
         count, different = differences(compile_program(SOURCE, Path(folder)), shim, env)
     return finish(
         "parity",

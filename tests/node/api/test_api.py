@@ -269,7 +269,7 @@ def test_the_client_says_when_there_is_no_controller(tmp_path):
             async for _ in ControllerClient(path).events():
                 pass
 
-    asyncio.run(ask(tmp_path / "nobody.sock"))
+    asyncio.run(ask(tmp_path / "absent.sock"))
     abandoned = socket.socket(socket.AF_UNIX)
     abandoned.bind(str(tmp_path / "abandoned.sock"))
     abandoned.close()

@@ -38,7 +38,7 @@ class Account:
 
     owner: str | None = None  # on a controller of all users; None: the controller's own user
     name: str | None = None  # the owner's name for users, and for rules that name users (rules.py)
-    # the user whose limits it counts in: the owner, or the user that the owner's id is subordinate to
+    # the kernel counts in the limits of this user: the owner, or the user that the owner's id is subordinate to
     charged_user: str | None = None
     granted_at: float = 0.0  # when the newest of its grants was signed, in seconds since the epoch
     priority: int = 0  # of that grant; higher goes first
