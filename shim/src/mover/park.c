@@ -22,6 +22,7 @@
 #include "driver/real_driver.h"
 #include "gate/gate.h"
 #include "gpu/contexts.h"
+#include "host/lent_memory.h"
 #include "host/memory_limits.h"
 #include "host/slabs.h"
 #include "memory/device_writes.h"
@@ -176,9 +177,21 @@ static int make_slabs(const struct moved *moved, const struct survey *survey, bo
 	return made;
 }
 
-static void host_memory_is_short(struct moved *moved, uint64_t in_all)
+static size_t mib(uint64_t bytes)
 {
-	outcome_is(moved, AFFINODE_NO_HOST_ROOM, "host memory is short");
+	return (size_t)(bytes >> 20);
+}
+
+static void host_memory_is_short(struct moved *moved, const struct survey *survey, uint64_t in_all)
+{
+	uint64_t needs = slots_needed(survey, 0, survey->item_count) * CHUNK_BYTES;
+	uint64_t has = slots_free() * CHUNK_BYTES + lots_available() * SLAB_BYTES;
+	char text[AFFINODE_TEXT_SIZE] = "host memory is short";
+
+	if (needs > has && moved->move.budget)
+		snprintf(text, sizeof(text), "host memory is short: of %zu MiB %zu are there, and %zu more may be taken",
+			 mib(needs), mib(has), mib(moved->move.budget));
+	outcome_is(moved, AFFINODE_NO_HOST_ROOM, text);
 	moved->bytes = in_all;
 }
 
@@ -198,7 +211,7 @@ static bool copy_beside_application(struct moved *moved, struct survey *survey)
 	if (result == CUDA_ERROR_NOT_READY) {
 		outcome_is(moved, AFFINODE_REVOKED, MOVER_CALL_CAME);
 	} else if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-		host_memory_is_short(moved, in_all);
+		host_memory_is_short(moved, survey, in_all);
 	} else {
 		outcome_is(moved, AFFINODE_FAILED, "the driver could not copy the GPU's memory out");
 	}
@@ -357,7 +370,7 @@ static void park_the_rest(struct moved *moved, struct survey *survey)
 	if (survey_digest(survey, 0, survey->item_count) != CUDA_SUCCESS)
 		return outcome_is(moved, AFFINODE_FAILED, "the driver could not read the GPU's memory");
 	if (!host_has_all(survey) && make_slabs(moved, survey, is_dying, &in_all) != 0)
-		return host_memory_is_short(moved, in_all);
+		return host_memory_is_short(moved, survey, in_all);
 	stream_out(moved, survey, survey->item_count);
 }
 

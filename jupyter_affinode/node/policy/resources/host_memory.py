@@ -230,8 +230,10 @@ class HostRoom:
             has_soon = max(has, use.lot_bytes)  # a lot that was just lent does not count as retained yet
             wants = probable if use.lots_most_bytes is None else min(probable, use.lots_most_bytes)
             makes = max(wants - has_soon, 0)
-            if self._host.makes_lots and makes < LEAST_BYTES:
-                makes = 0  # most of a lot would be of no use
+            if self._host.makes_lots and makes:
+                # most of a lot would be of no use; a kernel whose parts went to disk lacks that little of its copy
+                is_little = makes < LEAST_BYTES and makes <= self._left_for(kernel, self._lots)
+                makes = 0 if is_little else makes + SLACK_BYTES
             lots = min(makes, self._lots)
             makes -= lots
         has += lots

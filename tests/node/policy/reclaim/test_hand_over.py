@@ -223,6 +223,14 @@ def test_where_there_is_host_memory_the_rest_is_parked_and_the_waiter_comes_late
     assert (park.kernel_id, park.exchanges, park.for_kernel) == ("half", False, "waiter")
 
 
+def test_the_rest_goes_where_the_unused_part_of_its_own_lots_has_room_for_it():
+    """Its lots may be all the host memory that there is: it and the waiter would wait for each other."""
+    half = in_part("half", 8, 2)
+    half = replace(half, host=replace(half.host, lot_bytes=10 * GIB))
+    (park,) = parks(decide(NOW, node(half, waiter(), host=free_host(0)), NEEDED))
+    assert (park.kernel_id, park.exchanges, park.lot_bytes) == ("half", False, 0)
+
+
 @pytest.mark.parametrize("what", ["a park that lacked host memory", "a figure from before the last move"])
 def test_a_rest_is_parked_for_a_waiter_only_after(what):
     half, seen = in_part("half", 8, 2), node(host=free_host(9 * GIB))

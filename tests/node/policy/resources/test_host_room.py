@@ -10,7 +10,7 @@ from snapshots import IDLE, NOW, A
 from jupyter_affinode.node.model.actions import DropCaches, GiveLots, MakeLots, Park, RefusePark, Trim
 from jupyter_affinode.node.model.snapshot import Host, HostUse
 from jupyter_affinode.node.policy.decide import decide
-from jupyter_affinode.node.policy.resources.host_memory import MARGIN_PART, with_margin
+from jupyter_affinode.node.policy.resources.host_memory import MARGIN_PART, SLACK_BYTES, with_margin
 from jupyter_affinode.settings.policy import GIB, MIB, Settings
 
 RESERVE = IDLE.host_reserve_bytes
@@ -229,7 +229,7 @@ def test_a_kernel_with_enough_retained_or_without_lots_gets_none():
 
 def test_where_lots_are_made_for_each_park_it_waits_for_them_and_small_ones_take_none():
     (action,) = decide(NOW, node(resident("k"), available=8 * GIB, makes_lots=True), IDLE)
-    assert action == MakeLots("k", 4 * GIB)
+    assert action == MakeLots("k", 4 * GIB + SLACK_BYTES)
     ready = node(resident("k"), available=4 * GIB, lot_bytes=4 * GIB, makes_lots=True)
     assert decide(NOW, ready, IDLE) == [Park("k", "idle 17 min", 3 * GIB, 4 * GIB)]
     too_little = decide(NOW, node(resident("k"), available=3 * GIB, makes_lots=True), IDLE)
@@ -237,6 +237,13 @@ def test_where_lots_are_made_for_each_park_it_waits_for_them_and_small_ones_take
     small = node(resident("k", 200 * MIB), available=8 * GIB, lot_bytes=GIB, makes_lots=True)
     (action,) = decide(NOW, small, IDLE)
     assert (action.kernel_id, action.lot_bytes) == ("k", 0)
+
+
+def test_a_little_that_a_retained_copy_lacks_comes_of_a_lot_where_host_memory_is_short():
+    """A part of it went to disk before its last resume."""
+    lacks = resident("k", use=keeps(4 * GIB - 250 * MIB))
+    (action,) = decide(NOW, node(lacks, available=1 * GIB, lot_bytes=GIB, makes_lots=True), IDLE)
+    assert isinstance(action, Park) and action.lot_bytes >= 250 * MIB
 
 
 # ---- caches
