@@ -182,7 +182,9 @@ class Kernel:
         """
         unmovable = {uuid: size - self.left_bytes.get(uuid, 0) for uuid, size in self.unmovable_bytes.items()}
         unused = max(self.host.lot_bytes - self.host.copy_bytes, 0)
-        host = replace(self.host, retained_bytes=unused, lot_bytes=0, park_takes_bytes=None, park_short_bytes=0)
+        host = replace(
+            self.host, retained_bytes=unused, lot_bytes=0, park_takes_bytes=None, park_short_bytes=0
+        )
         whole = replace(self, resident_bytes=self.left_bytes, parked_bytes={}, left_bytes={})
         return replace(whole, unmovable_bytes=unmovable, host=host)
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from jupyter_affinode.node.model.actions import Park
 from jupyter_affinode.node.model.snapshot import Gpu, Host, Kernel, Node, Residency, RoomRequest
+from jupyter_affinode.node.policy.resources.host_memory import MARGIN_PART
 from jupyter_affinode.settings.policy import GIB, Settings
 
 A, B = "GPU-a", "GPU-b"
 NOW = 10_000.0
-NEEDED = Settings(host_reserve_bytes=32 * GIB // 33 + 1)  # with its margin 1 GiB
+NEEDED = Settings(host_reserve_bytes=GIB * MARGIN_PART // (MARGIN_PART + 1) + 1)  # with its margin 1 GiB
 IDLE = replace(NEEDED, park_when="idle")
 
 

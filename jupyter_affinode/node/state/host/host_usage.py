@@ -46,8 +46,7 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
         trimming_bytes=promised if asked < TRIM_TAKES_S else 0,
         retained_since=kernel.residency_since,
         lot_bytes=sum(
-            max(lots_held.get(process.key, 0), process.data.lot_bytes)
-            for process in kernel.processes.values()
+            _lot_bytes(process, lots_held.get(process.key, 0)) for process in kernel.processes.values()
         ),
         lots_most_bytes=_lots_most(kernel),
         park_takes_bytes=sum(filter(None, takes)) if None not in takes else None,
@@ -61,6 +60,14 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
         spilling_bytes=spilling_bytes(kernel),
         **_may_spill(kernel, now),
     )
+
+
+def _lot_bytes(process: Process, held: int) -> int:
+    """Return the bytes of lots that a process has, `held` of them of this controller's.
+
+    What it gave back a moment ago may still be on its page: a park that counted on it would find nothing there.
+    """
+    return held + min(max(process.data.lot_bytes - held, 0), process.earlier_lot_bytes)
 
 
 def copy_bytes(kernel: KernelRecord) -> int:

@@ -57,7 +57,7 @@ def test_the_budgets_of_parks_leave_a_margin_above_the_reserve():
     """What other programs take while a park goes on must not come out of the reserve."""
     assert with_margin(RESERVE) == 1 * GIB
     (action,) = decide(NOW, node(resident("k"), available=8 * GIB), replace(IDLE, host_reserve_bytes=4 * GIB))
-    assert action.budget_bytes == 4 * GIB - 128 * MIB
+    assert action.budget_bytes == 4 * GIB - 4 * GIB // MARGIN_PART
 
 
 def test_with_next_to_nothing_free_nothing_is_tried():

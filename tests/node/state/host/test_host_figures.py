@@ -112,6 +112,18 @@ def test_a_trim_that_is_not_answered_is_waited_for_two_seconds_and_then_not_for_
     assert host_use(record, 0.0, {}, clock.now + 3).trimmable_bytes == 960 * GIB
 
 
+def test_lots_that_a_process_gave_back_are_its_no_more_though_its_page_shows_them_yet(clock):
+    """A kernel that had just released its copy was parked at once, and told to take the lots that it no longer had."""
+    machine = machine_of(clock, "k")
+    record = machine.state.kernels["k"]
+    (process,) = record.processes.values()
+    process.data = replace(process.data, lot_bytes=3 * GIB)
+    assert host_use(record, 0.0, {}, clock.now).lot_bytes == 0
+    process.earlier_lot_bytes = GIB  # lent by a controller before this one
+    assert host_use(record, 0.0, {}, clock.now).lot_bytes == GIB
+    assert host_use(record, 0.0, {process.key: 2 * GIB}, clock.now).lot_bytes == 3 * GIB
+
+
 def test_no_waiter_waits_for_what_a_page_alone_claims_to_give_back(clock):
     machine = machine_of(clock, "k")
     (process,) = machine.state.kernels["k"].processes.values()

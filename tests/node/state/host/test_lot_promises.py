@@ -13,6 +13,7 @@ from fake_shim import MIB
 from lot_stock import LOTS, NONE_YET, PLENTY, borrower, cut, filled, watch_us, with_stock
 from waiting import until
 
+from jupyter_affinode.node.policy.resources.host_memory import with_margin
 from jupyter_affinode.node.state.host import lots
 from jupyter_affinode.node.state.host.lots import Borrower
 from jupyter_affinode.node.system.host_memory import HostMemory
@@ -133,7 +134,7 @@ async def test_a_process_that_has_ended_or_connected_again_is_promised_nothing(s
 def test_what_is_lent_never_comes_out_of_the_reserve_or_of_what_others_may_take(monkeypatch):
     """Memory comes free in steps, and no program is told of that."""
     lent, free, looks = [], [0], [0]
-    reserve, parks_take = 330 * MIB, 96 * MIB  # with the margin
+    reserve, parks_take = with_margin(320 * MIB), 96 * MIB
 
     def look():
         looks[0] += 1
