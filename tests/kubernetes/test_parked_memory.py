@@ -134,7 +134,7 @@ def test_the_limit_of_a_pod_in_cgroup_v2_is_heeded_and_lots_are_not_charged_to_i
             assert status == 200 and said["parked_bytes"] >= 512 * MIB, said
         else:
             refused = {
-                "controller": "the kernel's own limit (cgroup) leaves 56 MiB",
+                "controller": "the kernel's own limit (cgroup) leaves 55 MiB",
                 "shim": "host memory is short",
             }
             assert status == 409 and refused[seen_by] in said["message"], said

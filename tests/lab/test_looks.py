@@ -21,6 +21,7 @@ def test_everything_drawn_has_enough_contrast(page, theme):
     assert contrast.too_weak(pairs) == []
 
 
+@pytest.mark.long
 def test_a_sidebar_of_250_pixels_cuts_nothing_off(page):
     panel, looks = RecordedPanel(page), Looks(page)
     panel.widen(250)
@@ -28,6 +29,7 @@ def test_a_sidebar_of_250_pixels_cuts_nothing_off(page):
     assert [looks.troubles(PANEL) for _ in panel.each_failure()] == [[], [], []]
 
 
+@pytest.mark.long
 def test_a_page_at_400_percent_cuts_nothing_off(sized):
     notebook = sized.open_notebook("zoomed.ipynb", lab_cells.CPU)
     panel, looks = RecordedPanel(sized), Looks(sized)

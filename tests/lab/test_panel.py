@@ -60,6 +60,7 @@ def test_a_server_that_follows_no_kernel_says_why_and_no_alert(gateway, lab, ope
     expect(notebook.chip()).to_have_count(0)
 
 
+@pytest.mark.long
 def test_a_page_of_another_version_than_the_server_offers_to_reload(page, open_lab):
     page = open_lab(at=page.server)
 
@@ -81,6 +82,7 @@ def test_a_page_of_another_version_than_the_server_offers_to_reload(page, open_l
     expect(page.panel.get_by_role("alert")).to_have_count(0)
 
 
+@pytest.mark.long
 def test_before_the_first_answer_the_panel_says_that_it_looks(page, open_lab):
     page = open_lab(at=page.server)
     page.page.goto("about:blank")  # so that only the new page asks
@@ -162,6 +164,7 @@ def test_a_lost_controller_is_told_and_the_panel_comes_back_with_the_next_one(pa
     expect(page.panel.get_by_role("alert")).to_have_count(0)
 
 
+@pytest.mark.long
 def test_a_kernel_of_another_server_is_shown_without_its_name(page, other_server):
     page.show_panel()
     other = other_server.start_kernel(path="secret.ipynb")
@@ -267,6 +270,7 @@ def test_kernels_are_found_by_name_by_server_and_by_section(page):
     expect(names).to_have_text(shown)
 
 
+@pytest.mark.long
 def test_a_hidden_panel_asks_nothing_and_still_the_chip_follows(page, open_lab):
     page = open_lab(clock=True, at=page.server)
     notebook = page.open_notebook("hidden.ipynb", lab_cells.allocate(150))
@@ -289,6 +293,7 @@ def test_a_hidden_panel_asks_nothing_and_still_the_chip_follows(page, open_lab):
     expect(notebook.chip()).to_have_text("GPU freed")  # told by an event
 
 
+@pytest.mark.long
 def test_cuda_calls_are_asked_for_only_while_they_are_seen_and_the_server_answers(page, open_lab):
     done = page.server.machine.work / "launched"
     page = open_lab(clock=True, at=page.server)

@@ -37,6 +37,7 @@ def test_the_keyboard_alone_gets_a_notebooks_gpu_back(page):
     assert notebook.output(1) == "7 7"
 
 
+@pytest.mark.long
 def test_what_one_browser_does_the_other_shows(page, open_lab):
     notebook = page.open_notebook("both.ipynb", lab_cells.allocate(64))
     notebook.run_cell(0)

@@ -60,6 +60,7 @@ def test_the_running_panel_frees_a_notebook(page):
     expect(item).to_contain_text("GPU freed")
 
 
+@pytest.mark.long
 def test_a_narrow_notebook_keeps_its_chip_as_an_icon(sized):
     sized.page.set_viewport_size({"width": 700, "height": 700})
     notebook = sized.open_notebook("narrow.ipynb", lab_cells.allocate(64))

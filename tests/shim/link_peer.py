@@ -96,7 +96,15 @@ class LinkPeer(ShimPeer):
         return wait_until(reply, timeout_s, lambda: f"a reply to command {epoch}; page {self.page()}", 0)
 
     def park(self, timeout_s: float = 60.0) -> Reply:
-        return self.reply_to(self.command(PARK), timeout_s)
+        """Have it parked, and told again while it is busy, as a controller does: what waits for the GPU in a park
+        has a bound, which a loaded machine does not keep.
+        """
+
+        def parked() -> Reply | None:
+            reply = self.reply_to(self.command(PARK), timeout_s)
+            return reply if reply.status is not BUSY else None
+
+        return wait_until(parked, timeout_s)
 
     def resume(self, timeout_s: float = 60.0) -> Reply:
         return self.reply_to(self.command(RESUME), timeout_s)

@@ -62,7 +62,8 @@ class HostUse:
     obeys_budget: bool = False  # its shims obey a park's budget and can release what they retain
     retained_bytes: int = 0  # retained from its last park for its next
     trimmable_bytes: int = 0  # … of that, what it can be asked to release
-    trimming_bytes: int = 0  # … of that, what it was asked to release a moment ago
+    # what it was asked to release a moment ago and has not yet: retained memory, or lots that are left empty
+    trimming_bytes: int = 0
     retained_since: float = 0.0
     lot_bytes: int = 0  # of all lots that it has, empty or not
     # the most that lots may have: what NVML confirms of its GPU memory; None: not known

@@ -20,7 +20,7 @@ from jupyter_affinode.node.model.snapshot import Residency
 from jupyter_affinode.node.policy.queue import overtaking_s
 from jupyter_affinode.settings.policy import MIB, Settings
 
-HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", "25"))
+HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", "15"))
 TOTAL = 100 * MIB
 BASE = Settings(
     idle_timeout_s=3.0,

@@ -127,7 +127,7 @@ RESERVES = st.sampled_from([0, 300 * MIB, None])
 
 
 @given(nodes(), POLICIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_never_two_actions_for_one_kernel_and_none_for_one_under_way(node, policy):
     actions = decide(NOW, node, policy)
     ids = [action.kernel_id for action in actions]
@@ -137,7 +137,7 @@ def test_never_two_actions_for_one_kernel_and_none_for_one_under_way(node, polic
 
 
 @given(nodes(), POLICIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_kernel_that_is_to_come_in_waits_and_nothing_else_is_decided_for_it(node, policy):
     actions = decide(NOW, node, policy)
     ids = {action.kernel_id for action in actions}
@@ -151,7 +151,7 @@ def test_a_kernel_that_is_to_come_in_waits_and_nothing_else_is_decided_for_it(no
 
 
 @given(nodes(), POLICIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_what_is_given_is_there(node, policy):
     """All that one pass gives fits into what is free and not reserved."""
     given_bytes = 0
@@ -165,7 +165,7 @@ def test_what_is_given_is_there(node, policy):
 
 
 @given(nodes())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_no_kernel_is_parked_without_need(node):
     """With the default, a park has been asked for, or a kernel waits, or memory is low."""
     parked = {action.kernel_id for action in decide(NOW, node, QUICK) if isinstance(action, Park)}
@@ -175,7 +175,7 @@ def test_no_kernel_is_parked_without_need(node):
 
 
 @given(nodes(), POLICIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_only_eligible_or_blocked_kernels_are_parked_unasked(node, policy):
     for action in decide(NOW, node, policy):
         if isinstance(action, Park):
@@ -190,7 +190,7 @@ def test_only_eligible_or_blocked_kernels_are_parked_unasked(node, policy):
 
 
 @given(nodes(), POLICIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_queue_is_served_first_come_first(node, policy):
     """Every waiter before one that is served is served too, under way, held back by a failure, or never fits."""
     places = {  # a kernel has one for each of its allocations
@@ -227,7 +227,7 @@ def test_the_queue_is_served_first_come_first(node, policy):
 
 
 @given(nodes(), POLICIES, RESERVES)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_parks_of_one_pass_take_no_host_memory_that_is_reserved_or_taken(node, policy, reserve):
     """What they may take anew together, all that is under way beside them, and the reserve fit; lots that no kernel
     is lent can be freed.
@@ -251,7 +251,7 @@ def test_parks_of_one_pass_take_no_host_memory_that_is_reserved_or_taken(node, p
 
 
 @given(nodes(), POLICIES, RESERVES)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_no_retained_copy_is_trimmed_without_need(node, policy, reserve):
     """The machine or a cgroup is under its reserve, or a kernel that may be parked does not fit beside it."""
     policy = policy.changed(host_reserve_bytes=reserve)

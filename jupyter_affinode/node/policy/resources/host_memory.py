@@ -227,7 +227,8 @@ class HostRoom:
         has = max(use.retained_bytes - use.trimming_bytes, 0)
         lots = makes = 0
         if (self._lots or self._host.makes_lots) and use.obeys_budget:
-            has_soon = max(has, use.lot_bytes)  # a lot that was just lent does not count as retained yet
+            # a lot that was just lent does not count as retained yet
+            has_soon = max(has, use.lot_bytes - use.trimming_bytes)
             wants = probable if use.lots_most_bytes is None else min(probable, use.lots_most_bytes)
             makes = max(wants - has_soon, 0)
             if self._host.makes_lots and makes:

@@ -31,6 +31,9 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
     retained = sum(process.data.kept_bytes for process in kernel.processes.values())
     asked = now - kernel.host.trim_at
     promised = max(retained - kernel.host.trim_keep_bytes, 0)
+    lots = sum(_lot_bytes(process, lots_held.get(process.key, 0)) for process in kernel.processes.values())
+    # lots come back one by one, after the page shows that nothing is retained in them
+    releases = lots if kernel.residency is Residency.RESIDENT and kernel.host.trim_keep_bytes == 0 else 0
     givable = sum(process.data.kept_bytes for process in _trimmable(kernel))
     if asked < TRIM_AGAIN_S:
         givable = min(givable, kernel.host.trim_keep_bytes)
@@ -43,11 +46,9 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
         obeys_budget=bool(kernel.processes) and all(_obeys_budget(process) for process in _holders(kernel)),
         retained_bytes=retained,
         trimmable_bytes=givable,
-        trimming_bytes=promised if asked < TRIM_TAKES_S else 0,
+        trimming_bytes=max(promised, releases) if asked < TRIM_TAKES_S else 0,
         retained_since=kernel.residency_since,
-        lot_bytes=sum(
-            _lot_bytes(process, lots_held.get(process.key, 0)) for process in kernel.processes.values()
-        ),
+        lot_bytes=lots,
         lots_most_bytes=_lots_most(kernel),
         park_takes_bytes=sum(filter(None, takes)) if None not in takes else None,
         park_short_bytes=sum(kernel.host.short.values())
@@ -161,6 +162,7 @@ def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Pr
 
 def give_lots(kernel: KernelRecord, size: int, stock: LotStock) -> None:
     """Lend lots of `size` bytes to the processes that are about to be told to park."""
+    forget_trim(kernel)
     targets = [process for process in _trimmable(kernel) if has_gpu_memory(process)]
     needs = {process.key: may_take_anew(kernel, process) for process in targets}
     for process in targets:

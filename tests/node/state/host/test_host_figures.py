@@ -124,6 +124,19 @@ def test_lots_that_a_process_gave_back_are_its_no_more_though_its_page_shows_the
     assert host_use(record, 0.0, {process.key: 2 * GIB}, clock.now).lot_bytes == 3 * GIB
 
 
+def test_empty_lots_come_back_for_a_while_after_the_page_shows_that_nothing_is_retained(clock):
+    machine = machine_of(clock, "k")
+    record = machine.state.kernels["k"]
+    process = kept(record, 4 * GIB)
+    held = {process.key: 4 * GIB}
+    trim(record, 0, "", clock.now)
+    kept(record, 0)
+    assert host_use(record, 0.0, held, clock.now + 1).trimming_bytes == 4 * GIB
+    assert host_use(record, 0.0, {process.key: GIB}, clock.now + 1).trimming_bytes == GIB
+    assert host_use(record, 0.0, {}, clock.now + 1).trimming_bytes == 0
+    assert host_use(record, 0.0, held, clock.now + 3).trimming_bytes == 0
+
+
 def test_no_waiter_waits_for_what_a_page_alone_claims_to_give_back(clock):
     machine = machine_of(clock, "k")
     (process,) = machine.state.kernels["k"].processes.values()
