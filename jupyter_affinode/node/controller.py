@@ -371,7 +371,7 @@ class Controller:
             if process.connection is not None:
                 process.connection.end(Ending.DROPPED, str(error))
         host, kernels = self.state.host, self.state.kernels.values()
-        host.lots_ready_bytes, host.lots_held = self.lots.ready_bytes, self.lots.held()
+        host.lots_ready_bytes, host.lots_held = self.lots.ready_bytes, self.lots.lent()
         host.lots_promised = self.lots.promised()
         host.makes_lots = self.lots.makes_more(self.state.settings, now)
         if at_host and (self.state.settings.lot_bytes != 0 or any(self.state.processes())):

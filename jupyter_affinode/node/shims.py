@@ -64,8 +64,7 @@ class Shims:
         process = self._state.add_process(connection, hello, page, now)
         for old in earlier:
             self._parts.lots.follow(process.key, old.key)
-        lots = process.data.lot_bytes - self._parts.lots.held_bytes(process.key)
-        process.earlier_lot_bytes = max(lots, 0)
+        process.earlier_lot_bytes = process.data.lot_bytes
         if process.pid > 0:
             try:
                 process.watch = ProcessWatch(os.pidfd_open(process.pid), lambda: self._process_ended(process))

@@ -9,11 +9,11 @@ import recorded
 from playwright.sync_api import expect
 from recorded_page import AROUND, PANEL, THEMES, Looks, RecordedPanel
 
+pytestmark = pytest.mark.long  # each draws all states
 ZOOMED = {"width": 320, "height": 640}  # what is left of 1280 pixels at 400 %
 NO_TROUBLE = {name: [] for name in recorded.states()}
 
 
-@pytest.mark.long  # half a minute for each theme
 @pytest.mark.parametrize("theme", THEMES)
 def test_everything_drawn_has_enough_contrast(page, theme):
     pairs = contrast.table(page, theme)
@@ -21,7 +21,6 @@ def test_everything_drawn_has_enough_contrast(page, theme):
     assert contrast.too_weak(pairs) == []
 
 
-@pytest.mark.long
 def test_a_sidebar_of_250_pixels_cuts_nothing_off(page):
     panel, looks = RecordedPanel(page), Looks(page)
     panel.widen(250)
@@ -29,7 +28,6 @@ def test_a_sidebar_of_250_pixels_cuts_nothing_off(page):
     assert [looks.troubles(PANEL) for _ in panel.each_failure()] == [[], [], []]
 
 
-@pytest.mark.long
 def test_a_page_at_400_percent_cuts_nothing_off(sized):
     notebook = sized.open_notebook("zoomed.ipynb", lab_cells.CPU)
     panel, looks = RecordedPanel(sized), Looks(sized)
@@ -58,7 +56,6 @@ def test_what_is_drawn_is_seen_where_the_system_forces_its_colours(page, theme, 
     page.page.emulate_media(forced_colors="none", color_scheme="light")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("width", [320, 1280])
 def test_the_popover_fits_and_keeps_the_keyboard(sized, width):
     """On a page at 400 %, where the chip is behind "More commands", and beside a sidebar of 250 pixels."""
@@ -99,7 +96,6 @@ def test_the_popover_fits_and_keeps_the_keyboard(sized, width):
         expect(chip).to_be_focused()
 
 
-@pytest.mark.long
 def test_the_focus_stays_in_a_popover_whose_buttons_go(page):
     notebook = page.open_notebook("going.ipynb", lab_cells.CPU)
     panel = RecordedPanel(page)

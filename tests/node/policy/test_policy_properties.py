@@ -35,12 +35,14 @@ QUICK = Settings(idle_timeout_s=2.0, cell_idle_timeout_s=4.0, margin_bytes=2 * M
 @st.composite
 def host_uses(draw):
     kept = draw(st.sampled_from([0, 0, 100 * MIB, 700 * MIB]))
-    trimming = draw(st.sampled_from([0, 0, kept // 2]))
+    trimming = draw(
+        st.sampled_from([0, 0, kept // 2, kept + 64 * MIB])
+    )  # lots come back after what was in them
     obeys_budget = draw(st.booleans())
     return HostUse(
         obeys_budget=obeys_budget,
         retained_bytes=kept,
-        trimmable_bytes=draw(st.sampled_from([0, kept - trimming])) if obeys_budget else 0,
+        trimmable_bytes=draw(st.sampled_from([0, max(kept - trimming, 0)])) if obeys_budget else 0,
         trimming_bytes=trimming,
         retained_since=draw(MOMENTS),
         lot_bytes=draw(st.sampled_from([0, 64 * MIB])),
@@ -55,9 +57,10 @@ def hosts(draw):
     free, limit = draw(st.integers(0, 4000)) * MIB, draw(st.integers(1, 4000)) * MIB
     headroom = draw(st.none() | st.integers(0, limit))
     lots = draw(st.sampled_from([0, 0, 256 * MIB, 2000 * MIB]))
+    makes_lots = draw(st.booleans())
     if headroom is None:
-        return Host(free, total_bytes=4000 * MIB, lot_bytes=lots)
-    return Host(free, {"/user": headroom}, 4000 * MIB, {"/user": limit}, lots)
+        return Host(free, total_bytes=4000 * MIB, lot_bytes=lots, makes_lots=makes_lots)
+    return Host(free, {"/user": headroom}, 4000 * MIB, {"/user": limit}, lots, makes_lots=makes_lots)
 
 
 @st.composite
@@ -66,12 +69,14 @@ def kernels(draw, number):
     is_parked = residency in (Residency.PARKED, Residency.QUEUED, Residency.RESUMING)
     size = draw(SIZES)
     rooms = draw(st.lists(st.tuples(SIZES, MOMENTS), max_size=2))
+    in_part = draw(st.sampled_from([0, 0, 100])) * MIB if is_parked else 0
     return Kernel(
         id=f"k{number}",
         residency=residency,
         resident_bytes={GPU: 0 if is_parked else size},
         parked_bytes={GPU: size if is_parked else 0},
-        unmovable_bytes={GPU: draw(st.sampled_from([0, MIB]))},
+        unmovable_bytes={GPU: draw(st.sampled_from([0, MIB])) + in_part},
+        left_bytes={GPU: in_part} if in_part else {},
         last_activity=draw(MOMENTS),
         calls_in_flight=draw(st.sampled_from([0, 0, 0, 1])),
         captures=draw(st.sampled_from([0, 0, 0, 1])),
@@ -97,6 +102,7 @@ def kernels(draw, number):
         can_drop_caches=draw(st.booleans()),
         may_park_in_parts=draw(st.booleans()),
         may_resume_in_parts=draw(st.booleans()),
+        may_hand_over=draw(st.booleans()),
         host=draw(host_uses()),
     )
 

@@ -108,7 +108,8 @@ class HostRoom:
         self.take_lots(kernel, lot_bytes)
         for place in self._lot_places if kernel.host.awaits_bytes else ():
             self._left[place] -= kernel.host.awaits_bytes
-        takes = max(kernel.movable_bytes - kernel.host.retained_bytes - lot_bytes, 0)
+        has = max(kernel.host.retained_bytes - kernel.host.trimming_bytes, 0)
+        takes = max(kernel.movable_bytes - has - lot_bytes, 0)
         if budget_bytes is not None:
             takes = min(takes, budget_bytes)
         self.take(kernel, takes + kernel.image_bytes)
@@ -227,13 +228,14 @@ class HostRoom:
         has = max(use.retained_bytes - use.trimming_bytes, 0)
         lots = makes = 0
         if (self._lots or self._host.makes_lots) and use.obeys_budget:
-            # a lot that was just lent does not count as retained yet
-            has_soon = max(has, use.lot_bytes - use.trimming_bytes)
+            has_soon = max(has, use.lot_bytes)  # a lot that was just lent does not count as retained yet
             wants = probable if use.lots_most_bytes is None else min(probable, use.lots_most_bytes)
             makes = max(wants - has_soon, 0)
             if self._host.makes_lots and makes:
                 # most of a lot would be of no use; a kernel whose parts went to disk lacks that little of its copy
-                is_little = makes < LEAST_BYTES and makes <= self._left_for(kernel, self._lots)
+                is_little = makes < LEAST_BYTES and _in_slabs(makes) + SLACK_BYTES <= self._left_for(
+                    kernel, self._lots
+                )
                 makes = 0 if is_little else makes + SLACK_BYTES
             lots = min(makes, self._lots)
             makes -= lots

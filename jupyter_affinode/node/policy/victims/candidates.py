@@ -105,10 +105,7 @@ class Candidates:
         return found
 
     def _eligible_of(self, kernels: Iterable[Kernel]) -> list[Kernel]:
-        """Return those of the kernels that may be parked; cheap tests leave out most of them first.
-
-        A kernel that is releasing its host memory has nothing to be parked in until that has come back.
-        """
+        """Return those of the kernels that may be parked; cheap tests leave out most of them first."""
         used_by = self._used_by
         return [
             kernel
@@ -116,7 +113,6 @@ class Candidates:
             if kernel.last_activity <= used_by
             and not kernel.calls_in_flight
             and not kernel.rooms
-            and not kernel.host.trimming_bytes
             and self._is_eligible(kernel)
         ]
 

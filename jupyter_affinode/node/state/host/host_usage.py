@@ -25,15 +25,14 @@ TRIMS_IN = (State.RESIDENT, State.PARKED, State.QUEUED)
 
 
 def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int, int], now: float) -> HostUse:
-    """Return the kernel's host memory for the snapshot. `lots_held`: the bytes of lots that each process was given, by
-    its key.
+    """Return the kernel's host memory for the snapshot. `lots_held`: the bytes of lots that each process was given on
+    its link, by its key.
     """
     retained = sum(process.data.kept_bytes for process in kernel.processes.values())
     asked = now - kernel.host.trim_at
     promised = max(retained - kernel.host.trim_keep_bytes, 0)
+    releases = _released_lots(kernel, lots_held) if asked < TRIM_TAKES_S else 0
     lots = sum(_lot_bytes(process, lots_held.get(process.key, 0)) for process in kernel.processes.values())
-    # lots come back one by one, after the page shows that nothing is retained in them
-    releases = lots if kernel.residency is Residency.RESIDENT and kernel.host.trim_keep_bytes == 0 else 0
     givable = sum(process.data.kept_bytes for process in _trimmable(kernel))
     if asked < TRIM_AGAIN_S:
         givable = min(givable, kernel.host.trim_keep_bytes)
@@ -48,7 +47,7 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
         trimmable_bytes=givable,
         trimming_bytes=max(promised, releases) if asked < TRIM_TAKES_S else 0,
         retained_since=kernel.residency_since,
-        lot_bytes=lots,
+        lot_bytes=lots - releases,
         lots_most_bytes=_lots_most(kernel),
         park_takes_bytes=sum(filter(None, takes)) if None not in takes else None,
         park_short_bytes=sum(kernel.host.short.values())
@@ -63,8 +62,18 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
     )
 
 
+def _released_lots(kernel: KernelRecord, lots_held: Mapping[int, int]) -> int:
+    """Return the lots that come back from a kernel which was told to retain nothing: one by one, after its page shows
+    that nothing is retained in them.
+    """
+    if kernel.host.trim_keep_bytes:
+        return 0
+    resident = (each for each in _trimmable(kernel) if each.data.state is State.RESIDENT)
+    return sum(lots_held.get(process.key, 0) for process in resident)
+
+
 def _lot_bytes(process: Process, held: int) -> int:
-    """Return the bytes of lots that a process has, `held` of them of this controller's.
+    """Return the bytes of lots that a process has, `held` of them lent on its link.
 
     What it gave back a moment ago may still be on its page: a park that counted on it would find nothing there.
     """
@@ -162,7 +171,8 @@ def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Pr
 
 def give_lots(kernel: KernelRecord, size: int, stock: LotStock) -> None:
     """Lend lots of `size` bytes to the processes that are about to be told to park."""
-    forget_trim(kernel)
+    if sum(process.data.kept_bytes for process in kernel.processes.values()) <= SLAB_BYTES:
+        forget_trim(kernel)  # else what is lent now would count as on its way back
     targets = [process for process in _trimmable(kernel) if has_gpu_memory(process)]
     needs = {process.key: may_take_anew(kernel, process) for process in targets}
     for process in targets:

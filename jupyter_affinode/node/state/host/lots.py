@@ -147,11 +147,13 @@ class LotStock:
     @property
     def given_bytes(self) -> int:
         """Return what processes have from this stock."""
-        return sum(self.held().values()) + sum(holding.bytes for holding in self._left)
+        return sum(each.bytes for each in (*self._holdings.values(), *self._left))
 
-    def held(self) -> dict[int, int]:
-        """Return what each process has from this stock, by its key."""
-        return {key: self.held_bytes(key) for key in self._holdings}
+    def lent(self) -> dict[int, int]:
+        """Return what each process has from this stock by its present link, on which it says what it gives back."""
+        return {
+            key: sum(lot.bytes for lot in holding.lots.values()) for key, holding in self._holdings.items()
+        }
 
     def held_bytes(self, key: int) -> int:
         """Return what the process with that key has from this stock."""

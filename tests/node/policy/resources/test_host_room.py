@@ -239,13 +239,13 @@ def test_where_lots_are_made_for_each_park_it_waits_for_them_and_small_ones_take
     assert (action.kernel_id, action.lot_bytes) == ("k", 0)
 
 
-def test_a_kernel_whose_lots_are_coming_back_is_not_the_next_to_be_parked():
-    """It was asked for them to make room for another's park. Some are there already; the rest it has no longer."""
-    releases = resident("best", idle=2000, use=replace(FRUGAL, lot_bytes=512 * MIB, trimming_bytes=512 * MIB))
-    there = {"available": 1 * GIB, "lot_bytes": 4 * GIB + 256 * MIB, "makes_lots": True}
-    (action,) = decide(NOW, node(releases, resident("other", idle=400), **there), IDLE)
-    assert action == Park("other", "idle 7 min", 0, 4 * GIB + SLACK_BYTES)
-    assert decide(NOW, node(releases, **there), IDLE) == []
+def test_a_kernel_whose_lots_are_coming_back_waits_for_as_many_as_it_needs():
+    """It was asked for them to make room for another's park, and is to be parked itself before all are there."""
+    releases = resident("k", use=replace(FRUGAL, trimming_bytes=512 * MIB))
+    some = {"available": 1 * GIB, "lot_bytes": 4 * GIB - 256 * MIB, "makes_lots": True}
+    assert decide(NOW, node(releases, **some), IDLE) == []
+    (action,) = decide(NOW, node(resident("k"), **{**some, "lot_bytes": 4 * GIB + 256 * MIB}), IDLE)
+    assert action == Park("k", "idle 17 min", 0, 4 * GIB + SLACK_BYTES)
 
 
 def test_a_little_that_a_retained_copy_lacks_comes_of_a_lot_where_host_memory_is_short():

@@ -125,16 +125,28 @@ def test_lots_that_a_process_gave_back_are_its_no_more_though_its_page_shows_the
 
 
 def test_empty_lots_come_back_for_a_while_after_the_page_shows_that_nothing_is_retained(clock):
+    """A kernel that was to release its copy was parked before the last of its lots had come back: it lacked those."""
     machine = machine_of(clock, "k")
     record = machine.state.kernels["k"]
     process = kept(record, 4 * GIB)
     held = {process.key: 4 * GIB}
     trim(record, 0, "", clock.now)
     kept(record, 0)
-    assert host_use(record, 0.0, held, clock.now + 1).trimming_bytes == 4 * GIB
-    assert host_use(record, 0.0, {process.key: GIB}, clock.now + 1).trimming_bytes == GIB
-    assert host_use(record, 0.0, {}, clock.now + 1).trimming_bytes == 0
-    assert host_use(record, 0.0, held, clock.now + 3).trimming_bytes == 0
+    coming = [host_use(record, 0.0, {process.key: size}, clock.now + 1) for size in (4 * GIB, GIB, 0)]
+    assert [use.trimming_bytes for use in coming] == [4 * GIB, GIB, 0]
+    assert [use.lot_bytes for use in coming] == [0, 0, 0]
+    late = host_use(record, 0.0, held, clock.now + 3)
+    assert (late.trimming_bytes, late.lot_bytes) == (0, 4 * GIB)
+
+
+def test_full_lots_of_a_parked_process_do_not_come_back_when_another_of_its_kernel_releases(clock):
+    machine = machine_of(clock, "k")
+    record = machine.state.kernels["k"]
+    process = kept(record, 256 * MIB)
+    process.data = replace(process.data, state=State.PARKED)
+    trim(record, 0, "", clock.now)
+    use = host_use(record, 0.0, {process.key: 20 * GIB}, clock.now + 1)
+    assert (use.trimming_bytes, use.lot_bytes) == (256 * MIB, 20 * GIB)
 
 
 def test_no_waiter_waits_for_what_a_page_alone_claims_to_give_back(clock):
