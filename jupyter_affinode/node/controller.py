@@ -56,7 +56,7 @@ from .system.host_memory import host_memory
 from .system.nvml import Nvml, NvmlReader, NvmlSample
 from .views import serializers as describe
 from .views.event_stream import EventHub
-from .views.text import notice_in_words
+from .views.kernel_words import notice_in_words
 from .views.visibility import node_view
 from .views.waits import wait_json
 

@@ -20,7 +20,7 @@ from .state.records.process import Process
 from .state.registry import NodeState
 from .system.mapped_page import Page
 from .system.peers import ProcessWatch
-from .views.text import status_in_words
+from .views.kernel_words import status_in_words
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from ..state.records.kernel import KernelRecord
 from ..state.records.process import Process
 from ..state.registry import NodeState
 from ..state.room_requests import PREFIX
+from .kernel_words import UNMOVABLE_WORDS, residency_in_words
 from .moves import moves_json
-from .text import UNMOVABLE_WORDS, residency_in_words
 from .waits import wait_json
 
 # Figures that change all the time by themselves: no event is worth them.

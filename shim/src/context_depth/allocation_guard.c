@@ -16,7 +16,7 @@
 #include "driver/thunk_pool.h"
 #include "gpu/contexts.h"
 #include "gpu/gpu_lock.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 #include "state/shim_state.h"
 
 /* A context comes back in a fifth of a second, its memory in one.  */

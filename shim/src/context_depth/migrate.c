@@ -9,7 +9,7 @@
 #include "driver/real_driver.h"
 #include "gpu/contexts.h"
 #include "gpu/gpu_lock.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 #include "state/depth.h"
 
 #define FIRST_LOOK_NS (5 * S_NS)

@@ -12,7 +12,7 @@
 #include "driver/real_driver.h"
 #include "gate/gate.h"
 #include "gpu/gpu_lock.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 #include "state/shim_state.h"
 #include "state/status_page.h"
 

@@ -10,7 +10,7 @@
 #include "hooks/retry_when_full.h"
 #include "link/requests.h"
 #include "memory/app_mappings/app_mappings.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 #include "memory/managed_memory.h"
 #include "memory/unmovable_bytes.h"
 #include "mover/mover.h"

@@ -3,7 +3,7 @@
 #include "driver/hook.h"
 #include "gate/gate.h"
 #include "memory/app_mappings/app_mappings.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 
 /* What is bound by its address.  */
 static CUresult keep(CUresult result, CUdeviceptr address, size_t size)

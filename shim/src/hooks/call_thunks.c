@@ -5,7 +5,7 @@
 #include "gate/gate.h"
 #include "gpu/contexts.h"
 #include "hooks/call_thunks.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 
 /* Of `what`, above the class: a copy or fill that is not asynchronous by its name.  */
 #define SETTLES 0x100u

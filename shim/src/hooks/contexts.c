@@ -6,7 +6,7 @@
 #include "gate/gate.h"
 #include "gpu/contexts.h"
 #include "link/requests.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 #include "memory/peer_access.h"
 #include "memory/unmovable_bytes.h"
 #include "mover/mover.h"

@@ -5,7 +5,7 @@
 #include "driver/hook.h"
 #include "gate/gate.h"
 #include "ipc/ipc.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 #include "state/shim_state.h"
 
 static void tell_why_not(void)

@@ -3,7 +3,7 @@
 #include "gate/gate.h"
 #include "gpu/contexts.h"
 #include "hooks/retry_when_full.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 #include "memory/managed_memory.h"
 #include "memory/pool_trim.h"
 #include "memory/unmovable_bytes.h"

@@ -7,7 +7,7 @@
 #include "driver/real_driver.h"
 #include "gate/gate.h"
 #include "memory/app_mappings/app_mappings.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 #include "state/shim_state.h"
 
 typedef CUresult (*get_attribute_fn)(void *, int, CUdeviceptr);

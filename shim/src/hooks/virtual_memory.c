@@ -4,7 +4,7 @@
 #include "gate/gate.h"
 #include "hooks/retry_when_full.h"
 #include "memory/app_mappings/app_mappings.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 #include "mover/mover.h"
 #include "state/shim_state.h"
 

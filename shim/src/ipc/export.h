@@ -3,7 +3,7 @@
 #define AFFINODE_IPC_EXPORTS_H
 
 #include "ipc/ipc.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 
 /* The handle of an exported block; false: it is not exported yet.  */
 bool exports_find(CUdeviceptr block, struct ipc_handle *handle);

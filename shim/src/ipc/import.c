@@ -13,7 +13,7 @@
 #include "gpu/contexts.h"
 #include "ipc/export.h"
 #include "ipc/socket.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 #include "state/depth.h"
 
 #define SHARES "it shares GPU memory with other processes or devices"

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 
 #include "driver/cuda_types.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 
 #define IPC_HANDLE_VERSION 1
 

@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-/* One for each part of a block (backed.h).  */
+/* One for each part of a block (block.h).  */
 #define IPC_DESCRIPTORS_MAX 240
 
 struct ipc_request {

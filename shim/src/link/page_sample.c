@@ -14,7 +14,7 @@
 #include "host/spill_file.h"
 #include "link/drop_caches.h"
 #include "link/requests.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 #include "memory/device_writes.h"
 #include "memory/managed_memory.h"
 #include "memory/unmovable_bytes.h"

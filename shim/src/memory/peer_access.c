@@ -5,7 +5,7 @@
 
 #include "base/growable.h"
 #include "base/per_process.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 
 struct pair {
 	struct context *accessor, *owner;

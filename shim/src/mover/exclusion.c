@@ -8,7 +8,7 @@
 #include "base/per_process.h"
 #include "gate/gate.h"
 #include "gpu/contexts.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 #include "mover/internal.h"
 #include "state/controller.h"
 #include "state/depth.h"

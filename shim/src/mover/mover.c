@@ -19,7 +19,7 @@
 #include "host/lent_memory.h"
 #include "host/slabs.h"
 #include "memory/app_mappings/app_mappings.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 #include "mover/internal.h"
 #include "mover/retained_memory.h"
 #include "state/controller.h"

@@ -10,7 +10,7 @@
 #include "host/lent_memory.h"
 #include "host/memory_limits.h"
 #include "host/slabs.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 #include "mover/internal.h"
 #include "mover/mover.h"
 #include "state/depth.h"

@@ -12,7 +12,7 @@
 #include "gate/gate.h"
 #include "host/host_copy.h"
 #include "host/spill_file.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 #include "mover/internal.h"
 #include "mover/retained_memory.h"
 #include "state/controller.h"

@@ -23,7 +23,7 @@
 #include "link/link.h"
 #include "link/page_sample.h"
 #include "link/requests.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 #include "mover/copying/copies.h"
 #include "mover/copying/digest.h"
 #include "mover/mover.h"

@@ -11,7 +11,7 @@ from jupyter_affinode.node.policy.wait_blockers import Blocker
 from jupyter_affinode.node.policy.wait_estimates import WaitEstimate
 from jupyter_affinode.node.protocol.wire import TEXT_BYTES
 from jupyter_affinode.node.state.records.kernel import KernelRecord
-from jupyter_affinode.node.views.text import notice_in_words, status_in_words
+from jupyter_affinode.node.views.kernel_words import notice_in_words, status_in_words
 from jupyter_affinode.node.views.waits import wait_json
 from jupyter_affinode.printable import TEXT_MAX, is_printable
 

@@ -16,7 +16,7 @@ from ...model.snapshot import Waiter
 from ..scheduling_pass.plan import Plan
 
 MOST_GRAINS = 1 << 22  # 8 TiB
-GRAIN_BYTES = 2 * MIB  # kernels' memory comes in such pieces (shim/src/memory/blocks/backed_table.c)
+GRAIN_BYTES = 2 * MIB  # kernels' memory comes in such pieces (shim/src/memory/blocks/block_table.c)
 
 
 def delays_none(plan: Plan, needs: Mapping[str, int], ahead: Mapping[str, Waiter]) -> bool:

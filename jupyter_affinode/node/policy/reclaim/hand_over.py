@@ -19,7 +19,7 @@ from ...model.actions import Park
 from ...model.snapshot import Kernel, Residency, Waiter
 from ..queue import AWAY
 from ..scheduling_pass.plan import Plan
-from .victim_selection import enough, select_victims, what_is_left
+from .enough_victims import enough, select_victims, what_is_left
 
 
 def hand_over(

@@ -11,10 +11,10 @@ from ...model.snapshot import Kernel, Waiter
 from ..scheduling_pass.host_plan import HostMemory
 from ..scheduling_pass.plan import Plan
 from ..victims.candidates import can_be_parked
+from .enough_victims import is_nothing, select_victims, subtract
 from .exchange import is_exchange, is_for_later
 from .hand_over import hand_over
 from .preemption import make_room_when_full
-from .victim_selection import is_nothing, select_victims, subtract
 
 # After that, the head no longer waits for moves on its GPU to end: a process may move for ever.
 SETTLES_WITHIN_S = 10.0

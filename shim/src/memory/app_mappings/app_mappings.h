@@ -10,7 +10,7 @@
 #include <stddef.h>
 
 #include "driver/cuda_types.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 
 /* One place where an application mapped an allocation of its own, and which devices may reach it there.  */
 struct alias {
@@ -62,7 +62,7 @@ bool mapping_find(CUdeviceptr address, struct block *found);
 /* Answer for a parked alias: its access. False: not parked, or not ours.  */
 bool mapping_parked_access(CUdeviceptr address, const CUmemLocation *location, unsigned long long *flags);
 
-/* For backed_table.c: map, unmap at every alias; list what can move; count bytes.  */
+/* For block_table.c: map, unmap at every alias; list what can move; count bytes.  */
 CUresult mapping_map(struct mapping *mapping);
 CUresult mapping_unmap_all(struct mapping *mapping);
 CUresult alias_unmap(struct alias *alias);

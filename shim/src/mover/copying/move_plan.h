@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 #include "host/host_copy.h"
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 #include "mover/copying/digest.h"
 
 struct item {

@@ -4,7 +4,7 @@
 #include "base/log.h"
 #include "driver/real_driver.h"
 #include "memory/app_mappings/app_mappings.h"
-#include "memory/blocks/backed_internal.h"
+#include "memory/blocks/block_internal.h"
 
 /* Whether legacy IPC of backed memory is offered: it has to be decided before the first question.  */
 #define EXPORTABLE_BLOCKS true

@@ -8,7 +8,7 @@
 #include "driver/real_driver.h"
 #include "gate/gate.h"
 #include "host/host_copy.h"
-#include "memory/blocks/backed_internal.h"
+#include "memory/blocks/block_internal.h"
 #include "state/shim_state.h"
 
 static bool nobody_copies(void)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jupyter_affinode.node.model.snapshot import Residency
-from jupyter_affinode.node.views.text import residency_in_words
+from jupyter_affinode.node.views.kernel_words import residency_in_words
 from jupyter_affinode.settings.policy import GIB, MIB
 from jupyter_affinode.units import bytes_in_words, duration_in_words, ordinal, sentence
 

@@ -1,4 +1,4 @@
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -9,7 +9,7 @@
 #include "base/range_map.h"
 #include "host/host_copy.h"
 #include "memory/app_mappings/app_mappings.h"
-#include "memory/blocks/backed_internal.h"
+#include "memory/blocks/block_internal.h"
 
 OF_PROCESS pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
 static OF_PROCESS struct range_map blocks; /* pointer queries ask for any address inside one */

@@ -1,10 +1,10 @@
-/* Between backed_table.c (the table), backed_physical.c (what is behind a block) and backed_lifecycle.c (a block's life).  */
+/* Between block_table.c (the table), block_physical.c (what is behind a block) and block_alloc_free.c (a block's life).  */
 #ifndef AFFINODE_BLOCK_TABLE_H
 #define AFFINODE_BLOCK_TABLE_H
 
 #include <pthread.h>
 
-#include "memory/blocks/backed.h"
+#include "memory/blocks/block.h"
 
 /* Guards the table, and what of a block others than the mover look at.  */
 extern pthread_mutex_t blocks_lock;
