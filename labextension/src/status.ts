@@ -6,7 +6,7 @@
  * not send: a field that is missing is null.
  */
 
-import { BlockerReason, NoticeKind, Residency, StuckReason, UnmovableReason } from './reasons';
+import { BlockerReason, NoticeKind, Residency, StuckReason, UnmovableReason } from './codes';
 
 export { Residency };
 

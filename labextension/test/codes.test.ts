@@ -2,7 +2,7 @@ import * as assert from 'node:assert';
 import { readFileSync } from 'node:fs';
 import { resolve } from 'node:path';
 import { test } from 'node:test';
-import { BlockerReason } from '../src/reasons';
+import { BlockerReason } from '../src/codes';
 import { IBlocker, IWait } from '../src/status';
 import {
   blockerText,
@@ -63,7 +63,7 @@ test('no code of a newer server is shown, and none is without words', () => {
 });
 
 test('every code that the server declares has words of its own', () => {
-  const declared = readFileSync(resolve(process.cwd(), 'labextension/src/reasons.ts'), 'utf8');
+  const declared = readFileSync(resolve(process.cwd(), 'labextension/src/codes.ts'), 'utf8');
   const codes = (type: string) => {
     const body = new RegExp(`type ${type} =([^;]*);`).exec(declared)?.[1] ?? '';
     return [...body.matchAll(/'([^']+)'/g)].map(match => match[1]);

@@ -4,7 +4,7 @@ import { canHold, canPark, canRelease, canResume, endable } from '../src/actions
 import { Hues } from '../src/hues';
 import { gpuName, gpuSegments, parkedSegments, whichGpu } from '../src/memory';
 import { merge } from '../src/merge';
-import { StuckReason } from '../src/reasons';
+import { StuckReason } from '../src/codes';
 import { IGpu, IKernelOnGpu, INode } from '../src/status';
 import { kernel, status, trans } from './examples';
 
