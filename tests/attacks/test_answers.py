@@ -6,7 +6,13 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "name", ["asking_and_hanging_up", "never_reading", "streams_unread", "asking_without_end"]
+    "name",
+    [
+        "asking_and_hanging_up",
+        "never_reading",
+        pytest.param("streams_unread", marks=pytest.mark.long),
+        pytest.param("asking_without_end", marks=pytest.mark.long),
+    ],
 )
 def test_a_bystander_is_served_whatever_another_user_does_with_answers(scene, name):
     with scene.attack(name) as said:

@@ -176,6 +176,7 @@ def test_an_admins_own_error_ends_the_spawn_as_before(site, wait_until):
     assert site.queue() == []
 
 
+@pytest.mark.long
 def test_a_killed_hub_leaves_no_request_and_starts_again(site, user, wait_until):
     site.hub.spawn(user)
     wait_until(lambda: site.queue() == ["a server that starts"], timeout=60)
@@ -188,6 +189,7 @@ def test_a_killed_hub_leaves_no_request_and_starts_again(site, user, wait_until)
     wait_until(lambda: site.hub.server(user).get("ready"), timeout=60)
 
 
+@pytest.mark.long
 def test_three_refusals_in_a_row_do_not_end_the_hub():
     with another_site("6", gpu_wait_s=0.3, on_gpu_full="refuse", consecutive_failure_limit=3) as site:
         for name in ("one", "two", "three", "four"):

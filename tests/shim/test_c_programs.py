@@ -7,6 +7,7 @@ shim test-quick`). A failure names its seed: run it again with TEST_SEED.
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import subprocess
 import tempfile
@@ -18,7 +19,9 @@ import pytest
 
 SHIM = Path(__file__).resolve().parents[2] / "shim"
 AT_ONCE = 3
-TIMEOUT_S = 200  # more than any program's own deadline and what it says when that has passed
+AT_LENGTH = bool(os.environ.get("TEST_STRIDE") or os.environ.get("TEST_ROUNDS"))
+# more than any program's own deadline (support/harness/watcher.c) and what it says when that has passed
+TIMEOUT_S = 2000 if AT_LENGTH else 200
 
 Completed = subprocess.CompletedProcess[str]
 
@@ -64,6 +67,7 @@ def _run(case: str) -> Completed:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(TIMEOUT_S + 100)
 @pytest.mark.parametrize("case", CASES)
 def test_c_program(runs: dict[str, Future[Completed]], case: str) -> None:
     ran = runs[case].result()

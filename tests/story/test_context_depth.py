@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from story_stage import LEAVES, PATIENT, end
 
 DEEP = {"memory": "4GiB", "context": "64MiB", "depth": "context", "arguments": (PATIENT,)}
@@ -118,6 +119,7 @@ def test_beside_a_stranger_the_context_stays_and_the_reason_is_told(stage):
     assert s.ok(kernel, "gpu.add('a', 1); gpu.check('a')") == "True"
 
 
+@pytest.mark.long
 def test_with_its_gpu_full_of_busy_kernels_it_resumes_on_the_other_one(stage):
     """Its own GPU lacks the room that the driver must find to be sure."""
     s = stage(**{**DEEP, "memory": "3GiB"}, gpus=2)

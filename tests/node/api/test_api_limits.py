@@ -99,6 +99,7 @@ def test_administrators_are_not_charged_for_other_users_kernels(shared, asks):
     assert [root("GET", "/kernels")[0] for _ in range(10)] == [200] * 10
 
 
+@pytest.mark.long
 def test_as_much_as_a_user_may_send_at_once_waits_for_a_controller_that_stands_still(controller, wait_until):
     many = int(BURST_S * MANY_USERS.requests_per_s)
     for number in range(many):

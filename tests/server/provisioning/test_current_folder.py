@@ -74,6 +74,7 @@ def test_a_wrapped_kernelspec_imports_nothing_from_the_current_folder(native, pl
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.long
 def test_doctor_imports_nothing_from_the_current_folder(native, planted):
     checks = json.loads(run(planted, SCRIPT, "doctor", "--json").stdout)["checks"]
     assert {check["name"]: check["level"] for check in checks}["shim"] == "ok"

@@ -125,7 +125,7 @@ test-run: $(SHIM) $(TEST_FILES) $(TEST_BUILD)/$(FLAVOUR)/$(PROGRAM)
 # What a program says is shown if it fails. It ends by itself when its deadline has passed; a timeout is for what hangs.
 TEST_RUNS := $(TEST_CASES:%=run/%)
 $(TEST_RUNS): run/%: $(SHIM) $(TEST_FILES) $(TEST_BUILD)/%
-	@$(RUN_$(*D)) timeout --kill-after=10 200 $(abspath $(TEST_BUILD))/$* >$(TEST_BUILD)/$*.log 2>&1 || \
+	@$(RUN_$(*D)) timeout --kill-after=10 $(if $(TEST_STRIDE)$(TEST_ROUNDS),2000,200) $(abspath $(TEST_BUILD))/$* >$(TEST_BUILD)/$*.log 2>&1 || \
 		{ cat $(TEST_BUILD)/$*.log; echo "$* failed"; exit 1; }
 
 test: $(TEST_RUNS)

@@ -38,6 +38,7 @@
 #define TELL (SIGRTMAX - 1) /* asks a process's watcher for its report; blocked in all its threads */
 
 #define LEAST_DEADLINE_S 120 /* on a machine with ten times as much to do, a program of seconds takes a minute */
+#define AT_LENGTH 10 /* times that, where all steps of a move or more rounds are asked for */
 static unsigned deadline;
 static _Atomic pid_t children[MAX_CHILDREN];
 extern char **environ;
@@ -364,6 +365,8 @@ void watcher_start(unsigned deadline_s)
 	sigset_t tell;
 
 	deadline = deadline_s < LEAST_DEADLINE_S ? LEAST_DEADLINE_S : deadline_s;
+	if (getenv("TEST_STRIDE") || getenv("TEST_ROUNDS"))
+		deadline *= AT_LENGTH;
 	load_what_is_needed();
 	sigemptyset(&tell);
 	sigaddset(&tell, TELL);
