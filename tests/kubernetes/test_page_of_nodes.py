@@ -47,7 +47,7 @@ def site(machine, native, namespaces, wait_until):
     ]
     for node, daemon in zip(nodes, daemons, strict=True):
         wait_until(
-            lambda node=node, daemon=daemon: "the API for" in node.log() or daemon.poll() is not None, 100
+            lambda node=node, daemon=daemon: "API for the Hub" in node.log() or daemon.poll() is not None, 100
         )
         assert daemon.poll() is None, node.log()
     (service,) = of_kind(rendered(VALUES), "Service")
