@@ -118,7 +118,7 @@ def give_lots(plan: Plan) -> None:
         kernel
         for kernel in plan.node.kernels
         if plan.is_free(kernel)
-        and not kernel.host.lot_bytes
+        and not (kernel.host.lot_bytes or kernel.host.trimming_bytes)
         and eligible_at(kernel, plan.settings, waits_since=since) is not None
     ]
     for kernel in victims.in_order(plan.now, without, plan.node):

@@ -43,9 +43,8 @@ class Process:
     started_at: float = 0.0  # seconds since the machine's start, where that is known
     told: tuple[int, int, str] | None = None  # the last NOTICE
     open_requests: int = 0
-    earlier_lot_bytes: int = (
-        0  # what it had of lots when it connected: no message says when it gives those back
-    )
+    # what it had of lots when it connected: no message says when it gives those back
+    earlier_lot_bytes: int = 0
     seen_busy_at: float = 0.0  # when NVML last saw it compute
     queued_after: float = 0.0  # it began to wait after this, whatever its page says
     # what says that it is stuck (stuck.py)
