@@ -24,6 +24,7 @@ from ... import environment
 
 ASK_EVERY_S = 0.5
 ANSWERS_WITHIN_S = 0.02  # else it is looked for the next time
+TOLD_AFTER_S = 5.0  # of files that do not answer: a busy machine takes its time
 PATIENCE_S = 60.0  # with users' controllers that do not give way
 USERS_FOLDERS = environment.TEMPORARY  # where `election.Election` puts the locks of users' controllers
 FOLDER_NAME = re.compile(r"affinode-(\d+)")
@@ -84,7 +85,7 @@ class Standby:
             self._log.error(
                 "not given way: %s; what their kernels have counts as foreign", "; ".join(holders)
             )
-        elif holders != self._told:
+        elif holders != self._told and (self._holders is not None or now - self._began >= TOLD_AFTER_S):
             self._told = holders
             self._log.info("waits for users' controllers to give way: %s", "; ".join(holders))
         return self.is_over

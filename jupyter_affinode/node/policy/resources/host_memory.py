@@ -232,11 +232,10 @@ class HostRoom:
             wants = probable if use.lots_most_bytes is None else min(probable, use.lots_most_bytes)
             makes = max(wants - has_soon, 0)
             if self._host.makes_lots and makes:
-                # most of a lot would be of no use; a kernel whose parts went to disk lacks that little of its copy
-                is_little = makes < LEAST_BYTES and _in_slabs(makes) + SLACK_BYTES <= self._left_for(
-                    kernel, self._lots
-                )
-                makes = 0 if is_little else makes + SLACK_BYTES
+                # A kernel that lacks less than a lot takes memory of its own, unless that is short.
+                anew = _in_slabs(makes) + SLACK_BYTES
+                takes_anew = makes < LEAST_BYTES and anew <= self._left_for(kernel, self._lots)
+                makes = 0 if takes_anew else makes + SLACK_BYTES
             lots = min(makes, self._lots)
             makes -= lots
         has += lots

@@ -37,6 +37,8 @@ int main(int argc, char **argv)
 		for (int i = 0; i < BLOCKS; i += 2)
 			CUDA(MemFree(blocks[i]));
 		controller_reply(park);
+		/* A park that was answered for being late goes on to its end.  */
+		PAGE_UNTIL(page.state != AFFINODE_STATE_PARKING);
 		if (page_read().state != AFFINODE_STATE_RESIDENT)
 			CHECK_RESUMES();
 		CUDA(CtxSynchronize());
