@@ -85,7 +85,8 @@ class HostRoom:
         self._lot_places = list(filter(self.has_lots, self._left))
         self._needs: dict[str, Needs] = {}  # by kernel, where there are no lots
         self._places: dict[tuple[str, ...], list[str]] = {}  # by cgroups: kernels share theirs
-        self._passing: dict[str, tuple[Kernel, int]] = {}  # what others may have of kernels in a while
+        self._passing: dict[str, int] = {}  # what others may have of kernels in a while, by kernel
+        self._passes: dict[str, int] = {}  # … and in all, by place
 
     def has_lots(self, place: str) -> bool:
         """Return whether lots take memory of that place: they are the controller's."""
@@ -117,8 +118,11 @@ class HostRoom:
 
     def is_passing(self, kernel: Kernel, size: int) -> None:
         """Count `size` bytes of a kernel as in transit: they make room for a waiter, or can be released afterwards."""
-        _, before = self._passing.get(kernel.id, (kernel, 0))
-        self._passing[kernel.id] = kernel, max(size, before)
+        more = size - self._passing.get(kernel.id, 0)
+        if more > 0:
+            self._passing[kernel.id] = size
+            for place in self.places(kernel):
+                self._passes[place] = self._passes.get(place, 0) + more
 
     def take(self, kernel: Kernel, size: int) -> None:
         """Reserve `size` bytes for the kernel, free already or still to be released by others."""
@@ -298,11 +302,7 @@ class HostRoom:
 
     def without_passing(self, short: Shortage) -> Shortage:
         """Return what is still short when kernels in transit have arrived and released what they can."""
-        left = dict(short)
-        for kernel, size in self._passing.values():
-            for place in self.places(kernel):
-                if place in left:
-                    left[place] -= size
+        left = {place: size - self._passes.get(place, 0) for place, size in short.items()}
         return {place: size for place, size in left.items() if size > 0}
 
     def with_margins(self, short: Shortage) -> Shortage:
