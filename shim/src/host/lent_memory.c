@@ -257,6 +257,17 @@ bool lots_has_to_go(const struct slab *slab)
 	return has_to;
 }
 
+bool lots_is_unused(const struct slab *slab)
+{
+	bool unused = true;
+
+	pthread_mutex_lock(&lots_lock);
+	for (size_t i = 0; i < slab->lot->slabs && unused; i++)
+		unused = !slab->lot->places[i].used || !slab->lot->places[i].slab->used;
+	pthread_mutex_unlock(&lots_lock);
+	return unused;
+}
+
 void lots_give(struct slab *slab)
 {
 	pthread_mutex_lock(&lots_lock);

@@ -41,6 +41,9 @@ bool lots_keep(struct slab *slab);
 /* Whether a slab that stayed has to end, since its lot is to be unmapped.  */
 bool lots_has_to_go(const struct slab *slab);
 
+/* Whether no slab of this one's lot has contents. With the slabs' lock.  */
+bool lots_is_unused(const struct slab *slab);
+
 /* Give a slab back that is ending.  */
 void lots_give(struct slab *slab);
 

@@ -17,7 +17,7 @@ void slab_register(struct slab *slab, CUcontext context)
 	if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
 		slab->registered = context;
 	else
-		slab->unpinned = true;
+		slab->refused = true;
 }
 
 void slabs_look_at_registrations(void)
@@ -30,7 +30,7 @@ void slabs_look_at_registrations(void)
 		CUcontext context = slab->registered;
 
 		slab->registered = NULL;
-		slab->unpinned = false;
+		slab->unpinned = slab->refused = false;
 		if (context && context_is_known(context) && driver.cuCtxSetCurrent(context) == CUDA_SUCCESS)
 			slab_register(slab, context);
 	}
@@ -59,6 +59,17 @@ void slabs_unregister(bool (*stop)(void))
 	for (struct slab *slab = slabs_first(); slab && !stop(); slab = slab->next)
 		slab->unpinned = slab_unregister(slab);
 	driver.cuCtxSetCurrent(NULL);
+}
+
+bool slabs_register_next(CUcontext context)
+{
+	struct slab *slab = slabs_first();
+
+	while (slab && (slab->registered || slab->refused || slab->away || !slab->used))
+		slab = slab->next;
+	if (slab)
+		slab_register(slab, context);
+	return slab != NULL;
 }
 
 void slabs_forget_registrations(void)

@@ -162,7 +162,7 @@ size_t slots_take(size_t want, struct host_slot *first)
 {
 	size_t run = take_from_cursor(want, first);
 
-	if (run && slabs_registered_in() && !first->slab->registered && !first->slab->unpinned)
+	if (run && slabs_registered_in() && !first->slab->registered && !first->slab->unpinned && !first->slab->refused)
 		slab_register(first->slab, slabs_registered_in());
 	return run;
 }
@@ -216,15 +216,18 @@ bool slabs_any_unused(void)
 	return any;
 }
 
-/* An unused slab of a lot may stay with that: it is the lot's again, and goes later.  */
+/* An unused slab of a lot may stay with that: it is the lot's again, and goes later. Else it goes with all others of its lot, which is
+ * given back whole: to unregister one takes half a millisecond, after a wait for all copies under way (H200).  */
 static bool has_to_go(struct slab *slab, bool only_forgotten)
 {
 	if (slab->away)
 		return lots_has_to_go(slab);
 	if (only_forgotten || slab->used)
 		return false;
-	if (!slab->lot || !lots_keep(slab))
+	if (!slab->lot)
 		return true;
+	if (!lots_keep(slab))
+		return lots_is_unused(slab);
 	uncount(slab);
 	slab->away = true;
 	slab->used = ALL_USED;

@@ -18,7 +18,8 @@ struct slab {
 	uint32_t used;        /* a bit for each slot */
 	bool away;            /* given back with its lot and not to be touched, but registered still; no slot is free */
 	CUcontext registered; /* the context it was registered in; NULL: copies go the slow way */
-	bool unpinned;        /* not to be registered: the driver would not, or the context is to leave the GPU */
+	bool unpinned;        /* not to be registered as it is used: beside copies, or since the context is to leave the GPU */
+	bool refused;         /* the driver would not register it */
 	struct slab *next;
 };
 
@@ -60,6 +61,9 @@ size_t slots_take(size_t want, struct host_slot *first);
 /* Make a slab of a lot ready ahead of its use, registered in `context` unless that is NULL; false: there is nothing
  * to do.  */
 bool slabs_prepare_lot(CUcontext context);
+
+/* Try to register in `context`, which is current, the next slab that has contents and is not registered; false: there is none.  */
+bool slabs_register_next(CUcontext context);
 
 /* Give registrations up, and let no thread make them again: contents and slots stay. Between slabs `stop` is asked.  */
 void slabs_unregister(bool (*stop)(void));

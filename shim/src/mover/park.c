@@ -168,8 +168,8 @@ static int make_slabs(const struct moved *moved, const struct survey *survey, bo
 	order.budget = moved->move.budget ? moved->move.budget : UINT64_MAX;
 	order.stop = stop;
 	/* The driver would pin again at the way back whatever is pinned, at 45 GiB/s, before the first byte is
-	 * copied. And in an exchange it would take more time than copies by the ring cost: registering waits for copies under
-	 * way, those of the other process too.  */
+	 * copied. And in an exchange it would take more time than copies by the ring cost; it is done when the process is
+	 * parked.  */
 	if (moved->leaves || moved->move.streams)
 		order.context = NULL;
 	made = slabs_make(&order);

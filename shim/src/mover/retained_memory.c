@@ -83,6 +83,16 @@ bool kept_memory_is_needed(void)
 	return kept_bytes() > slots_bytes() / 2 && left < KEEP_WHILE_LEFT;
 }
 
+/* The first context that is ready for copies; NULL: none.  */
+static struct context *ready_context(void)
+{
+	struct context *context = contexts_first();
+
+	while (context && !(context->handle && context->ready))
+		context = context->next;
+	return context;
+}
+
 void kept_forget_lots(void)
 {
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -98,12 +108,10 @@ void kept_forget_lots(void)
 /* A thread that would end the context meanwhile steps aside.  */
 void kept_prepare_lots(bool (*stop)(void))
 {
-	struct context *context = contexts_first();
+	struct context *context = ready_context();
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	unsigned aside;
 
-	while (context && !(context->handle && context->ready))
-		context = context->next;
 	if (!context || shim_state() != AFFINODE_STATE_RESIDENT || !lots_available())
 		return;
 	if (gate_close(MS_NS) == 0) {
@@ -117,4 +125,25 @@ void kept_prepare_lots(bool (*stop)(void))
 		driver.cuThreadExchangeStreamCaptureMode(&mode);
 		mover_set_copying(false);
 	}
+}
+
+bool kept_register_contents(bool (*stop)(void))
+{
+	struct context *context = ready_context();
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	bool more;
+
+	/* When a context comes back to the GPU the driver must find again what is registered. And what the driver keeps beside
+	 * registered memory is the machine's.  */
+	if (!shim_is_parked() || !context || checkpoint_is_possible() || machine_memory_left() < KEEP_WHILE_LEFT ||
+	    !contexts_keep())
+		return false;
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	more = driver.cuCtxSetCurrent(context->handle) == CUDA_SUCCESS;
+	while (more && !stop())
+		more = slabs_register_next(context->handle);
+	driver.cuCtxSetCurrent(NULL);
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	contexts_let_end();
+	return more;
 }

@@ -25,4 +25,8 @@ void kept_forget_lots(void);
 /* Register what the controller handed over; asked between slabs, `stop` ends it.  */
 void kept_prepare_lots(bool (*stop)(void));
 
+/* Of a parked process: register the host memory of its contents, so that they go back at the link's speed. `stop` is asked between
+ * slabs; true: it said so.  */
+bool kept_register_contents(bool (*stop)(void));
+
 #endif

@@ -21,6 +21,7 @@ static size_t size;
 static uint32_t seed = 4711;
 static unsigned lent, ended, lots; /* the last: for all that is to be copied */
 static size_t free_when_resident;
+static int64_t registered; /* beside slabs */
 
 static void lend(unsigned count)
 {
@@ -59,6 +60,7 @@ static void has_no_host_memory(void)
 	page = page_read();
 	CHECK_EQUAL(page.copy_bytes, 0);
 	CHECK(page.kept_bytes < LOT * 4); /* the ring */
+	UNTIL(board_registered_bytes() == registered);
 }
 
 /* Each byte is on the GPU or in the host, and the GPU has no more of it than that.  */
@@ -86,7 +88,8 @@ static uint32_t prepare(void)
 	return controller_prepare(AFFINODE_COMMAND_PARK, LOTS_ALONE | HANDS_OVER);
 }
 
-/* With lots that come when those that it begins with are used: as many as it says that it lacks.  */
+/* With lots that come when those that it begins with are used: as many as it says that it lacks. They are registered once it is
+ * parked.  */
 static void park(void)
 {
 	unsigned first = lots < FIRST_LOTS ? lots : FIRST_LOTS, lacks;
@@ -103,6 +106,7 @@ static void park(void)
 	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_OK);
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
 	CHECK_EQUAL(page_read().gpus[0].resident_bytes, 0);
+	UNTIL(board_registered_bytes() == registered + (int64_t)(lots * LOT));
 }
 
 /* How many lots it takes is known from then on.  */
@@ -362,6 +366,7 @@ int main(int argc, char **argv)
 	contents_begin(argc, argv);
 	CHECK(controller_hello().flags & AFFINODE_HELLO_HANDS_OVER);
 	spilling_begin();
+	registered = board_registered_bytes();
 	allocate(SMALLER);
 	without_host_memory();
 	room_does_not_come(true, HANDS_OVER);
