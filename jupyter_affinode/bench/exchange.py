@@ -34,6 +34,8 @@ WARM_UP = 2  # the first touch host memory
 HANDED_OVER = {"one copy of host memory, one user": False, "one copy of host memory, two users": True}
 TRIES = 20
 STEPS_OF = ("park: ", "resume: ")
+# Between exchanges, as between a user's cells: the parked process registers what it was handed over.
+RESTS_S = 2.0
 _seeds = itertools.count(1 << 20)
 
 
@@ -111,6 +113,7 @@ def _rounds(
         say(f"exchange: {name}")
         resident, parked = pair
         resident.ask("change", seed=next(_seeds))
+        time.sleep(RESTS_S)
         before = log.stat().st_size
         took.append(change_places(_peer(resident), _peer(parked)))
         if parked.ask("verify")["differing_words"]:
