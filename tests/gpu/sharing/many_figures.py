@@ -9,6 +9,7 @@ import select
 import signal
 import sqlite3
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -47,6 +48,7 @@ class Sampler:
         self.most_used = [0] * gpus
         self.least_beyond_reserve: int | None = None  # bytes; less than nothing: the reserve was touched
         self.least_available = 0  # bytes, at that moment
+        self.least_after_s = 0.0  # … which was so long after the first look
         self.samples = self.samples_below = 0
         self._settings = settings
         self._ends = threading.Event()
@@ -61,6 +63,7 @@ class Sampler:
         self._thread.join()
 
     def _run(self) -> None:
+        begin = time.monotonic()
         while not self._ends.wait(SAMPLE_EVERY_S):
             for index, handle in enumerate(self._handles):
                 used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
@@ -75,6 +78,7 @@ class Sampler:
             self.samples_below += left < 0
             if self.least_beyond_reserve is None or left < self.least_beyond_reserve:
                 self.least_beyond_reserve, self.least_available = left, host.available_bytes
+                self.least_after_s = time.monotonic() - begin
 
 
 @dataclass(frozen=True)

@@ -266,7 +266,7 @@ def verdict(
         f" {figures['resume_p50_s']:.2f} s, p95 {figures['resume_p95_s']:.2f} s,"
         f" longest {max(durations, default=0):.2f} s",
         f"host memory: least {sampler.least_available / GIB:.1f} GiB available, {least / GIB:+.1f} GiB beyond the"
-        f" reserve, in {sampler.samples} looks",
+        f" reserve, after {sampler.least_after_s:.0f} s, in {sampler.samples} looks",
         *(
             f"GPU {index}: at most {used / GIB:.1f} of {total / GIB:.1f} GiB used"
             for index, (used, total) in enumerate(zip(sampler.most_used, sampler.totals, strict=True))

@@ -37,6 +37,8 @@ LEAST_BYTES, MOST_BYTES = 256 * MIB, 1 * GIB  # of one lot
 PARTS = 16  # into so many lots a stock is divided, within these bounds
 MOST_LOTS = 512  # about so many are made of all the machine's memory, where no setting bounds the stock
 MOST_MAPPED, MAPPED_WHEN_SHORT = 8, 2  # processes that keep the same lot mapped
+# What the driver takes beside a lot in each process that has it registered is a hundredth of it (seen with an H200).
+REGISTERED_TAKES_PART = 100
 AGAIN_AFTER_S = 5.0  # when one could not be made
 
 
@@ -125,7 +127,7 @@ class LotStock:
         self._keeping: asyncio.Future[None] | None = None
         self._freed = asyncio.Event()  # set when a lot was freed, while lots are promised
         self._parks_take = parks_take
-        self._parks_take_bytes = 0  # … while one is made
+        self._others_take_bytes = 0  # … while one is made, and what registering takes
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lots")
         self._making_bytes = self._ordered_bytes = 0
         self._again_at = self._promised_again_at = 0.0
@@ -251,12 +253,23 @@ class LotStock:
         if time.monotonic() < self._promised_again_at:
             return 0
         lacks = sum(promise.left_bytes for promise in self._promises.values())
-        self._parks_take_bytes = self._parks_take()
+        self._others_take_bytes = self._parks_take() + self._registering_takes()
         most = min(LEAST_BYTES, -(-lacks // STEP_BYTES) * STEP_BYTES)
         size = max(min(self._left_bytes(), most), 0) // STEP_BYTES * STEP_BYTES
         if not size:
-            self._parks_take_bytes = 0
+            self._others_take_bytes = 0
         return size
+
+    def _registering_takes(self) -> int:
+        """Return what the driver will take when the lots that there are have been registered by as many processes as
+        keep them where memory is short.
+        """
+        most = 1 if self._is_shared else MAPPED_WHEN_SHORT
+        holdings = [*self._holdings.values(), *self._left]
+        holdings += [each for holding in holdings for each in holding.earlier]
+        lots = [*self.ready, *(stocked for holding in holdings for stocked in holding.lots.values())]
+        missing = sum(stocked.bytes * max(most - len(stocked.mapped_by), 0) for stocked in lots)
+        return missing // REGISTERED_TAKES_PART
 
     def limit_bytes(self, settings: Settings) -> int | None:
         """Return the bound of the stock, lent lots included; None: what parks that may come soon would take."""
@@ -331,9 +344,7 @@ class LotStock:
         return given
 
     def _forget_some(self, stocked: Stocked, borrower_key: int) -> None:
-        """Have processes unmap a lot that too many have mapped: each registration takes a hundredth of it more (seen
-        with an H200).
-        """
+        """Have processes unmap a lot that too many have mapped: each registration takes host memory, too."""
         others = sorted(stocked.mapped_by - {borrower_key})
         for key in others[: max(len(others) + 1 - self._most_mapped, 0)]:
             self._have_forgotten(stocked, key)
@@ -416,6 +427,8 @@ class LotStock:
         try:
             for left in range(count, 0, -1):
                 self._making_bytes = size * left
+                if not is_promised:
+                    self._others_take_bytes = self._registering_takes()
                 lot = await loop.run_in_executor(self._thread, self._make_one, size, self._may_take)
                 if self._is_closed:
                     return lot.revoke()
@@ -431,7 +444,7 @@ class LotStock:
             self._pause(is_promised)
             self._log.exception("no lot of %s was made", bytes_in_words(size))
         finally:
-            self._making, self._parks_take_bytes = None, 0
+            self._making, self._others_take_bytes = None, 0
             if not self._is_closed:
                 self._on_change()
 
@@ -450,7 +463,7 @@ class LotStock:
     def _left_bytes(self) -> int:
         """Return how much host memory may be touched now; runs on any thread."""
         limit = cgroup_memory(os.getpid())
-        left = host_memory().available_bytes - with_margin(self._reserve_bytes) - self._parks_take_bytes
+        left = host_memory().available_bytes - with_margin(self._reserve_bytes) - self._others_take_bytes
         if limit is not None:
             kept_free = min(limit.limit_bytes // CGROUP_RESERVE, self._reserve_bytes)
             left = min(left, limit.headroom_bytes - with_margin(kept_free))

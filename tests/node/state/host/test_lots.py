@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from fake_shim import LOT, LOT_END, MIB, PARK, TRIMS, notify
@@ -16,7 +17,7 @@ from waiting import until
 from jupyter_affinode.node.state.host import lots
 from jupyter_affinode.node.state.host.lots import AGAIN_AFTER_S, UNWANTED_S, lot_size, small_lot_size
 from jupyter_affinode.node.system.host_memory import HostMemory
-from jupyter_affinode.node.system.lot_memory import LotFailed
+from jupyter_affinode.node.system.lot_memory import LotFailed, make_lot
 from jupyter_affinode.node.system.peers import ProcessWatch
 from jupyter_affinode.settings.policy import GIB
 
@@ -60,6 +61,31 @@ async def test_the_stock_is_filled_up_to_its_bound_and_no_further(stock):
     stock.give(borrower(1), 1)
     await filled(stock)
     assert (stock.ready_bytes, stock.given_bytes) == (0, 64 * MIB)  # what is given counts
+
+
+@pytest.mark.parametrize("is_shared, processes", [(False, 2), (True, 1)])
+def test_what_registering_the_lots_will_take_is_left_free(monkeypatch, is_shared, processes):
+    """Each process that keeps a lot registers it; a lot of a controller of all users is lent to one."""
+    lot, left = 256 * MIB, GIB
+    allowed = []
+
+    def make(size, may_take):
+        allowed.append(next(most for most in range(left, 0, -lot // 100) if may_take(most)))
+        return replace(make_lot(32 * MIB, lambda size: True), bytes=size)  # little of it is there
+
+    monkeypatch.setattr(lots, "host_memory", lambda: HostMemory(64 * GIB, left))
+    monkeypatch.setattr(lots, "cgroup_memory", lambda pid: None)
+
+    async def body(stock):
+        await filled(stock, LOTS.changed(lot_bytes=lot))
+        await filled(stock, LOTS.changed(lot_bytes=2 * lot))
+        for key in range(1, processes + 1):  # a lot each, so that they lack as many registrations
+            stock.give(borrower(key), 1)
+        await filled(stock, LOTS.changed(lot_bytes=3 * lot))
+        takes = lot // 100
+        assert allowed == pytest.approx([left, left - processes * takes, left - processes * takes], abs=16)
+
+    with_stock(is_shared=is_shared, make=make)(body)()
 
 
 @with_stock()
