@@ -306,12 +306,10 @@ class HostRoom:
         left = {place: size - self._passes.get(place, 0) for place, size in short.items()}
         return {place: size for place, size in left.items() if size > 0}
 
-    def with_margins(self, short: Shortage) -> Shortage:
-        """Return what others are asked to release for a park that lacks `short`: a little more."""
-        reserves = {
-            place: self._cgroup_reserve(place) if place != MACHINE else self.reserve_bytes for place in short
-        }
-        return {place: size + reserves[place] // MARGIN_PART for place, size in short.items()}
+    def margin(self, place: str) -> int:
+        """Return how much more others are asked to release of a place than a park lacks there."""
+        reserve = self._cgroup_reserve(place) if place != MACHINE else self.reserve_bytes
+        return reserve // MARGIN_PART
 
     def pressure(self, coming: Mapping[str, int]) -> Shortage:
         """Return what the machine and each cgroup lack for their reserves, whatever is decided."""

@@ -69,23 +69,28 @@ class RetainedCopies:
                         left[place] += self._most(kernel)
         return {place: size for place, size in left.items() if size > 0}
 
-    def trims(self, short: Shortage, reason: str) -> list[Trim | Spill]:
-        """Return which kernels release how much for what is short, as far as that can be had.
+    def trims(
+        self, short: Shortage, reason: str, margins: Mapping[str, int] | None = None
+    ) -> list[Trim | Spill]:
+        """Return which kernels release how much for what is short, as far as that can be had. `margins`: how much more
+        than that, if it is retained; nothing is spilled for it.
 
         A kernel that was asked is left out for the rest of the pass, and what it releases is in `coming`.
         """
         if short and not self._is_sorted:
             self._sort()
-        left, gives = dict(short), dict[str, int]()
+        margins = margins or {}
+        left, gives = {place: size + margins.get(place, 0) for place, size in short.items()}, dict[str, int]()
         for place in sorted(short, key=lambda each: (self._gives.get(each, 0), each)):  # the narrowest first
             for each in self._ready.values():
-                if left[place] <= 0:
-                    break
+                wanted = left[place] - (margins.get(place, 0) if each.id in self._to_disk else 0)
+                if wanted <= 0:
+                    break  # those that spill come last
                 places = self._room.places(each)
                 if place not in places:
                     continue
                 before = gives.get(each.id, 0)
-                after = min(max(before + left[place], LEAST_BYTES), self._most(each))
+                after = min(max(before + wanted, LEAST_BYTES), self._most(each))
                 if each.host.lot_bytes and each.id not in self._to_disk:
                     after = self._most(each)  # a lot is given back whole, when nothing is left in it
                 if after > before:

@@ -158,7 +158,8 @@ class HostPlan:
 
     def make_room(self, short: Shortage) -> Sequence[Action]:
         """Return actions that have others release what a park lacks, and a little more."""
-        return self.retained.trims(self.room.with_margins(short), "room to free another kernel")
+        margins = {place: self.room.margin(place) for place in short}
+        return self.retained.trims(short, "room to free another kernel", margins)
 
     def relieve(self) -> Iterator[Action]:
         """Yield actions that release retained copies and spill parked memory where the machine or a cgroup is below its

@@ -16,7 +16,7 @@ from snapshots import IDLE, NOW, A
 from jupyter_affinode.node.model.actions import GrantRoom, Park, RefusePark, Spill, Trim
 from jupyter_affinode.node.model.snapshot import Host, HostUse, Kernel, Residency, RoomRequest
 from jupyter_affinode.node.policy.decide import decide
-from jupyter_affinode.node.policy.resources.host_memory import MARGIN_PART, SLAB_BYTES, with_margin
+from jupyter_affinode.node.policy.resources.host_memory import SLAB_BYTES, with_margin
 from jupyter_affinode.settings.policy import GIB
 
 RESERVE = IDLE.host_reserve_bytes
@@ -40,15 +40,17 @@ def node(*kernels, available, limit=100 * GIB, writable=100 * GIB):
     return snapshots.node(*kernels, free=80 * GIB, total=80 * GIB, host=host)
 
 
-def lacking(size):
-    """What is asked for where so much is missing."""
-    return size + RESERVE // MARGIN_PART
-
-
 def test_the_least_recently_used_goes_to_disk_as_far_as_a_park_lacks_memory():
     kernels = resident("k", 4 * GIB), parked("new", 8 * GIB, idle=100), parked("old", 8 * GIB, idle=900)
     actions = decide(NOW, node(*kernels, available=3 * GIB), IDLE)
-    assert actions == [Spill("old", lacking(2 * GIB), WHY)]
+    assert actions == [Spill("old", 2 * GIB, WHY)]
+
+
+def test_nothing_is_spilled_for_a_margin():
+    use = HostUse(obeys_budget=True, retained_bytes=2 * GIB, trimmable_bytes=2 * GIB)
+    keeper = snapshots.resident("keeper", 8 * GIB, idle=1, host=use)
+    kernels = resident("k", 4 * GIB), keeper, parked("old", 8 * GIB, idle=900)
+    assert decide(NOW, node(*kernels, available=3 * GIB), IDLE) == [Trim("keeper", 0, WHY)]
 
 
 def test_while_it_is_written_the_park_waits_and_is_not_refused():
@@ -138,14 +140,14 @@ def test_a_user_has_no_more_of_the_disk_than_an_equal_part():
     full = parked("full", 8 * GIB, idle=900, on_disk=4 * GIB, charged_user="a")
     other = parked("other", 8 * GIB, idle=100, charged_user="b")
     actions = decide(NOW, node(resident("k", 4 * GIB), full, other, available=3 * GIB, limit=12 * GIB), IDLE)
-    assert actions == [Spill("other", lacking(2 * GIB), WHY)]
+    assert actions == [Spill("other", 2 * GIB, WHY)]
 
 
 def test_a_user_whose_pages_claim_the_whole_disk_keeps_no_other_from_their_part():
     liar = parked("liar", 1 << 49, idle=900, on_disk=1 << 48, charged_user="a")
     other = parked("other", 8 * GIB, idle=100, charged_user="b")
     actions = decide(NOW, node(resident("k", 4 * GIB), liar, other, available=3 * GIB, limit=12 * GIB), IDLE)
-    assert actions == [Spill("other", lacking(2 * GIB), WHY)]
+    assert actions == [Spill("other", 2 * GIB, WHY)]
 
 
 def test_a_waiter_goes_to_disk_only_when_no_other_kernel_can():
