@@ -191,7 +191,9 @@ class LotStock:
             size = lot_size(limit)
             spare = self.ready_bytes + self.given_bytes + self.earlier_bytes(mapped) - limit
             lacks = -spare
-        self._give_back(spare, -left)
+        # What registering takes comes late: where half of the margin is gone, all of it is made free again.
+        margin = with_margin(self._reserve_bytes) - self._reserve_bytes
+        self._give_back(spare, margin - left if left < margin // 2 else 0)
         count = -(-lacks // size) if size and lacks >= min(size, LEAST_BYTES) else 0
         is_free = self._making is None and not self._promises
         if count > 0 and is_free and now >= self._again_at:

@@ -14,6 +14,7 @@ from fake_shim import LOT, LOT_END, MIB, PARK, TRIMS, notify
 from lot_stock import LOTS, NONE_YET, PLENTY, allocated, borrower, cut, filled, with_stock
 from waiting import until
 
+from jupyter_affinode.node.policy.resources.host_memory import with_margin
 from jupyter_affinode.node.state.host import lots
 from jupyter_affinode.node.state.host.lots import AGAIN_AFTER_S, UNWANTED_S, lot_size, small_lot_size
 from jupyter_affinode.node.system.host_memory import HostMemory
@@ -100,6 +101,19 @@ async def test_under_pressure_what_was_not_handed_out_is_given_back(stock):
     stock.look(LOTS.changed(host_reserve_bytes=GIB), HostMemory(64 * GIB, GIB - MIB), {}, 0, 0.0)
     assert stock.ready_bytes == 0
     assert stock._making is None or not await stock._making
+
+
+@with_stock()
+async def test_where_half_of_the_margin_is_gone_all_of_it_is_made_free_again(stock):
+    settings = LOTS.changed(lot_bytes=512 * MIB, host_reserve_bytes=GIB)
+    margin = with_margin(GIB) - GIB
+    await filled(stock, settings)
+    assert stock.ready_bytes == 512 * MIB
+    for available, ready in ((GIB + margin // 2, 512 * MIB), (GIB + margin // 2 - 1, 256 * MIB)):
+        stock.look(settings, HostMemory(64 * GIB, available), NONE_YET, 0, time.monotonic())
+        assert stock.ready_bytes == ready
+    if stock._making is not None:
+        await stock._making
 
 
 @with_stock()
