@@ -35,7 +35,7 @@ HANDED_OVER = {"one copy of host memory, one user": False, "one copy of host mem
 TRIES = 20
 STEPS_OF = ("park: ", "resume: ")
 # Between exchanges, as between a user's cells: the parked process registers what it was handed over.
-RESTS_S = 2.0
+RESTS_S, SIMULATED_RESTS_S = 2.0, 0.1
 _seeds = itertools.count(1 << 20)
 
 
@@ -53,13 +53,14 @@ def exchange(listener: Listener, size: int, repeats: int, say: Say, *, simulated
         "skipped": None,
     }
     log = _log(listener)
+    rounds = partial(_rounds, repeats=repeats, say=say, log=log, simulated=simulated)
     with _pair(listener, size, ShimPeer.park, simulated=simulated) as pair:
         if not all(_peer(child).hello.flags & HelloFlag.EXCHANGES for child in pair):
             return {**found, "skipped": "this shim does not know exchanges"}
         with LentLots(0, LOT_BYTES, renewed=False) as none:
             at_once = partial(_at_once, lots=none, size=0)
             for name, way in (("one after the other", _one_after_the_other), ("exchange", at_once)):
-                found["cases"][name], found["steps"][name] = _rounds(name, pair, way, repeats, say, log)
+                found["cases"][name], found["steps"][name] = rounds(name, pair, way)
     for name, two_users in HANDED_OVER.items():
         listener.pools = not two_users
         with ExitStack() as stack:
@@ -67,7 +68,7 @@ def exchange(listener: Listener, size: int, repeats: int, say: Say, *, simulated
             park = partial(_park_into_lots, lots=lots, size=size)
             pair = stack.enter_context(_pair(listener, size, park, simulated=simulated))
             way = partial(_at_once, lots=lots, size=size)
-            found["cases"][name], found["steps"][name] = _rounds(name, pair, way, repeats, say, log)
+            found["cases"][name], found["steps"][name] = rounds(name, pair, way)
     return found
 
 
@@ -101,9 +102,11 @@ def _rounds(
     name: str,
     pair: list[BenchProcess],
     change_places: Callable[[ShimPeer, ShimPeer], dict[str, float]],
+    *,
     repeats: int,
     say: Say,
     log: Path,
+    simulated: bool,
 ) -> tuple[list[dict[str, float]], list[str]]:
     """Exchange them again and again, and compare what they hold; return what it took, and the steps of the last time as
     the shims log them.
@@ -113,7 +116,7 @@ def _rounds(
         say(f"exchange: {name}")
         resident, parked = pair
         resident.ask("change", seed=next(_seeds))
-        time.sleep(RESTS_S)
+        time.sleep(SIMULATED_RESTS_S if simulated else RESTS_S)
         before = log.stat().st_size
         took.append(change_places(_peer(resident), _peer(parked)))
         if parked.ask("verify")["differing_words"]:
