@@ -255,7 +255,7 @@ class LotStock:
         if time.monotonic() < self._promised_again_at:
             return 0
         lacks = sum(promise.left_bytes for promise in self._promises.values())
-        self._others_take_bytes = self._parks_take() + self._registering_takes()
+        self._others_take_bytes = self._parks_take()
         most = min(LEAST_BYTES, -(-lacks // STEP_BYTES) * STEP_BYTES)
         size = max(min(self._left_bytes(), most), 0) // STEP_BYTES * STEP_BYTES
         if not size:
@@ -264,7 +264,8 @@ class LotStock:
 
     def _registering_takes(self) -> int:
         """Return what the driver will take when the lots that there are have been registered by as many processes as
-        keep them where memory is short.
+        keep them where memory is short. Lots for promises are made without regard to it: an exchange that is under way
+        must not lack the last of them.
         """
         most = 1 if self._is_shared else MAPPED_WHEN_SHORT
         holdings = [*self._holdings.values(), *self._left]

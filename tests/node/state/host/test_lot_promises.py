@@ -148,7 +148,6 @@ def test_what_is_lent_never_comes_out_of_the_reserve_or_of_what_others_may_take(
 
     monkeypatch.setattr(lots, "host_memory", look)
     monkeypatch.setattr(lots, "cgroup_memory", lambda pid: None)
-    monkeypatch.setattr(lots, "REGISTERED_TAKES_PART", GIB)  # nothing
 
     async def body(stock):
         settings = LOTS.changed(lot_bytes=None, host_reserve_bytes=320 * MIB)
