@@ -61,14 +61,19 @@ void slabs_unregister(bool (*stop)(void))
 	driver.cuCtxSetCurrent(NULL);
 }
 
-bool slabs_register_next(CUcontext context)
+bool slabs_register_some(CUcontext context, size_t most, bool (*stop)(void))
 {
-	struct slab *slab = slabs_first();
+	struct slab *slab;
+	size_t n = 0;
 
-	while (slab && (slab->registered || slab->refused || slab->away || !slab->used))
-		slab = slab->next;
-	if (slab)
-		slab_register(slab, context);
+	slabs_look_at_registrations();
+	driver.cuCtxSetCurrent(context);
+	for (slab = slabs_first(); slab && n < most && !stop(); slab = slab->next)
+		if (slab->used && !slab->registered && !slab->refused && !slab->away) {
+			slab_register(slab, context);
+			n++;
+		}
+	driver.cuCtxSetCurrent(NULL);
 	return slab != NULL;
 }
 

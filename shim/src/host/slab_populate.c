@@ -211,7 +211,7 @@ int slabs_make(const struct slab_order *order)
 	making.lot_slabs = lots_available();
 	making.lot_slabs = making.lot_slabs < missing ? making.lot_slabs : missing;
 	private_slabs = missing - making.lot_slabs;
-	allowed = order->budget / (order->context ? SLAB_TAKES : SLAB_BYTES);
+	allowed = order->budget / SLAB_TAKES; /* what is not registered now is later */
 	if (private_slabs > allowed) {
 		if (have + (making.lot_slabs + allowed) * SLOTS_IN_SLAB < order->at_least)
 			return -ENOMEM;

@@ -216,25 +216,26 @@ bool slabs_any_unused(void)
 	return any;
 }
 
-/* An unused slab of a lot may stay with that: it is the lot's again, and goes later. Else it goes with all others of its lot, which is
- * given back whole: to unregister one takes half a millisecond, after a wait for all copies under way (H200).  */
-static bool has_to_go(struct slab *slab, bool only_forgotten)
+enum released { ALL_UNUSED, NO_PARTS_OF_LOTS, ONLY_FORGOTTEN };
+
+/* An unused slab of a lot may stay with that: it is the lot's again, and goes later.  */
+static bool has_to_go(struct slab *slab, enum released which)
 {
 	if (slab->away)
 		return lots_has_to_go(slab);
-	if (only_forgotten || slab->used)
+	if (which == ONLY_FORGOTTEN || slab->used)
 		return false;
 	if (!slab->lot)
 		return true;
 	if (!lots_keep(slab))
-		return lots_is_unused(slab);
+		return which == ALL_UNUSED || lots_is_unused(slab);
 	uncount(slab);
 	slab->away = true;
 	slab->used = ALL_USED;
 	return false;
 }
 
-static bool release_those(bool only_forgotten)
+static bool release_those(enum released which)
 {
 	struct slab **at = &slabs, *unused = NULL;
 	bool all = true, out = checkpoint_is_out();
@@ -247,7 +248,7 @@ static bool release_those(bool only_forgotten)
 	while (*at) {
 		struct slab *slab = *at;
 
-		if ((out && slab->registered) || !has_to_go(slab, only_forgotten)) {
+		if ((out && slab->registered) || !has_to_go(slab, which)) {
 			at = &slab->next;
 		} else {
 			*at = slab->next;
@@ -263,7 +264,7 @@ static bool release_those(bool only_forgotten)
 		unused = slab->next;
 		all = release(slab) && all;
 	}
-	if (!only_forgotten)
+	if (which != ONLY_FORGOTTEN)
 		lots_end_empty();
 	lots_unmap_ended();
 	return all;
@@ -271,10 +272,15 @@ static bool release_those(bool only_forgotten)
 
 bool slabs_release_unused(void)
 {
-	return release_those(false);
+	return release_those(ALL_UNUSED);
+}
+
+void slabs_hand_over(void)
+{
+	release_those(NO_PARTS_OF_LOTS);
 }
 
 void slabs_release_forgotten(void)
 {
-	release_those(true);
+	release_those(ONLY_FORGOTTEN);
 }

@@ -62,8 +62,9 @@ size_t slots_take(size_t want, struct host_slot *first);
  * to do.  */
 bool slabs_prepare_lot(CUcontext context);
 
-/* Try to register in `context`, which is current, the next slab that has contents and is not registered; false: there is none.  */
-bool slabs_register_next(CUcontext context);
+/* Register in `context` slabs that have contents and are not registered, `most` at most; before each `stop` is asked. False: there
+ * are no more, but for those that the driver would not register.  */
+bool slabs_register_some(CUcontext context, size_t most, bool (*stop)(void));
 
 /* Give registrations up, and let no thread make them again: contents and slots stay. Between slabs `stop` is asked.  */
 void slabs_unregister(bool (*stop)(void));
@@ -76,6 +77,10 @@ bool slabs_any_unused(void);
 /* Give slabs without any used slot back to the system; false: not all, since a context is being ended. Off the GPU
  * too, but for what is registered with the driver still, which would come back to pages that are gone.  */
 bool slabs_release_unused(void);
+
+/* The same beside copies, for another process that waits for it. A lot is of use to nobody before it is empty, so no part of one
+ * goes alone: to unregister a slab takes half a millisecond, after a wait for all copies under way (H200).  */
+void slabs_hand_over(void);
 
 /* Give back what stayed of lots that have to go.  */
 void slabs_release_forgotten(void);

@@ -38,7 +38,7 @@ OF_PROCESS struct mover_queue mover_queue = {.lock = PTHREAD_MUTEX_INITIALIZER, 
 
 static OF_PROCESS _Atomic uint64_t trim_wish; /* bytes that may stay, and one; 0: nothing is wished */
 static _Atomic bool lot_came;
-static OF_PROCESS bool woken; /* while it was at work; guarded by the queue's lock */
+static OF_PROCESS _Atomic bool woken; /* while it was at work */
 
 void outcome_is(struct moved *moved, enum affinode_status status, const char *text)
 {
@@ -106,7 +106,7 @@ bool mover_has_next(void)
 void mover_wake(void)
 {
 	pthread_mutex_lock(&mover_queue.lock);
-	woken = true;
+	atomic_store(&woken, true);
 	pthread_cond_signal(&mover_queue.changed);
 	pthread_mutex_unlock(&mover_queue.lock);
 }
@@ -136,22 +136,29 @@ static void prepare_lots_if_any_came(void)
 	pthread_mutex_unlock(&mover_work_lock);
 }
 
-static bool anything_waits(void)
+/* Something else is to be done.  */
+static bool is_needed(void)
 {
-	return mover_has_next() || mover_has_holders() || atomic_load(&gate.dying);
+	return mover_has_next() || atomic_load(&trim_wish) || atomic_load(&lot_came) || atomic_load(&woken) ||
+	       atomic_load(&gate.dying);
 }
 
-/* What came in an exchange was not registered beside its copies. Registering 20 GiB takes 0.6 s (H200), and a move that comes
+static bool must_pause(void)
+{
+	return is_needed() || mover_has_holders();
+}
+
+/* What came in an exchange was not registered beside its copies. Registering 20 GiB takes 0.6 s (H200), and whatever comes
  * meanwhile waits for one slab.  */
 static void register_contents(void)
 {
 	bool more = shim_is_parked();
 
-	while (more && !mover_has_next() && !atomic_load(&gate.dying)) {
+	while (more && !is_needed()) {
 		pthread_mutex_lock(&mover_work_lock);
-		more = kept_register_contents(anything_waits);
+		more = kept_register_contents(must_pause);
 		pthread_mutex_unlock(&mover_work_lock);
-		while (more && mover_has_holders() && !mover_has_next())
+		while (more && mover_has_holders() && !is_needed())
 			clock_sleep_ns(MS_NS);
 	}
 }
@@ -238,7 +245,7 @@ static void *mover_main(void *unused)
 	(void)unused;
 	for (;;) {
 		pthread_mutex_lock(&mover_queue.lock);
-		while (!mover_queue.waits && !atomic_load(&trim_wish) && !atomic_load(&lot_came) && !woken) {
+		while (!mover_queue.waits && !atomic_load(&trim_wish) && !atomic_load(&lot_came) && !atomic_load(&woken)) {
 			bool left = blocks_wait_to_be_freed() && shim_state() == AFFINODE_STATE_RESIDENT;
 
 			if (kept_bytes() == 0 && !lots_available() && !left) {
@@ -252,12 +259,13 @@ static void *mover_main(void *unused)
 		memset(&moved, 0, sizeof(moved));
 		moved.move = mover_queue.next;
 		if (!mover_queue.waits) {
-			woken = false;
+			atomic_store(&woken, false);
 			pthread_mutex_unlock(&mover_queue.lock);
 			end_what_is_left(&left_ns);
 			give_back_what_was_freed();
 			trim_if_wished();
 			prepare_lots_if_any_came();
+			register_contents();
 			continue;
 		}
 		mover_queue.waits = false;

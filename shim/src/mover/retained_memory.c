@@ -18,6 +18,8 @@
 
 /* Kept memory goes when less than this is left beside it.  */
 #define KEEP_WHILE_LEFT (4 * host_memory_reserve())
+/* Slabs: a GiB, for which the driver takes some 10 MiB.  */
+#define REGISTERED_A_LOOK 32
 
 uint64_t kept_bytes(void)
 {
@@ -135,14 +137,11 @@ bool kept_register_contents(bool (*stop)(void))
 
 	/* When a context comes back to the GPU the driver must find again what is registered. And what the driver keeps beside
 	 * registered memory is the machine's.  */
-	if (!shim_is_parked() || !context || checkpoint_is_possible() || machine_memory_left() < KEEP_WHILE_LEFT ||
-	    !contexts_keep())
+	if (!shim_is_parked() || !context || checkpoint_is_possible() || checkpoint_is_out() ||
+	    machine_memory_left() < KEEP_WHILE_LEFT || !contexts_keep())
 		return false;
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
-	more = driver.cuCtxSetCurrent(context->handle) == CUDA_SUCCESS;
-	while (more && !stop())
-		more = slabs_register_next(context->handle);
-	driver.cuCtxSetCurrent(NULL);
+	more = slabs_register_some(context->handle, REGISTERED_A_LOOK, stop);
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
 	contexts_let_end();
 	return more;

@@ -25,8 +25,8 @@ void kept_forget_lots(void);
 /* Register what the controller handed over; asked between slabs, `stop` ends it.  */
 void kept_prepare_lots(bool (*stop)(void));
 
-/* Of a parked process: register the host memory of its contents, so that they go back at the link's speed. `stop` is asked between
- * slabs; true: it said so.  */
+/* Of a parked process: register some of the host memory of its contents, so that they go back at the link's speed. `stop` is asked
+ * between slabs. False: there is no more, or memory is short.  */
 bool kept_register_contents(bool (*stop)(void));
 
 #endif

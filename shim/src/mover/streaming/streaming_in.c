@@ -112,7 +112,7 @@ static void hand_over(struct arrival *arrival, const struct window *window)
 		part = part_of(arrival->survey, at);
 		give_up_copies(arrival, &part);
 	}
-	slabs_release_unused();
+	slabs_hand_over();
 	blocks_changed();
 	link_wake(); /* lots that have ended */
 }
