@@ -36,7 +36,7 @@ LEAST_BYTES = 256 * MIB
 SLAB_BYTES = 32 * MIB  # the unit in which shims take host memory (shim/src/host/slabs.h)
 SLACK_BYTES = 2 * SLAB_BYTES  # shims take memory by slabs, so a park may take somewhat more than it moves
 CGROUP_RESERVE = 10  # a 10th part of a cgroup's limit stays free, or the reserve if that is less
-MARGIN_PART = 16  # parks leave a 16th part of a reserve free beside it, and have that much more released
+MARGIN_PART = 16  # parks leave a 16th part of a reserve free beside it, and ask for that much more
 MACHINE = ""  # the place that is no cgroup
 # A move that hands over begins with 256 MiB (shim/src/protocol.h). It needs somewhat more: a lot of that size comes
 # back only when nothing is left in it, and the waiter may get no further without the room that the victim has yet.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from ...model.actions import Spill, Trim
 from ...model.snapshot import Kernel
-from .host_memory import LEAST_BYTES, HostRoom, Shortage
+from .host_memory import LEAST_BYTES, SLACK_BYTES, HostRoom, Shortage
 
 
 class RetainedCopies:
@@ -73,7 +73,7 @@ class RetainedCopies:
         self, short: Shortage, reason: str, margins: Mapping[str, int] | None = None
     ) -> list[Trim | Spill]:
         """Return which kernels release how much for what is short, as far as that can be had. `margins`: how much more
-        than that, if it is retained; nothing is spilled for it.
+        than that, if it is retained; nothing is spilled for them.
 
         A kernel that was asked is left out for the rest of the pass, and what it releases is in `coming`.
         """
@@ -83,9 +83,13 @@ class RetainedCopies:
         left, gives = {place: size + margins.get(place, 0) for place, size in short.items()}, dict[str, int]()
         for place in sorted(short, key=lambda each: (self._gives.get(each, 0), each)):  # the narrowest first
             for each in self._ready.values():
-                wanted = left[place] - (margins.get(place, 0) if each.id in self._to_disk else 0)
+                wanted = left[place]
+                if each.id in self._to_disk:  # the last of them
+                    wanted -= margins.get(place, 0)
+                    # Memory comes free by slabs, or by lots.
+                    wanted += (LEAST_BYTES if each.host.lot_bytes else SLACK_BYTES) if wanted > 0 else 0
                 if wanted <= 0:
-                    break  # those that spill come last
+                    break
                 places = self._room.places(each)
                 if place not in places:
                     continue

@@ -22,7 +22,8 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -40,6 +41,7 @@ MOST_MAPPED, MAPPED_WHEN_SHORT = 8, 2  # processes that keep the same lot mapped
 # What the driver takes beside a lot in each process that has it registered is a hundredth of it (seen with an H200).
 REGISTERED_TAKES_PART = 100
 AGAIN_AFTER_S = 5.0  # when one could not be made
+FREED_WITHIN_S = 2.0  # the memory of a lot, once every process has unmapped it
 
 
 PROMISE_LOOKS_S = 0.01  # apart at most, while a process waits for promised lots
@@ -132,6 +134,9 @@ class LotStock:
         self._making_bytes = self._ordered_bytes = 0
         self._again_at = self._promised_again_at = 0.0
         self._most_mapped = MOST_MAPPED
+        self._freed_lately: deque[tuple[float, int]] = (
+            deque()
+        )  # when, and bytes: the host may not show them yet
         self._wanted_at = 0.0  # when all that is ready was last likely to be needed
         self._reserve_bytes = 0
         self._is_closed = False
@@ -192,8 +197,8 @@ class LotStock:
             spare = self.ready_bytes + self.given_bytes + self.earlier_bytes(mapped) - limit
             lacks = -spare
         # What registering takes comes late: where half of the margin is gone, all of it is made free again.
-        margin = with_margin(self._reserve_bytes) - self._reserve_bytes
-        self._give_back(spare, margin - left if left < margin // 2 else 0)
+        margin, freed = with_margin(self._reserve_bytes) - self._reserve_bytes, self._freed_bytes()
+        self._give_back(spare, margin - left - freed if left + freed < margin // 2 else 0)
         count = -(-lacks // size) if size and lacks >= min(size, LEAST_BYTES) else 0
         is_free = self._making is None and not self._promises
         if count > 0 and is_free and now >= self._again_at:
@@ -268,11 +273,16 @@ class LotStock:
         must not lack the last of them.
         """
         most = 1 if self._is_shared else MAPPED_WHEN_SHORT
-        holdings = [*self._holdings.values(), *self._left]
-        holdings += [each for holding in holdings for each in holding.earlier]
-        lots = [*self.ready, *(stocked for holding in holdings for stocked in holding.lots.values())]
-        missing = sum(stocked.bytes * max(most - len(stocked.mapped_by), 0) for stocked in lots)
+        missing = sum(stocked.bytes * max(most - len(stocked.mapped_by), 0) for stocked in self._all())
         return missing // REGISTERED_TAKES_PART
+
+    def _all(self) -> Iterator[Stocked]:
+        """Yield what is ready, and what processes have."""
+        yield from self.ready
+        holdings = [*self._holdings.values(), *self._left]
+        earlier = [each for holding in holdings for each in holding.earlier]
+        for holding in (*holdings, *earlier):
+            yield from holding.lots.values()
 
     def limit_bytes(self, settings: Settings) -> int | None:
         """Return the bound of the stock, lent lots included; None: what parks that may come soon would take."""
@@ -299,6 +309,12 @@ class LotStock:
             if not holding.lots and holding.watch is not None:
                 holding.watch.close()
         self._left = [holding for holding in self._left if holding.lots]
+
+    def _freed_bytes(self) -> int:
+        """Return the bytes of lots that were freed a moment ago."""
+        while self._freed_lately and time.monotonic() - self._freed_lately[0][0] > FREED_WITHIN_S:
+            self._freed_lately.popleft()
+        return sum(size for _, size in self._freed_lately)
 
     def _unwanted_bytes(self, wanted_bytes: int, now: float) -> int:
         """Return the part of the stock that has been more than was wanted for some time."""
@@ -387,6 +403,8 @@ class LotStock:
         self.end_promise(holding.borrower.key)
         while holding.lots:
             self._free(holding.lots.popitem()[1])
+        for stocked in self._all():
+            stocked.mapped_by.discard(holding.borrower.key)
         self._on_change()
 
     def _free(self, stocked: Stocked) -> None:
@@ -396,6 +414,8 @@ class LotStock:
         """
         if stocked in self.ready:
             self.ready.remove(stocked)
+        if not stocked.lot.is_huge:
+            self._freed_lately.append((time.monotonic(), stocked.bytes))
         for key in list(stocked.mapped_by):
             self._have_forgotten(stocked, key)
         freed = self._thread.submit(stocked.lot.revoke)

@@ -11,7 +11,7 @@ from jupyter_affinode.node.model.actions import DropCaches, MakeLots, Park, Refu
 from jupyter_affinode.node.model.snapshot import Host, HostUse, Reservation, Residency
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.reclaim.exchange import room_to_begin
-from jupyter_affinode.node.policy.resources.host_memory import LEAST_BYTES, begins_with
+from jupyter_affinode.node.policy.resources.host_memory import SLACK_BYTES, begins_with
 from jupyter_affinode.settings.policy import GIB, MIB
 
 RESERVE = GIB  # with its margin, in these settings
@@ -92,7 +92,7 @@ def test_what_is_missing_to_begin_with_goes_to_disk_and_no_more():
     host = free_host(100 * MIB, disk_limit_bytes=1 << 40, disk_writable_bytes=1 << 40)
     sleeps = parked("sleeps", 9 * GIB, host=HostUse(obeys_budget=True, spillable_bytes=9 * GIB))
     found = decide(NOW, node(waiter(size=9 * GIB), victim(), sleeps, host=host), NEEDED)
-    goes = LEAST_BYTES  # 220 MiB are missing
+    goes = 220 * MIB + SLACK_BYTES
     assert [(type(each), each.kernel_id, each.bytes) for each in found] == [(Spill, "sleeps", goes)]
     spills = replace(sleeps, is_moving=True, host=replace(sleeps.host, spilling_bytes=goes))
     assert decide(NOW, node(waiter(size=9 * GIB), victim(), spills, host=host), NEEDED) == []

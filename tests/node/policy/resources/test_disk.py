@@ -16,7 +16,12 @@ from snapshots import IDLE, NOW, A
 from jupyter_affinode.node.model.actions import GrantRoom, Park, RefusePark, Spill, Trim
 from jupyter_affinode.node.model.snapshot import Host, HostUse, Kernel, Residency, RoomRequest
 from jupyter_affinode.node.policy.decide import decide
-from jupyter_affinode.node.policy.resources.host_memory import SLAB_BYTES, with_margin
+from jupyter_affinode.node.policy.resources.host_memory import (
+    LEAST_BYTES,
+    SLAB_BYTES,
+    SLACK_BYTES,
+    with_margin,
+)
 from jupyter_affinode.settings.policy import GIB
 
 RESERVE = IDLE.host_reserve_bytes
@@ -43,7 +48,15 @@ def node(*kernels, available, limit=100 * GIB, writable=100 * GIB):
 def test_the_least_recently_used_goes_to_disk_as_far_as_a_park_lacks_memory():
     kernels = resident("k", 4 * GIB), parked("new", 8 * GIB, idle=100), parked("old", 8 * GIB, idle=900)
     actions = decide(NOW, node(*kernels, available=3 * GIB), IDLE)
-    assert actions == [Spill("old", 2 * GIB, WHY)]
+    assert actions == [Spill("old", 2 * GIB + SLACK_BYTES, WHY)]
+
+
+def test_what_lies_in_lots_is_spilled_by_a_lot_more():
+    """The last one is given back only when it is empty."""
+    old = parked("old", 8 * GIB, idle=900)
+    kernels = resident("k", 4 * GIB), replace(old, host=replace(old.host, lot_bytes=8 * GIB))
+    actions = decide(NOW, node(*kernels, available=3 * GIB), IDLE)
+    assert actions == [Spill("old", 2 * GIB + LEAST_BYTES, WHY)]
 
 
 def test_nothing_is_spilled_for_a_margin():
@@ -133,21 +146,21 @@ def test_with_memory_enough_nothing_is_written():
 
 def test_under_the_reserve_parked_memory_goes_to_disk():
     low = node(parked("old", 8 * GIB, idle=900), available=RESERVE - 2 * GIB + GIB)
-    assert decide(NOW, low, IDLE) == [Spill("old", 1 * GIB, "host memory is short")]
+    assert decide(NOW, low, IDLE) == [Spill("old", 1 * GIB + SLACK_BYTES, "host memory is short")]
 
 
 def test_a_user_has_no_more_of_the_disk_than_an_equal_part():
     full = parked("full", 8 * GIB, idle=900, on_disk=4 * GIB, charged_user="a")
     other = parked("other", 8 * GIB, idle=100, charged_user="b")
     actions = decide(NOW, node(resident("k", 4 * GIB), full, other, available=3 * GIB, limit=12 * GIB), IDLE)
-    assert actions == [Spill("other", 2 * GIB, WHY)]
+    assert actions == [Spill("other", 2 * GIB + SLACK_BYTES, WHY)]
 
 
 def test_a_user_whose_pages_claim_the_whole_disk_keeps_no_other_from_their_part():
     liar = parked("liar", 1 << 49, idle=900, on_disk=1 << 48, charged_user="a")
     other = parked("other", 8 * GIB, idle=100, charged_user="b")
     actions = decide(NOW, node(resident("k", 4 * GIB), liar, other, available=3 * GIB, limit=12 * GIB), IDLE)
-    assert actions == [Spill("other", 2 * GIB, WHY)]
+    assert actions == [Spill("other", 2 * GIB + SLACK_BYTES, WHY)]
 
 
 def test_a_waiter_goes_to_disk_only_when_no_other_kernel_can():

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from fake_shim import LOT, LOT_END, MIB, PARK, TRIMS, notify
-from lot_stock import LOTS, NONE_YET, PLENTY, allocated, borrower, cut, filled, with_stock
+from lot_stock import LOTS, NONE_YET, PLENTY, allocated, borrower, cut, filled, watch_us, with_stock
 from waiting import until
 
 from jupyter_affinode.node.policy.resources.host_memory import with_margin
@@ -90,6 +90,23 @@ def test_what_registering_the_lots_will_take_is_left_free(monkeypatch, is_shared
 
 
 @with_stock()
+async def test_a_process_that_has_ended_has_no_lot_mapped(stock):
+    ends = []
+
+    def watch(on_end):
+        ends.append(on_end)
+        return watch_us(on_end)
+
+    await filled(stock)
+    stock.give(borrower(1, watch, forget=lambda lot: None), 1)
+    stock.take_back(1, 1)
+    (stocked,) = stock.ready
+    assert stocked.mapped_by == {1}
+    ends[0]()
+    assert stocked.mapped_by == set()
+
+
+@with_stock()
 async def test_lots_of_an_earlier_controller_count_too(stock):
     stock.look(LOTS, PLENTY, {1: 32 * MIB}, 0, time.monotonic())
     assert stock._making is None
@@ -109,7 +126,9 @@ async def test_where_half_of_the_margin_is_gone_all_of_it_is_made_free_again(sto
     margin = with_margin(GIB) - GIB
     await filled(stock, settings)
     assert stock.ready_bytes == 512 * MIB
-    for available, ready in ((GIB + margin // 2, 512 * MIB), (GIB + margin // 2 - 1, 256 * MIB)):
+    short = GIB + margin // 2 - 1
+    # The last: the host does not show it yet.
+    for available, ready in ((GIB + margin // 2, 512 * MIB), (short, 256 * MIB), (short, 256 * MIB)):
         stock.look(settings, HostMemory(64 * GIB, available), NONE_YET, 0, time.monotonic())
         assert stock.ready_bytes == ready
     if stock._making is not None:
