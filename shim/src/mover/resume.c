@@ -6,6 +6,7 @@
 #include "driver/real_driver.h"
 #include "gate/gate.h"
 #include "gpu/gpu_lock.h"
+#include "host/slabs.h"
 #include "mover/copying/copying_in.h"
 #include "mover/internal.h"
 #include "mover/copying/move_plan.h"
@@ -216,6 +217,7 @@ void resume(struct moved *moved)
 		shim_move_state(AFFINODE_STATE_RESUMING, AFFINODE_STATE_PARKED);
 		return;
 	}
+	blocks_reap(false); /* what was freed while the mover had something else to do */
 	if (!survey_begin(&arrival.survey, false))
 		outcome_is(moved, AFFINODE_FAILED, "host memory is short");
 	else if (moved->move.alone && !gpu_lock_all())
@@ -225,6 +227,8 @@ void resume(struct moved *moved)
 	gpu_unlock_all(); /* that of depth_moves->in, too */
 	survey_end(&arrival.survey);
 	blocks_reap(false);
+	if (moved->move.hands_over)
+		slabs_hand_over(); /* with what was freed meanwhile */
 	driver.cuCtxSetCurrent(NULL);
 	blocks_changed();
 	if (moved->status != AFFINODE_OK) {
