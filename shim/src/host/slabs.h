@@ -78,8 +78,8 @@ bool slabs_any_unused(void);
  * too, but for what is registered with the driver still, which would come back to pages that are gone.  */
 bool slabs_release_unused(void);
 
-/* The same beside copies, for another process that waits for it. A lot is of use to nobody before it is empty, so no part of one
- * goes alone: to unregister a slab takes half a millisecond, after a wait for all copies under way (H200).  */
+/* The same beside copies, while another process waits for the memory. The controller can lend only whole lots, so a lot's slabs are
+ * released together, when all are unused: unregistering waits for all copies under way, and takes half a millisecond a slab (H200).  */
 void slabs_hand_over(void);
 
 /* Give back what stayed of lots that have to go.  */
