@@ -134,9 +134,8 @@ class LotStock:
         self._making_bytes = self._ordered_bytes = 0
         self._again_at = self._promised_again_at = 0.0
         self._most_mapped = MOST_MAPPED
-        self._freed_lately: deque[tuple[float, int]] = (
-            deque()
-        )  # when, and bytes: the host may not show them yet
+        # when, and bytes: the host may not show them yet
+        self._freed_lately: deque[tuple[float, int]] = deque()
         self._wanted_at = 0.0  # when all that is ready was last likely to be needed
         self._reserve_bytes = 0
         self._is_closed = False
