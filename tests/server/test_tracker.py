@@ -115,7 +115,15 @@ async def test_a_flood_of_outputs_with_a_stalled_reader_leaves_nothing_open(trac
     message_id = client.execute(flood, store_history=False)
     await until(lambda: tracker.cells.current == message_id)
     tracemalloc.start()
-    client.kernel_info()  # is answered after the cell's end was sent, which comes after its reply
+    # Answered when the kernel's iopub thread, which may be far behind, has sent or dropped all of it, the cell's end too.
+    client.execute(
+        "import threading\n"
+        "sent = threading.Event()\n"
+        "get_ipython().kernel.iopub_thread.schedule(sent.set)\n"
+        "sent.wait()",
+        silent=True,
+        store_history=False,
+    )
     shell = zmq.Socket.shadow(client.shell_channel.socket)
     for _ in range(2):
         assert shell.poll(120_000), "the flood did not end"  # blocks this thread, and the tracker with it
