@@ -115,7 +115,7 @@ async def test_a_flood_of_outputs_with_a_stalled_reader_leaves_nothing_open(trac
     message_id = client.execute(flood, store_history=False)
     await until(lambda: tracker.cells.current == message_id)
     tracemalloc.start()
-    # Answered when the kernel's iopub thread, which may be far behind, has sent or dropped all of it, the cell's end too.
+    # Answered when the kernel's iopub thread, which may be far behind, has sent or dropped all, the cell's end too.
     client.execute(
         "import threading\n"
         "sent = threading.Event()\n"
