@@ -10,7 +10,7 @@
 
 /* NOT_READY: what the shim says to itself when a move is taken back, and a driver may say too.
  * FRESH: without host memory kept from the park before, so that it has to be made and pinned; half of the time it is a
- * lot. STAGED: what is kept could not be pinned, so that copies go by the ring.  */
+ * lot, and always until a park has taken one. STAGED: what is kept could not be pinned, so that copies go by the ring.  */
 enum host { KEPT, FRESH, STAGED };
 static const struct fault {
 	const char *function, *what, *plus;
@@ -169,7 +169,7 @@ static bool cycle(uint32_t at, const struct fault *fault, unsigned nth)
 	if (fault->host == FRESH && at == AFFINODE_COMMAND_PARK) {
 		controller_trim();
 		CHECK_EQUAL(board_registered_bytes(), 0);
-		if (nth % 4 < 2)
+		if (nth % 4 < 2 || !parked_in_lots)
 			controller_lend(MiB(32));
 	}
 	if (at == AFFINODE_COMMAND_PARK) {
