@@ -10,7 +10,7 @@ Z2JH := build/z2jh
 BIN := $(CURDIR)/$(VENV)/bin
 WORKERS ?= 2
 # Many tests wait for something most of the time.
-TEST_WORKERS ?= 8
+TEST_WORKERS ?= 6
 
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -141,9 +141,10 @@ clean:
 	$(MAKE) -C shim clean
 	rm -rf build dist jupyter_affinode/lib jupyter_affinode/labextension labextension/lib
 
+# Of pip the newest: that of an old Python takes three times as long to find which releases go together.
 $(VENV)/bin/python:
 	binder/need.sh cc >/dev/null
-	python=$$(binder/need.sh python) && "$$python" -m venv $(VENV)
+	python=$$(binder/need.sh python) && "$$python" -m venv --upgrade-deps $(VENV)
 
 $(VENV)/.demo: $(VENV)/bin/python $(BUILD) $(LAB) $(NATIVE) $(PYTHON_SOURCES)
 	@echo 'Building jupyter-affinode and installing it with JupyterLab into $(VENV): some minutes.'

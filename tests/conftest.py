@@ -45,9 +45,8 @@ with contextlib.suppress(ImportError):  # the oldest promised releases are teste
 AARCH64_COMPILER = "aarch64-linux-gnu-gcc"
 # The folders whose modules take longest: one that a worker begins last is one that the others wait for.
 FIRST = ("lab", "upstream", "chaos", "attacks", "shim", "story", "server", "packaging")
-# Modules that one worker runs one after the other, since they share a browser's page; tests/lab/test_story.py takes as
-# long as all of them.
-TOGETHER = re.compile(r"tests/lab/test_(?!story\.py)")
+# Modules that one worker runs one after the other, since they share a browser's page.
+TOGETHER = re.compile(r"tests/lab/test_")
 
 
 gc.disable()  # what is imported and collected stays: looking for cycles in it is a tenth of the time

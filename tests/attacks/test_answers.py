@@ -8,8 +8,8 @@ import pytest
 @pytest.mark.parametrize(
     "name",
     [
-        "asking_and_hanging_up",
         "never_reading",
+        pytest.param("asking_and_hanging_up", marks=pytest.mark.long),
         pytest.param("streams_unread", marks=pytest.mark.long),
         pytest.param("asking_without_end", marks=pytest.mark.long),
     ],

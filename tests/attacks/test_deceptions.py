@@ -97,6 +97,7 @@ def test_a_stopped_process_that_fills_the_gpu_is_shown_and_an_administrator_ends
     assert filling.process.wait(timeout=60) == -signal.SIGKILL
 
 
+@pytest.mark.long
 def test_a_users_own_controller_lives_on_whatever_another_user_puts_in_its_place(scene):
     if environment.listens(environment.NODE_SOCKET):
         pytest.skip("this machine has a controller of its own")

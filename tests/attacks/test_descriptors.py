@@ -34,7 +34,9 @@ def any_scene(gpu_machine, request):
         yield made
 
 
-@pytest.mark.parametrize("attack", ["lingering_on_link", "lingering_on_api"])
+@pytest.mark.parametrize(
+    "attack", ["lingering_on_link", pytest.param("lingering_on_api", marks=pytest.mark.long)]
+)
 def test_a_bystander_is_answered_while_descriptors_linger(any_scene, attack, wait_until):
     before = any_scene.descriptors()
     with any_scene.attack(attack):
@@ -55,6 +57,7 @@ def abstract_sockets(pid):
     return [row[7][1:] for row in rows if row[6] in inodes and len(row) > 7 and row[7].startswith("@")]
 
 
+@pytest.mark.long
 def test_a_users_kernel_parks_and_resumes_while_descriptors_linger_on_its_own_socket(any_scene):
     program = any_scene.program(HONEST, "thesis", 200)
     program.hear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from scene import HONEST
 
 
@@ -10,6 +11,7 @@ def test_a_bystander_is_answered_while_connections_and_messages_flood_the_contro
         scene.bystander.wait_for(30)
 
 
+@pytest.mark.long
 def test_an_honest_users_kernel_is_served_while_another_user_floods_the_controller(scene):
     program = scene.program(HONEST, "thesis", 200)
     assert program.is_well()

@@ -13,6 +13,7 @@ def three_gpus(gpu_machine):
     gpu_machine.simulate(memory="1GiB", gpus=3)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("three_gpus")
 def test_locks_that_no_controller_can_hold_are_not_waited_for(scene, wait_until):
     program = scene.program(HONEST, "thesis", 200)

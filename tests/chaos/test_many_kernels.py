@@ -15,6 +15,7 @@ SECONDS = float(os.environ.get("SHARING_SECONDS", "4"))
 SEED = int(os.environ.get("SHARING_SEED", "1"))  # sharing.py draws one
 
 
+@pytest.mark.long
 @pytest.mark.timeout(SECONDS + 300)
 def test_kernels_worth_three_gpus_lose_nothing_and_see_no_out_of_memory(native, machine: Machine, capsys):
     account = share(machine, kernels=KERNELS, seconds=SECONDS, seed=SEED, workload=Workload(think_ms=200))

@@ -114,7 +114,7 @@ def test_without_lots_a_pod_that_has_no_room_keeps_its_gpu_and_lives(gpu_machine
         assert process.wait(timeout=60) == 0
 
 
-@pytest.mark.parametrize("lots_gib", [0, 1])
+@pytest.mark.parametrize("lots_gib", [pytest.param(0, marks=pytest.mark.long), 1])
 @pytest.mark.parametrize("seen_by", ["controller", pytest.param("shim", marks=pytest.mark.long)])
 def test_the_limit_of_a_pod_in_cgroup_v2_is_heeded_and_lots_are_not_charged_to_it(
     gpu_machine, start, wait_until, seen_by, lots_gib

@@ -11,6 +11,7 @@ from lab_server import LAB
 from playwright.sync_api import expect
 
 
+@pytest.mark.long
 def test_the_keyboard_alone_gets_a_notebooks_gpu_back(page):
     notebook = page.open_notebook("keys.ipynb", lab_cells.allocate(64), lab_cells.READ)
     notebook.run_cell(0)
@@ -50,6 +51,7 @@ def test_what_one_browser_does_the_other_shows(page, open_lab):
     expect(notebook.chip()).to_have_text("On the GPU: 64 MiB")
 
 
+@pytest.mark.long
 def test_a_cell_that_waits_outlives_the_controller_and_the_page_says_so(page):
     machine = page.server.machine
     done = machine.work / "outlived"

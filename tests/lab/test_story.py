@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import lab_cells
+import pytest
 from playwright.sync_api import Route, expect
 
 
@@ -154,6 +155,7 @@ def test_a_waiting_notebook_says_so_until_the_wait_is_over(page):
     expect(page.notices()).to_have_count(0)  # it was short, between notebooks of one user, and in view
 
 
+@pytest.mark.long
 def test_a_wait_that_lasts_is_told_once_and_can_be_stopped_there(page, open_lab):
     done = page.server.machine.work / "notice-done"
     page = open_lab(clock=True, at=page.server)

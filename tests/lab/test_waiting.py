@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 
+@pytest.mark.long
 def test_a_wait_names_the_notebook_in_its_way_and_offers_to_stop_keeping_it(page):
     kept = page.open_notebook("kept.ipynb", lab_cells.allocate(150))
     waiter = page.open_notebook("needs.ipynb", lab_cells.allocate(124))

@@ -230,6 +230,7 @@ def test_configured_policy_reaches_every_controller(native, server, machine, wai
     wait_until(lambda: policy() == ("idle", 7))
 
 
+@pytest.mark.long
 def test_of_two_servers_the_one_that_started_last_says_how_whatever_their_order(
     native, server, machine, other_server, wait_until
 ):

@@ -211,6 +211,7 @@ def gpu_kernel_in_turns(server: JupyterServer) -> JupyterKernel:
     return kernel
 
 
+@pytest.mark.long
 def test_two_long_cells_take_turns_and_both_compute_right(gpu_server, policy, wait_until):
     policy(when_full="time_slice", time_slice_s=0.5)
     first = gpu_kernel_in_turns(gpu_server)

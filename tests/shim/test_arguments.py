@@ -94,6 +94,7 @@ def aarch64_rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
     return Rig(tmp_path_factory.mktemp("arguments-aarch64") / "rig", AARCH64_CC, emulator).make()
 
 
+@pytest.mark.long
 def test_without_the_shim_every_argument_arrives(rig: Rig) -> None:
     """The rig itself is right; otherwise the tests below would say nothing about the shim."""
     called = rig.call("bare")

@@ -82,6 +82,7 @@ print(stranger.stdout.readline().strip(), stranger.pid)
 REAP = "stranger.wait()"  # ipykernel waits 30 s for children that are zombies before it ends
 
 
+@pytest.mark.long
 def test_a_stranger_that_fills_the_gpu_meanwhile_keeps_the_kernel_parked_and_nothing_is_lost(stage):
     s = stage(**DEEP)
     kernel = s.kernel()

@@ -106,7 +106,7 @@ def doomed(crashing) -> Iterator[JupyterServer]:
 
 @pytest.mark.parametrize(
     "residency",
-    ["queued", "resuming", *(pytest.param(name, marks=long) for name in ("resident", "parking", "parked"))],
+    ["queued", *(pytest.param(name, marks=long) for name in ("resident", "parking", "parked", "resuming"))],
 )
 def test_a_killed_server_takes_only_its_own_kernels_along(crashing, doomed, residency):
     """As without us: ipykernel ends with its parent, at every residency, and what it held is free for others."""

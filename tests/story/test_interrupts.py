@@ -63,7 +63,14 @@ def interrupt(s, kernel) -> None:
     assert status == 204, answer
 
 
-@pytest.mark.parametrize("code", [MAIN, WORKER, GIL], ids=["main thread", "worker thread", "holding the GIL"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(MAIN, id="main thread"),
+        pytest.param(WORKER, id="worker thread", marks=pytest.mark.long),
+        pytest.param(GIL, id="holding the GIL"),
+    ],
+)
 def test_an_interrupt_ends_the_wait_and_the_next_cell_works(crowded, code):
     s, waiter, holder = crowded
     cell = waiter.submit(code)
@@ -83,6 +90,7 @@ def is_pending(pid: int, number: int) -> bool:
     return bool(int(pending, 16) >> (number - 1) & 1)
 
 
+@pytest.mark.long
 def test_signals_that_are_not_interrupts_cancel_nothing(crowded):
     s, waiter, holder = crowded
     s.ok(

@@ -120,6 +120,7 @@ def test_while_one_process_computes_none_is_parked_and_then_all_are_together(gro
     g.check()
 
 
+@pytest.mark.long
 def test_a_call_to_the_ready_process_while_the_other_still_copies_does_not_wait(group):
     """The child's memory takes twelve seconds at the throttled rate; the kernel itself is ready long before."""
     g = group(child_mib=4, copy_rate="8MiB")

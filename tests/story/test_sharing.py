@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from story_stage import SMALL
 
 
@@ -40,6 +41,7 @@ def test_two_kernels_change_places_with_all_their_contents(stage):
     assert "others leave the GPU for it" in s.machine.controller_log()
 
 
+@pytest.mark.long
 def test_the_first_waiter_is_served_first(stage):
     s = stage(**SMALL, idle_timeout_s=0.3)
     busy, first, second = (s.kernel(f"{name}.ipynb") for name in ("busy", "first", "second"))

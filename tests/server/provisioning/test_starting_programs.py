@@ -104,6 +104,7 @@ def test_a_forked_process_starts_kernels_as_its_parent_did(managing):
     run(managing, FORK)
 
 
+@pytest.mark.long
 def test_kernels_started_by_threads_leave_neither_threads_nor_descriptors(managing):
     run(managing, THREADS)
 

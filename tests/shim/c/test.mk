@@ -23,8 +23,8 @@ vpath %.cc $(sort $(dir $(TEST_SOURCES)))
 TEST_FLAVOURS := plain address thread
 # What the repository's `make test` runs: each program plain, and under the address sanitizer those that it has found
 # defects with or that work with untrusted bytes or freed memory. `make test-all` and `make test` here run every one.
-TEST_QUICK_address := captures contexts context_storm elsewhere fault_storm forks frees free_while_copying \
-	ipc_hostile mappings prepared staging storm
+TEST_QUICK_address := captures contexts context_storm fault_storm forks frees free_while_copying ipc_hostile mappings \
+	prepared storm
 TEST_QUICK := $(TEST_PROGRAMS:%=plain/%) $(TEST_QUICK_address:%=address/%)
 TEST_CASES := $(foreach flavour,$(TEST_FLAVOURS),$(TEST_PROGRAMS:%=$(flavour)/%))
 

@@ -94,7 +94,9 @@ def gives_up_late(rivals, kernel_id, number):
 
 
 @pytest.mark.parametrize("answer", [says_nothing, resumes_for_ever, gives_up_late])
-@pytest.mark.parametrize("used_by", [None, {}], ids=["containers", "pids"])
+@pytest.mark.parametrize(
+    "used_by", [pytest.param(None, id="containers", marks=pytest.mark.long), pytest.param({}, id="pids")]
+)
 def test_room_that_fakes_reserve_and_never_take_keeps_a_waiter_waiting_for_seconds(
     answer, used_by, monkeypatch
 ):
