@@ -10,7 +10,7 @@ Z2JH := build/z2jh
 BIN := $(CURDIR)/$(VENV)/bin
 WORKERS ?= 2
 # Many tests wait for something most of the time.
-TEST_WORKERS ?= 6
+TEST_WORKERS ?= 8
 
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -49,11 +49,11 @@ demo-hub: $(VENV)/.demo-hub
 PYTEST = pytest --durations=20 --numprocesses=$(TEST_WORKERS) --dist=loadscope --no-loadscope-reorder \
 	$$(python binder/has_gpu.py || echo --ignore=tests/gpu)
 
-# The quick checks of the sources take the time in which all of pytest's workers wait.
+# All but pytest's own tests side by side: what pip does takes less than one core, and the C tests mostly wait.
 test: before-tests
-	@$(MAKE) --no-print-directory --jobs=$(WORKERS) $(VENV)/.test c-tests $(HUB_5)
-	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab & checks=$$!; \
-		$(MAKE) --no-print-directory tests-quick; tested=$$?; wait $$checks && exit $$tested
+	@$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync \
+			$(VENV)/.test c-tests $(HUB_5) tests-bytecode lint test-lab; checked=$$?; \
+		$(MAKE) --no-print-directory tests-quick && exit $$checked
 
 # Every C program under every sanitizer, all steps of a move, and what else is marked long.
 test-all: before-tests
@@ -80,7 +80,6 @@ $(CULLER_1): | $(VENV)/bin/python
 $(Z2JH):
 	git clone --quiet --depth=1 https://github.com/jupyterhub/zero-to-jupyterhub-k8s $@
 
-# What pip does takes less than one core, and the C tests mostly wait: they are made and run beside it.
 c-tests:
 	@MAKEFLAGS= $(MAKE) --silent --keep-going --jobs=5 -C shim test-quick
 

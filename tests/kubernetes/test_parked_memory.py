@@ -98,6 +98,7 @@ def test_a_kernel_parks_four_times_what_its_pod_may_use(
     wait_until(lambda: gpu_machine.node()["host"]["lots"]["ready_bytes"] == lots_gib * GIB, timeout=60)
 
 
+@pytest.mark.long
 def test_without_lots_a_pod_that_has_no_room_keeps_its_gpu_and_lives(gpu_machine, cgroup, start):
     gpu_machine.simulate(memory="1GiB")
     pod = cgroup("pod", 128 * MIB)

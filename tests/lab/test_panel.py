@@ -403,6 +403,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.long
 def test_unmanaged_and_stuck_kernels_are_named_and_stuck_ones_can_be_ended(page):
     """Nothing here gets stuck by itself: the page is told so, and the controller refuses to end what is healthy."""
     driver = Path(jupyter_affinode.__file__).parent / "lib" / "libaffinode-sim-cuda.so"

@@ -33,6 +33,7 @@ def test_an_idle_notebook_is_seen_to_give_its_gpu_back_and_get_it_again(page, po
     assert (kernel["parks"], kernel["resumes"]) == (2, 1)
 
 
+@pytest.mark.long
 def test_the_chip_frees_the_gpu_and_gets_it_back_in_its_popover(page):
     notebook = page.open_notebook("chip.ipynb", lab_cells.allocate(100), lab_cells.READ)
     chip, popover, keyboard = notebook.chip(), notebook.popover(), page.page.keyboard
@@ -196,6 +197,7 @@ def test_a_refusal_is_told_with_its_reason(page):
     assert notebook.output(1) == "computed"
 
 
+@pytest.mark.long
 def test_memory_that_cannot_move_is_named(page):
     notebook = page.open_notebook("pooled.ipynb", lab_cells.allocate(128), lab_cells.POOLED)
     page.show_panel()

@@ -68,6 +68,7 @@ def test_before_an_idle_kernel_is_parked_its_framework_drops_what_it_caches(kern
     assert parked - dropped < 5, "dropping is not use of the GPU: the kernel stayed as idle as it was"
 
 
+@pytest.mark.long
 def test_without_the_setting_nothing_is_dropped(kernel, policy, wait_until):
     policy(park_when="idle", idle_timeout_s=1)
     assert parked_bytes(kernel, wait_until) == 48 * MIB
@@ -87,6 +88,7 @@ def test_a_cell_that_awaits_something_is_not_between_cells(kernel, policy, wait_
     assert kernel.run("print(served)").text == "[]\n"
 
 
+@pytest.mark.long
 def test_a_cell_that_never_lets_go_is_parked_as_it_is_after_a_moment(kernel, policy, wait_until):
     policy(drop_caches_before_park=True)
     message_id = kernel.submit("while True: time.sleep(0.05)")
@@ -106,6 +108,7 @@ def test_the_magic_drops_caches_inside_its_own_cell(kernel, policy):
     assert kernel.run("print(served)").text == "[True]\n"
 
 
+@pytest.mark.long
 def test_a_framework_that_fails_to_drop_is_parked_as_it_is(kernel, policy, wait_until):
     kernel.run("def broken(): raise RuntimeError('no pool')\nstand_in.get_default_memory_pool = broken")
     policy(park_when="idle", idle_timeout_s=1, drop_caches_before_park=True)

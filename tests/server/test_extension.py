@@ -81,6 +81,7 @@ def test_a_restart_and_a_shutdown_are_followed(followed, wait_until):
     wait_until(lambda: machine.kernel(kernel.id) is None)
 
 
+@pytest.mark.long
 def test_a_kernel_of_another_provisioner_is_followed_without_harm(followed, kernelspec, wait_until):
     kernelspec(
         "plain", followed.machine, metadata={"kernel_provisioner": {"provisioner_name": "local-provisioner"}}
@@ -289,6 +290,7 @@ def test_the_doctor_is_there_too(followed):
     assert provisioner["level"] == "ok"
 
 
+@pytest.mark.long
 def test_a_kernel_started_before_the_controller_answers_is_found(native, server, machine, wait_until):
     """The controller cannot start at first (its folder is not ours to use), then it can."""
     machine.socket.parent.chmod(0o777)
@@ -302,6 +304,7 @@ def test_a_kernel_started_before_the_controller_answers_is_found(native, server,
     wait_until(lambda: (machine.kernel(kernel.id) or {}).get("cell_open"))
 
 
+@pytest.mark.long
 def test_a_server_whose_kernels_a_gateway_starts_says_so_and_starts_no_controller(
     native, machine, server, other_server
 ):

@@ -227,6 +227,7 @@ def test_two_long_cells_take_turns_and_both_compute_right(gpu_server, policy, wa
     assert "its turn of 0.5 s is over" in gpu_server.machine.controller_log()
 
 
+@pytest.mark.long
 def test_the_newest_kernel_is_shut_down_by_its_server_for_an_older_one(gpu_server, policy, wait_until):
     policy(when_full="terminate_newest", time_slice_s=0.5)
     old = gpu_kernel_in_turns(gpu_server)

@@ -147,6 +147,7 @@ def test_it_goes_only_where_nvml_sees_a_gpu_of_its_kind_that_others_may_use(gpus
         assert running.ask("check") is True
 
 
+@pytest.mark.long
 def test_others_wait_until_it_has_arrived_and_nothing_is_left_if_it_dies_on_the_way(gpus: Gpus) -> None:
     """The other process is on that GPU already, was there first, and knows nothing of context depth."""
     board = FaultBoard(gpus.gpu.folder / "board")
@@ -188,6 +189,7 @@ def test_others_wait_until_it_has_arrived_and_nothing_is_left_if_it_dies_on_the_
             assert gpus.lock_is_free(first) and gpus.lock_is_free(second)
 
 
+@pytest.mark.long
 def test_two_come_back_at_the_same_time_each_on_its_own_gpu(gpus: Gpus) -> None:
     """Both see both GPUs, and lock the one that they come back on. A lock that was cleaned up is made anew."""
     board = FaultBoard(gpus.gpu.folder / "board")

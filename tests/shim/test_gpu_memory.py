@@ -116,6 +116,7 @@ def test_its_environment_and_descriptors_are_its_own(installed: Refusing) -> Non
     os.close(secret)
 
 
+@pytest.mark.long
 def test_nvml_that_falls_silent_keeps_a_process_where_it_is(installed: Refusing) -> None:
     silent, looks = installed.gpu.folder / "silent", installed.gpu.folder / "looks"
     installed.program(f'echo >>{looks}; test -e {silent} && exec sleep 60; exec "$REAL" "$@"')

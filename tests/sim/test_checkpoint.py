@@ -6,6 +6,8 @@ import signal
 
 import pytest
 
+pytestmark = pytest.mark.long  # the shim's C programs checkpoint at each run
+
 STATE = """
 def state(pid=None):
     return str(ok(cuda.cuCheckpointProcessGetState(pid or os.getpid())).name).split("_")[-1].lower()

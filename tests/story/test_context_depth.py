@@ -52,6 +52,7 @@ def test_a_parked_kernel_leaves_nothing_on_the_gpu_and_is_right_when_it_is_back(
     assert s.seen(kernel)["depth"] == "none"
 
 
+@pytest.mark.long
 def test_a_kernel_at_context_depth_is_shut_down_without_the_gpu(stage):
     s = stage(**DEEP)
     kernel = s.kernel()

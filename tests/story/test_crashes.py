@@ -30,7 +30,7 @@ def kill_controller(s: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    "residency", [pytest.param("none", marks=long), pytest.param("resident", marks=long), "parked", "queued"]
+    "residency", ["parked", *(pytest.param(name, marks=long) for name in ("none", "resident", "queued"))]
 )
 def test_after_a_controllers_death_the_next_one_knows_every_kernel(crashing, residency):
     s = crashing
@@ -135,6 +135,7 @@ def test_a_killed_server_takes_only_its_own_kernels_along(crashing, doomed, resi
     assert s.ok(theirs, f"gpu.allocate('a', {size}); gpu.check('a')") == "True"
 
 
+@pytest.mark.long
 def test_two_controllers_never_serve_one_gpu_set(crashing):
     s = crashing
     s.kernel()

@@ -112,7 +112,7 @@ def test_signals_that_are_not_interrupts_cancel_nothing(crowded):
     assert (done.status, done.text) == ("ok", "True -9\n"), done
 
 
-@pytest.mark.parametrize("action", ["restart", "shutdown"])
+@pytest.mark.parametrize("action", ["restart", pytest.param("shutdown", marks=pytest.mark.long)])
 def test_a_waiting_kernel_is_restarted_and_shut_down_without_the_gpu_that_it_waits_for(crowded, action):
     s, waiter, holder = crowded
     s.ok(waiter, LEAVES)
@@ -126,6 +126,7 @@ def test_a_waiting_kernel_is_restarted_and_shut_down_without_the_gpu_that_it_wai
         assert s.ok(waiter, "1 + 1") == "2"
 
 
+@pytest.mark.long
 def test_a_job_in_a_session_of_its_own_outlives_interrupt_and_restart_of_its_notebook(crowded, wait_until):
     """No signal to the kernel's process group reaches it: it goes on waiting for the GPU."""
     s, waiter, holder = crowded

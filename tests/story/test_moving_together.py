@@ -141,6 +141,7 @@ def test_a_child_that_is_killed_while_both_are_parked_does_not_hold_up_its_paren
     assert g.stage.ok(g.kernel, 'print(gpu.check("a"), check_far(5))') == "True True"
 
 
+@pytest.mark.long
 def test_a_controller_killed_while_a_kernel_of_two_processes_parks_loses_nothing(group):
     """Wherever the kill finds them, afterwards both are where a call finds them, with every byte."""
     g = group()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from model_node import Clock, Machine
@@ -58,6 +59,7 @@ def check_at_rest(machine: Machine) -> None:
             assert not machine.fits(needs), f"{kernel} is split although there is room for the rest of it"
 
 
+@pytest.mark.long
 @given(st.data())
 @stories(60)
 def test_in_any_order_the_processes_of_a_kernel_move_as_often_as_each_other(virtual_time, data):

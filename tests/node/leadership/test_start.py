@@ -169,6 +169,7 @@ def test_where_the_usual_folder_is_not_ours_alone_another_is_used(places, taken)
     assert environment.gpu_lock_folder(Path("/a/b.sock")) == other
 
 
+@pytest.mark.long
 def test_another_user_and_what_an_earlier_controller_left_keep_no_kernel_unmanaged(gpu_machine):
     """With a real kernel on the simulated GPU, in namespaces with /run and /tmp of their own; see the story."""
     mounts = "mount -t tmpfs run /run && mount -t tmpfs -o mode=1777 tmp /tmp"

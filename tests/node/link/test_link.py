@@ -163,6 +163,7 @@ def test_a_shim_that_does_not_read_is_dropped_and_delays_no_other(attacked):
     assert "has not read" in attacked.controller_log()
 
 
+@pytest.mark.long
 def test_a_flood_is_read_slowly_while_other_shims_are_served(attacked):
     page = FakePage()
     with link(attacked) as loud:

@@ -90,11 +90,12 @@ def test_a_disabled_extension_leaves_kernels_and_answers_so(native, machine, ser
     assert machine.node() is None, "no controller was started"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [
         ["execute", "--inplace"],
-        pytest.param(["nbconvert", "--execute", "--inplace", "--to=notebook"], marks=pytest.mark.long),
+        ["nbconvert", "--execute", "--inplace", "--to=notebook"],
     ],
 )
 def test_programs_without_a_server_manage_their_kernels_if_the_environment_says_so(native, machine, words):

@@ -100,6 +100,7 @@ def run(machine, program: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_a_forked_process_starts_kernels_as_its_parent_did(managing):
     run(managing, FORK)
 
@@ -109,6 +110,7 @@ def test_kernels_started_by_threads_leave_neither_threads_nor_descriptors(managi
     run(managing, THREADS)
 
 
+@pytest.mark.long
 def test_a_managed_kernel_needs_no_modules_that_another_kernel_does_not(managing):
     """A program that starts one kernel would wait for their import: tornado's client took longer than all else."""
     others, ours = run(managing, IMPORTS).splitlines()

@@ -200,6 +200,7 @@ def test_its_own_kept_memory_is_room_enough_for_the_next_park(kernel_with, memor
     assert is_right(kernel)
 
 
+@pytest.mark.long
 def test_another_kernel_gives_back_what_it_keeps_before_a_park_is_refused(kernel_with, memory, wait_until):
     keeper = kernel_with("Block(96, seed=7)")
     assert park(keeper)[0] == 200
@@ -301,6 +302,7 @@ def test_parked_memory_goes_to_disk_so_that_another_kernel_can_be_parked(kernel_
     assert first.state()["disk_bytes"] == 0
 
 
+@pytest.mark.long
 def test_with_the_days_bytes_written_a_park_is_refused_as_without_a_disk(kernel_with, memory, disk, policy):
     policy(spill_daily_bytes=0)
     first, second = kernel_with("Block(76, seed=1)"), kernel_with("Block(76, seed=2)")
