@@ -10,7 +10,7 @@ Z2JH := build/z2jh
 BIN := $(CURDIR)/$(VENV)/bin
 WORKERS ?= 2
 # Many tests wait for something most of the time.
-TEST_WORKERS ?= 8
+TEST_WORKERS ?= 6
 
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -83,7 +83,7 @@ $(Z2JH):
 c-tests:
 	@MAKEFLAGS= $(MAKE) --silent --keep-going --jobs=5 -C shim test-quick
 
-tests-quick: tests-bytecode
+tests-quick:
 	$(PYTEST) -m 'not long'
 
 # Written once, rather than by each of pytest's workers at the same time; what cannot be collected these will say.
