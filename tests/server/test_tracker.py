@@ -101,35 +101,40 @@ async def test_a_subshells_cell_does_not_close_the_main_shells(tracked):
     await until(lambda: tracker.cells.current is None)
 
 
+FLOOD = """
+import sys
+kernel, parent = get_ipython().kernel, get_ipython().parent_header
+send = kernel.session.send
+
+def lose_the_end(stream, what, content=None, *others, **named):
+    if stream is kernel.iopub_socket and content == {"execution_state": "idle"}:
+        kernel.session.send = send
+        return None
+    return send(stream, what, content, *others, **named)
+
+for i in range(20_000):  # several times what queues and sockets hold
+    send(kernel.iopub_socket, "stream", {"name": "stdout", "text": "x" * 2000}, parent=parent)
+kernel.session.send = lose_the_end
+"""
+
+
 async def test_a_flood_of_outputs_with_a_stalled_reader_leaves_nothing_open(tracked, monkeypatch):
-    """The loop does not read while the kernel floods: iopub drops the cell's end, and one question finds out."""
+    """The loop does not read while the kernel floods, and the cell's end is lost: one question finds out.
+
+    iopub drops what comes while its queue is full. Whether that is so at the very end depends on when Linux lets the
+    kernel's threads run, so the kernel itself leaves the end out.
+    """
     _, client, tracker, heard = await tracked()
     ask = tracker._ask
-    flood = (
-        "import sys\n"
-        "kernel, parent = get_ipython().kernel, get_ipython().parent_header\n"
-        "content = {'name': 'stdout', 'text': 'x' * 2000}\n"
-        "for i in range(20_000):\n"  # several times what queues and sockets hold
-        "    kernel.session.send(kernel.iopub_socket, 'stream', content, parent=parent)\n"
-    )
-    message_id = client.execute(flood, store_history=False)
+    message_id = client.execute(FLOOD, store_history=False)
     await until(lambda: tracker.cells.current == message_id)
     tracemalloc.start()
-    # Answered when the kernel's iopub thread, which may be far behind, has sent or dropped all, the cell's end too.
-    client.execute(
-        "import threading\n"
-        "sent = threading.Event()\n"
-        "get_ipython().kernel.iopub_thread.schedule(sent.set)\n"
-        "sent.wait()",
-        silent=True,
-        store_history=False,
-    )
+    client.kernel_info()  # is answered after the cell's end, which comes after its reply
     shell = zmq.Socket.shadow(client.shell_channel.socket)
     for _ in range(2):
         assert shell.poll(120_000), "the flood did not end"  # blocks this thread, and the tracker with it
         shell.recv_multipart()
     await until(lambda: tracker.cells.messages >= 1000)
-    lost = tracker.cells.current is not None
     questions = []
     monkeypatch.setattr(tracker, "_ask", lambda *of: questions.append(ask(*of)))
     while tracker.cells.current is not None:  # until the test's own limit
@@ -137,7 +142,6 @@ async def test_a_flood_of_outputs_with_a_stalled_reader_leaves_nothing_open(trac
         await asyncio.sleep(0.05)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert lost, "nothing was lost: the test no longer shows anything"
     assert len(questions) == 1
     assert peak < 50 * 2**20
     assert heard.cells[-1] == (False, None)
