@@ -21,7 +21,7 @@ TEST_PROGRAMS := $(sort $(basename $(notdir $(filter-out $(TEST_COMMON)/% $(TEST
 vpath %.c $(sort $(dir $(TEST_SOURCES)))
 vpath %.cc $(sort $(dir $(TEST_SOURCES)))
 TEST_FLAVOURS := plain address thread
-# What the repository's `make test` runs: each program plain, and under the address sanitizer those that it has found
+# What the repository's `make test` runs: each program plain, and under the address sanitizer most of those that it has found
 # defects with or that work with untrusted bytes or freed memory. `make test-all` and `make test` here run every one.
 TEST_QUICK_address := captures contexts context_storm fault_storm forks frees free_while_copying ipc_hostile mappings \
 	prepared storm
