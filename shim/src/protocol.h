@@ -73,6 +73,7 @@ enum affinode_hello_flags {
 	AFFINODE_HELLO_EXCHANGES = 1u << 10, /* knows MOVE_STREAM */
 	AFFINODE_HELLO_POOLS = 1u << 11,     /* knows WELCOME_POOLS, and so LOT_FORGET */
 	AFFINODE_HELLO_HANDS_OVER = 1u << 12, /* knows MOVE_HAND_OVER, and PARK of a process that is parked in part */
+	AFFINODE_HELLO_READS_BACK = 1u << 13, /* knows READ_BACK */
 };
 
 struct affinode_hello {
@@ -154,6 +155,10 @@ enum affinode_command_kind {
 	/* Unmap the lot whose memfd comes with the message, if it was given back; else ignored. Its pages are free when all
 	 * that have it mapped have done so.  */
 	AFFINODE_COMMAND_LOT_FORGET = 14,
+	/* Parked at memory depth: read contents from the disk into host memory, `argument` bytes at most, which takes whole slabs of
+	 * 32 MiB. Ends early, REVOKED, at ABORT; NO_HOST_ROOM or FAILED where memory or the disk does not allow more. What is not in host
+	 * memory by then stays on the disk. Answered, with the bytes that were read.  */
+	AFFINODE_COMMAND_READ_BACK = 15,
 };
 
 /* Flags in the low 8 bits of the `argument` of PARK and RESUME. */
@@ -240,7 +245,7 @@ enum affinode_move_flags {
 struct affinode_command {
 	struct affinode_header header;
 	uint32_t command;
-	uint32_t request;     /* ROOM: the request number it answers; COMMIT, ABORT: the epoch of the move (ABORT: or of the SPILL) */
+	uint32_t request;     /* ROOM: the request number it answers; COMMIT, ABORT: the epoch of the move (ABORT: or of the SPILL or READ_BACK) */
 	uint64_t deadline_ns; /* not to be begun after this; 0: none */
 	uint64_t argument;
 	char reason[AFFINODE_TEXT_SIZE]; /* for the log; with MOVE_ELSEWHERE, the GPU's UUID; with SPILL, the folder */
@@ -259,7 +264,7 @@ enum affinode_status {
 	AFFINODE_PREPARED = 9,    /* not the end: the move waits for COMMIT or ABORT */
 };
 
-/* Answers a COMMAND (PARK and RESUME, once, or twice when prepared; DROP_CACHES; SPILL; the others are not answered).
+/* Answers a COMMAND (PARK and RESUME, once, or twice when prepared; DROP_CACHES; SPILL; READ_BACK; the others are not answered).
  * `bytes`: what was moved or dropped; with NO_HOST_ROOM, the host memory that the park would have taken in all, its
  * kept memory and lots included, as far as it is known (0: not at all). */
 struct affinode_reply {

@@ -84,6 +84,7 @@ class CommandKind(enum.IntEnum):
     SPILL = 12  # the folder is the command's text
     COUNT = 13
     LOT_FORGET = 14
+    READ_BACK = 15  # from the disk into host memory
 
 
 class MoveFlag(enum.IntFlag):
@@ -141,6 +142,7 @@ class HelloFlag(enum.IntFlag):
     EXCHANGES = 1024  # knows MoveFlag.STREAM
     POOLS = 2048  # keeps lots mapped that it gave back, and knows LOT_FORGET
     HANDS_OVER = 4096  # knows MoveFlag.HAND_OVER, and PARK of a process that is parked in part
+    READS_BACK = 8192  # knows READ_BACK
 
 
 WELCOME_POOLS = 1  # lots that were given back may stay mapped: LOT_FORGET will be sent

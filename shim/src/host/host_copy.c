@@ -33,6 +33,13 @@ void chunk_to_disk(struct chunk *chunk, uint32_t place)
 	chunk->place = place;
 }
 
+void chunk_from_disk(struct chunk *chunk, const struct host_slot *slot)
+{
+	spill_give(chunk->place);
+	chunk->kind = CHUNK_HELD;
+	chunk->slot = *slot;
+}
+
 void copy_drop(struct copy *copy)
 {
 	for (size_t i = 0; copy && i < copy->count; i++)

@@ -54,6 +54,9 @@ void chunk_drop(struct chunk *chunk);
 /* What is HELD in its slot has been written to the place: it is SPILLED from now on.  */
 void chunk_to_disk(struct chunk *chunk, uint32_t place);
 
+/* What is SPILLED has been read into the slot: it is HELD there from now on.  */
+void chunk_from_disk(struct chunk *chunk, const struct host_slot *slot);
+
 /* Give everything back; NULL is allowed. By any thread.  */
 void copy_drop(struct copy *copy);
 

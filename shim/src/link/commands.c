@@ -49,7 +49,7 @@ static void submit(const struct affinode_command *command, const struct move *mo
 	link_.owes_reply = true;
 }
 
-static void take_spill(const struct affinode_command *command)
+static void take_disk_move(const struct affinode_command *command)
 {
 	struct move move = {.command = command->command, .epoch = command->header.epoch,
 			    .deadline_ns = command->deadline_ns, .budget = command->argument};
@@ -103,7 +103,8 @@ static void on_command(const struct affinode_command *command, int *descriptor)
 		take_move(command);
 		break;
 	case AFFINODE_COMMAND_SPILL:
-		take_spill(command);
+	case AFFINODE_COMMAND_READ_BACK:
+		take_disk_move(command);
 		break;
 	case AFFINODE_COMMAND_CANCEL:
 		gate_cancel(command->argument);

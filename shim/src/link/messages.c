@@ -93,6 +93,7 @@ static void fill_hello(struct affinode_hello *hello, bool grant_follows)
 		       (shim_is_unparkable() ? AFFINODE_HELLO_UNPARKABLE : 0u) | AFFINODE_HELLO_PREPARES |
 		       AFFINODE_HELLO_TRIMS | AFFINODE_HELLO_PREEMPTS | AFFINODE_HELLO_SPILLS | AFFINODE_HELLO_COUNTS |
 		       AFFINODE_HELLO_EXCHANGES | AFFINODE_HELLO_POOLS | AFFINODE_HELLO_HANDS_OVER |
+		       AFFINODE_HELLO_READS_BACK |
 		       (checkpoint_is_possible() ? AFFINODE_HELLO_CONTEXT : 0u) |
 		       (checkpoint_is_possible() && elsewhere_is_possible() ? AFFINODE_HELLO_ELSEWHERE : 0u) |
 		       (grant_follows ? AFFINODE_HELLO_GRANT : 0u);

@@ -39,6 +39,7 @@ void resume(struct moved *moved);
 
 /* Takes the work's lock itself, again and again.  */
 void spill(struct moved *moved);
+void read_back(struct moved *moved);
 
 /* End, on an idle GPU, what was freed while a park that came to nothing was reading it. The program does so itself
  * at its next free or allocation, but there may be none. False: not now.  */

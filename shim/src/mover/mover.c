@@ -208,11 +208,16 @@ static void carry_out(struct moved *moved)
 		outcome_is(moved, AFFINODE_STALE, "the command came too late");
 		return;
 	}
-	if (moved->move.command == AFFINODE_COMMAND_SPILL) {
-		spill(moved);
+	if (moves_disk(moved->move.command)) {
+		bool spills = moved->move.command == AFFINODE_COMMAND_SPILL;
+
+		if (spills)
+			spill(moved);
+		else
+			read_back(moved);
 		moved->duration_ns = clock_ns() - begin;
-		log_line("spill: status %d, %llu bytes in %.1f ms %s", moved->status, (unsigned long long)moved->bytes,
-			 (double)moved->duration_ns / 1e6, moved->text);
+		log_line("%s: status %d, %llu bytes in %.1f ms %s", spills ? "spill" : "read back", moved->status,
+			 (unsigned long long)moved->bytes, (double)moved->duration_ns / 1e6, moved->text);
 		return;
 	}
 	pthread_mutex_lock(&mover_work_lock);
@@ -377,7 +382,8 @@ int describe_mover(char *text, size_t size, int at)
 	if (known) {
 		DESCRIBE("mover: last move %s, number %u%s%s%s%s%s, decision %d\n",
 			 mover_queue.next.command == AFFINODE_COMMAND_PARK     ? "park"
-			 : mover_queue.next.command == AFFINODE_COMMAND_RESUME ? "resume" : "spill",
+			 : mover_queue.next.command == AFFINODE_COMMAND_RESUME ? "resume"
+			 : mover_queue.next.command == AFFINODE_COMMAND_SPILL  ? "spill" : "read back",
 			 mover_queue.next.epoch,
 			 mover_queue.next.alone ? ", alone" : "", mover_queue.waits ? ", not taken up" : "",
 			 mover_queue.runs ? ", under way" : "", mover_queue.is_prepared ? ", prepared" : "",

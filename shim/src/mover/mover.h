@@ -10,7 +10,7 @@
 #include "protocol.h"
 
 struct move {
-	enum affinode_command_kind command; /* PARK, RESUME or SPILL */
+	enum affinode_command_kind command; /* PARK, RESUME, SPILL or READ_BACK */
 	uint32_t epoch;
 	uint64_t deadline_ns; /* not to be begun after this; 0: none */
 	uint64_t flags;       /* enum affinode_move_flags */
@@ -22,9 +22,15 @@ struct move {
 	bool hands_over;      /* and host memory with it (AFFINODE_MOVE_HAND_OVER) */
 	bool elsewhere;       /* RESUME: on another GPU */
 	uint8_t to_gpu[16];   /* its UUID */
-	uint64_t budget;      /* PARK: bytes of host memory it may take beside what is kept; 0: no limit. SPILL: bytes to write */
+	uint64_t budget;      /* PARK: bytes of host memory it may take beside what is kept; 0: no limit. SPILL, READ_BACK: bytes to move */
 	char folder[AFFINODE_TEXT_SIZE]; /* SPILL: what the file is to be below */
 };
+
+/* Between host memory and the disk: the GPU has no part in it.  */
+static inline bool moves_disk(enum affinode_command_kind command)
+{
+	return command == AFFINODE_COMMAND_SPILL || command == AFFINODE_COMMAND_READ_BACK;
+}
 
 /* What became of a move.  */
 struct moved {

@@ -1,11 +1,13 @@
-/* Parked contents go to disk, lot by lot. A chunk is in host memory until it has been written; only then its place in the file is
- * what counts. So whatever ends a spill, each chunk is in one of the two.  */
+/* Parked contents go to disk, lot by lot, and back into host memory. A chunk is in host memory until it has been written; only then
+ * its place in the file is what counts. On the way back it is on disk until it has been read. So whatever ends either, each chunk is
+ * in one of the two.  */
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/log.h"
 #include "base/monotonic_futex.h"
@@ -16,16 +18,20 @@
 #include "mover/internal.h"
 #include "mover/retained_memory.h"
 #include "state/controller.h"
+#include "state/depth.h"
 #include "state/shim_state.h"
 
 #define CHUNKS_AT_ONCE 128 /* 256 MiB: a tenth of a second on a fast disk */
 #define ASIDE_NS MS_NS
 
-/* The chunks that are being written.  */
+/* The chunks that are being written, or read.  */
 static struct {
 	struct chunk *chunks[CHUNKS_AT_ONCE];
 	uint32_t places[CHUNKS_AT_ONCE];
-	bool written[CHUNKS_AT_ONCE];
+	struct host_slot slots[CHUNKS_AT_ONCE]; /* to read into */
+	int (*move)(size_t i);
+	bool (*ends)(void);
+	bool moved[CHUNKS_AT_ONCE];
 	size_t count;
 	_Atomic size_t next;
 	_Atomic int error;
@@ -35,10 +41,16 @@ static unsigned waiting_at_start;
 
 /* The process is wanted back, or about to end. A controller that has a process spilled although a call waits knows of that one;
  * without a controller it is to be resumed at once.  */
-static bool must_end(void)
+static bool spill_must_end(void)
 {
 	return gate_calls_waiting() > (link_is_connected() ? waiting_at_start : 0) || atomic_load(&gate.dying) ||
 	       mover_is_aborted();
+}
+
+/* Calls that wait want it to go on.  */
+static bool reading_must_end(void)
+{
+	return !link_is_connected() || atomic_load(&gate.dying) || mover_is_aborted();
 }
 
 /* By address, as slots are given out: a lot can be given back only when all of its slabs are empty.  */
@@ -55,8 +67,19 @@ static bool is_parked(const struct block *block)
 	return block->copy && (!block->resident || block->hollow);
 }
 
-/* What can be spilled: what is wrong when it comes back must be seen to be. NULL: nothing, or no memory.  */
-static struct chunk **spillable(size_t *count)
+static bool is_spillable(const struct copy *copy, size_t at)
+{
+	/* What is wrong when it comes back must be seen to be.  */
+	return copy->chunks[at].kind == CHUNK_HELD && copy->chunks[at].digested && chunk_size(copy, at) == CHUNK_BYTES;
+}
+
+static bool is_on_disk(const struct copy *copy, size_t at)
+{
+	return copy->chunks[at].kind == CHUNK_SPILLED;
+}
+
+/* Those of parked contents that `are`. NULL: none, or no memory.  */
+static struct chunk **chunks_that(bool (*are)(const struct copy *, size_t), size_t *count)
 {
 	struct chunk **chunks = NULL;
 	struct block **blocks;
@@ -72,47 +95,51 @@ static struct chunk **spillable(size_t *count)
 		struct copy *copy = is_parked(blocks[i]) ? blocks[i]->copy : NULL;
 
 		for (size_t at = 0; copy && at < copy->count; at++)
-			if (copy->chunks[at].kind == CHUNK_HELD && copy->chunks[at].digested &&
-			    chunk_size(copy, at) == CHUNK_BYTES)
+			if (are(copy, at))
 				chunks[(*count)++] = &copy->chunks[at];
 	}
 	free(blocks);
-	if (chunks)
-		qsort(chunks, *count, sizeof(struct chunk *), by_address);
 	return chunks;
 }
 
-static void *write_chunks(void *unused)
+static void *move_chunks(void *unused)
 {
 	size_t i;
 
 	(void)unused;
 	/* A free that waits for the mover ends it too, for the moment.  */
-	while (!atomic_load(&batch.error) && !must_end() && !mover_has_holders() &&
+	while (!atomic_load(&batch.error) && !batch.ends() && !mover_has_holders() &&
 	       (i = atomic_fetch_add(&batch.next, 1)) < batch.count) {
-		int error = spill_write(batch.places[i], slot_memory(&batch.chunks[i]->slot));
+		int error = batch.move(i);
 
-		batch.written[i] = error == 0;
+		batch.moved[i] = error == 0;
 		if (error)
 			atomic_store(&batch.error, error);
 	}
 	return NULL;
 }
 
-static void write_all(void)
+static void move_all(int (*move)(size_t), bool (*ends)(void))
 {
 	pthread_t threads[SPILL_THREADS - 1];
 	unsigned started = 0;
 
-	while (started < SPILL_THREADS - 1 && pthread_create(&threads[started], NULL, write_chunks, NULL) == 0)
+	batch.move = move;
+	batch.ends = ends;
+	while (started < SPILL_THREADS - 1 && pthread_create(&threads[started], NULL, move_chunks, NULL) == 0)
 		started++;
-	write_chunks(NULL);
+	move_chunks(NULL);
 	while (started > 0)
 		pthread_join(threads[--started], NULL);
 }
 
+static int write_one(size_t i)
+{
+	return spill_write(batch.places[i], slot_memory(&batch.chunks[i]->slot));
+}
+
 /* Write the next chunks, `most` bytes at most, and give their slots back. Bytes written; *error: what the disk said.  */
-static uint64_t spill_next(uint64_t most, int *error)
+static uint64_t write_next(uint64_t most, int *error)
 {
 	uint64_t bytes = 0;
 	struct chunk **chunks;
@@ -120,7 +147,9 @@ static uint64_t spill_next(uint64_t most, int *error)
 
 	memset(&batch, 0, sizeof(batch));
 	pthread_mutex_lock(&mover_work_lock);
-	chunks = spillable(&count);
+	chunks = chunks_that(is_spillable, &count);
+	if (chunks)
+		qsort(chunks, count, sizeof(struct chunk *), by_address);
 	while (batch.count < count && batch.count < CHUNKS_AT_ONCE && (batch.count + 1) * CHUNK_BYTES <= most) {
 		uint32_t place = spill_take();
 
@@ -131,9 +160,9 @@ static uint64_t spill_next(uint64_t most, int *error)
 		batch.count++;
 	}
 	free(chunks);
-	write_all();
+	move_all(write_one, spill_must_end);
 	for (size_t i = 0; i < batch.count; i++) {
-		if (!batch.written[i]) {
+		if (!batch.moved[i]) {
 			spill_give(batch.places[i]);
 			continue;
 		}
@@ -143,6 +172,70 @@ static uint64_t spill_next(uint64_t most, int *error)
 	kept_give_back_freed();
 	pthread_mutex_unlock(&mover_work_lock);
 	*error = atomic_load(&batch.error);
+	return bytes;
+}
+
+/* Only the GPU can compute digests, and the place on the disk is given up: so it must read the same twice.  */
+static int read_one(size_t i)
+{
+	unsigned char *memory = slot_memory(&batch.slots[i]);
+	void *again = mmap(NULL, CHUNK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int error = again == MAP_FAILED ? -ENOMEM : spill_read(batch.places[i], memory, CHUNK_BYTES);
+
+	if (!error)
+		error = spill_read(batch.places[i], again, CHUNK_BYTES);
+	if (!error && memcmp(memory, again, CHUNK_BYTES) != 0)
+		error = -EIO;
+	if (again != MAP_FAILED)
+		munmap(again, CHUNK_BYTES);
+	return error;
+}
+
+/* Slots for `want` chunks, or for as many as host memory allows; how many.  */
+static size_t take_slots(size_t want)
+{
+	struct slab_order order = {.slots = want, .budget = UINT64_MAX, .node = -1, .stop = reading_must_end};
+	size_t n = 0, run;
+
+	slabs_make(&order); /* what is there counts */
+	while (n < want && (run = slots_take(want - n, &batch.slots[n])) > 0) {
+		for (size_t i = 1; i < run; i++)
+			batch.slots[n + i] = (struct host_slot){batch.slots[n].slab, batch.slots[n].index + (unsigned)i};
+		n += run;
+	}
+	return n;
+}
+
+/* Read the next chunks, `most` bytes at most. Bytes read; *error: what the disk said, or -ENOMEM.  */
+static uint64_t read_next(uint64_t most, int *error)
+{
+	uint64_t bytes = 0;
+	struct chunk **chunks;
+	size_t count;
+
+	memset(&batch, 0, sizeof(batch));
+	pthread_mutex_lock(&mover_work_lock);
+	chunks = chunks_that(is_on_disk, &count);
+	count = count < CHUNKS_AT_ONCE ? count : CHUNKS_AT_ONCE;
+	count = count < most / CHUNK_BYTES ? count : most / CHUNK_BYTES;
+	batch.count = count ? take_slots(count) : 0;
+	for (size_t i = 0; i < batch.count; i++) {
+		batch.chunks[i] = chunks[i];
+		batch.places[i] = chunks[i]->place;
+	}
+	free(chunks);
+	move_all(read_one, reading_must_end);
+	for (size_t i = 0; i < batch.count; i++) {
+		if (!batch.moved[i]) {
+			slot_give(&batch.slots[i]);
+			continue;
+		}
+		chunk_from_disk(batch.chunks[i], &batch.slots[i]);
+		bytes += CHUNK_BYTES;
+	}
+	kept_give_back_freed();
+	pthread_mutex_unlock(&mover_work_lock);
+	*error = count && !batch.count ? -ENOMEM : atomic_load(&batch.error);
 	return bytes;
 }
 
@@ -164,9 +257,35 @@ static uint64_t forget_kept(void)
 	return before - spill_bytes();
 }
 
-void spill(struct moved *moved)
+/* Batch after batch, until the order is done or something ends it. What the disk said.  */
+static int move_on(struct moved *moved, uint64_t (*next)(uint64_t, int *), bool (*ends)(void))
 {
 	uint64_t bytes = 1;
+	int error = 0;
+
+	while (bytes && !error && !ends()) {
+		bytes = next(moved->move.budget - moved->bytes, &error);
+		moved->bytes += bytes;
+		link_wake(); /* the page, and lots that have ended */
+		while (mover_has_holders() && !ends()) {
+			clock_sleep_ns(ASIDE_NS);
+			bytes = 1; /* it goes on */
+		}
+	}
+	return error;
+}
+
+static void ended(struct moved *moved, int error, const char *what)
+{
+	if (!error)
+		return outcome_is(moved, moved->bytes ? AFFINODE_OK : AFFINODE_NOTHING, "");
+	moved->status = AFFINODE_FAILED;
+	snprintf(moved->text, sizeof(moved->text), "freed GPU memory could not be %s: %s", what,
+		 error == -ENOSPC || error == -EDQUOT || error == -EFBIG ? "there is no room" : strerror(-error));
+}
+
+void spill(struct moved *moved)
+{
 	int error;
 
 	if (!shim_is_parked()) {
@@ -174,24 +293,26 @@ void spill(struct moved *moved)
 		return outcome_is(moved, moved->bytes ? AFFINODE_OK : AFFINODE_NOTHING, "");
 	}
 	waiting_at_start = gate_calls_waiting();
-	error = spill_open(moved->move.folder, moved->text, sizeof(moved->text));
-	if (error) {
+	if (spill_open(moved->move.folder, moved->text, sizeof(moved->text))) {
 		moved->status = AFFINODE_FAILED;
 		return;
 	}
-	while (bytes && !error && !must_end()) {
-		bytes = spill_next(moved->move.budget - moved->bytes, &error);
-		moved->bytes += bytes;
-		link_wake(); /* the page, and lots that have ended */
-		while (mover_has_holders() && !must_end()) {
-			clock_sleep_ns(ASIDE_NS);
-			bytes = 1; /* it goes on */
-		}
-	}
-	if (must_end())
+	error = move_on(moved, write_next, spill_must_end);
+	if (spill_must_end())
 		return outcome_is(moved, AFFINODE_REVOKED, "the kernel is wanted back");
-	if (!error)
-		return outcome_is(moved, moved->bytes ? AFFINODE_OK : AFFINODE_NOTHING, "");
-	moved->status = AFFINODE_FAILED;
-	snprintf(moved->text, sizeof(moved->text), "freed GPU memory could not be written to disk: %s", error == -ENOSPC || error == -EDQUOT || error == -EFBIG ? "there is no room" : strerror(-error));
+	ended(moved, error, "written to disk");
+}
+
+void read_back(struct moved *moved)
+{
+	int error;
+
+	if (!shim_is_parked() || checkpoint_is_out())
+		return outcome_is(moved, AFFINODE_NOTHING, "");
+	error = move_on(moved, read_next, reading_must_end);
+	if (reading_must_end())
+		return outcome_is(moved, AFFINODE_REVOKED, "it was called off");
+	if (error == -ENOMEM)
+		return outcome_is(moved, moved->bytes ? AFFINODE_OK : AFFINODE_NO_HOST_ROOM, "host memory is short");
+	ended(moved, error, "read from disk");
 }

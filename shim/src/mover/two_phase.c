@@ -66,7 +66,7 @@ void mover_decide(uint32_t epoch, bool commit)
 	bool either;
 
 	pthread_mutex_lock(&mover_queue.lock);
-	either = mover_queue.next.prepare || mover_queue.next.streams || mover_queue.next.command == AFFINODE_COMMAND_SPILL;
+	either = mover_queue.next.prepare || mover_queue.next.streams || moves_disk(mover_queue.next.command);
 	if (mover_queue.runs && either && mover_queue.next.epoch == epoch &&
 	    (mover_queue.is_prepared || !commit) && atomic_load(&mover_queue.decision) == UNDECIDED)
 		atomic_store(&mover_queue.decision, commit ? COMMIT : ABORT);

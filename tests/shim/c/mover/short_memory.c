@@ -4,6 +4,7 @@
 #include "board.h"
 #include "contents.h"
 #include "harness.h"
+#include "spilling.h"
 
 #include <sys/resource.h>
 
@@ -134,6 +135,27 @@ static void host_memory_is_short(void)
 	contents_are_right();
 	CUDA(MemFree(more));
 }
+
+/* What is on the disk stays there.  */
+static void no_memory_to_read_into(void)
+{
+	struct affinode_reply reply;
+	uint64_t on_disk;
+
+	test_at("no memory to read into");
+	contents_change_now(CONTENTS_ONE_CHUNK);
+	park_to_disk();
+	PAGE_UNTIL(page.kept_bytes == 0);
+	on_disk = page_read().disk_bytes;
+	limit(address_space() + MiB(1));
+	reply = controller_reply(controller_command(AFFINODE_COMMAND_READ_BACK, ALL));
+	limit(0);
+	CHECK_EQUAL(reply.status, AFFINODE_NO_HOST_ROOM);
+	CHECK_EQUAL(page_read().disk_bytes, on_disk);
+	CHECK_EQUAL(page_read().copy_bytes, 0);
+	CHECK_RESUMES();
+	contents_are_right();
+}
 #endif
 
 int main(int argc, char **argv)
@@ -150,6 +172,8 @@ int main(int argc, char **argv)
 	CHECK(nth > 3);
 #ifndef SHIM_LINKED
 	host_memory_is_short();
+	spilling_begin();
+	no_memory_to_read_into();
 #endif
 	return 0;
 }

@@ -96,6 +96,40 @@ static void part(void)
 	controller_reply(controller_spill(0, spill_folder));
 }
 
+static struct affinode_reply read_back(uint64_t bytes)
+{
+	return controller_reply(controller_command(AFFINODE_COMMAND_READ_BACK, bytes));
+}
+
+/* Into host memory, as much as was asked for; what is parked there then need not be read on the way to the GPU.  */
+static void reads_back(void)
+{
+	struct affinode_reply reply;
+	uint64_t on_disk;
+
+	test_at("read back");
+	CHECK_EQUAL(read_back(ALL).status, AFFINODE_NOTHING); /* resident */
+	park_to_disk();
+	on_disk = page_read().disk_bytes;
+	CHECK_EQUAL(read_back(CHUNK - 1).status, AFFINODE_NOTHING);
+	CHECK_EQUAL(read_back(2 * CHUNK).bytes, 2 * CHUNK);
+	CHECK_EQUAL(page_read().disk_bytes, on_disk - 2 * CHUNK);
+	CHECK_EQUAL(page_read().copy_bytes, 2 * CHUNK);
+	reply = read_back(ALL);
+	CHECK_EQUAL(reply.status, AFFINODE_OK);
+	CHECK_EQUAL(reply.bytes, on_disk - 2 * CHUNK);
+	CHECK_EQUAL(page_read().disk_bytes, 0);
+	CHECK_EQUAL(page_read().copy_bytes, on_disk);
+	CHECK_EQUAL(read_back(ALL).status, AFFINODE_NOTHING);
+	CHECK_EQUAL(spill_all().bytes, on_disk); /* to and fro */
+	CHECK_EQUAL(read_back(ALL).bytes, on_disk);
+	come_back();
+	CHECK_EQUAL(page_read().last_resume_disk_bytes, 0);
+	controller_park();
+	CHECK_EQUAL(page_read().last_park_copied_bytes, 0);
+	come_back();
+}
+
 /* The disk is full after so much.  */
 static void full(void)
 {
@@ -224,6 +258,36 @@ static void ended_early(bool by_call)
 	if (by_call)
 		thread_join(thread);
 	CHECK(holds_pattern(large, LARGE, 3 + by_call, 0));
+	contents_are_right();
+}
+
+/* Calls that come do not end it, ABORT does.  */
+static void read_back_ended_early(void)
+{
+	struct affinode_reply reply;
+	pthread_t thread;
+	uint64_t on_disk;
+	uint32_t epoch;
+
+	test_at("read back, a call and ABORT");
+	controller_reply(controller_spill(0, spill_folder));
+	fill_pattern(large, LARGE, 9);
+	park_to_disk();
+	on_disk = page_read().disk_bytes;
+	epoch = controller_command(AFFINODE_COMMAND_READ_BACK, ALL);
+	controller_decide(epoch, false);
+	reply = controller_reply(epoch);
+	CHECK(reply.status == AFFINODE_REVOKED || reply.status == AFFINODE_OK); /* or it was done already */
+	CHECK_EQUAL(page_read().copy_bytes + page_read().disk_bytes, on_disk);
+	CHECK_EQUAL(page_read().copy_bytes, reply.bytes);
+	epoch = controller_command(AFFINODE_COMMAND_READ_BACK, ALL);
+	read_a_word(&thread, large);
+	reply = controller_reply(epoch);
+	CHECK(reply.status == AFFINODE_OK || reply.status == AFFINODE_NOTHING);
+	CHECK_EQUAL(page_read().disk_bytes, 0);
+	CHECK_RESUMES();
+	thread_join(thread);
+	CHECK(holds_pattern(large, LARGE, 9, 0));
 	contents_are_right();
 }
 
@@ -387,12 +451,14 @@ int main(int argc, char **argv)
 	cuda_start();
 	controller_accept();
 	CHECK(controller_hello().flags & AFFINODE_HELLO_SPILLS);
+	CHECK(controller_hello().flags & AFFINODE_HELLO_READS_BACK);
 	begun_on_full_gpu();
 	nothing_stays_in_memory();
 	gives_back_the_ring();
 	unchanged_is_not_written_again();
 	resident_forgets_what_is_kept();
 	part();
+	reads_back();
 	full();
 	unreadable();
 	closed();
@@ -400,6 +466,7 @@ int main(int argc, char **argv)
 	CUDA(MemAlloc(&large, LARGE));
 	ended_early(true);
 	ended_early(false);
+	read_back_ended_early();
 	although_a_call_waits();
 	freed_meanwhile();
 	lots_become_empty();

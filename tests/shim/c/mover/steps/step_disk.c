@@ -1,5 +1,5 @@
-/* The disk fails at any one write of a spill, or at any one read of a resume, or at all from then on: it is full, it cannot be
- * written or read, or it takes or gives less than it was asked for. Each chunk is in memory, on disk or on the GPU. So where the
+/* The disk fails at any one write of a spill, or at any one read of a resume or into host memory, or at all from then on: it is
+ * full, it cannot be written or read, it takes or gives less than it was asked for, or gives something else once. Each chunk is in memory, on disk or on the GPU. So where the
  * process is parked in part, and where only a part of it is on disk.  */
 #include <errno.h>
 #include <sys/syscall.h>
@@ -22,7 +22,7 @@
 #define PART_WRITTEN 3
 
 enum way { WRITES, READS };
-enum { LESS = -1 }; /* half of it, and half of the rest … */
+enum { LESS = -1, ELSE = -2 }; /* half of it, and half of the rest …; other contents */
 
 static struct {
 	_Atomic int way, error;
@@ -88,12 +88,15 @@ ssize_t pread(int fd, void *to, size_t bytes, off_t at)
 		errno = error;
 		return -1;
 	}
-	return syscall(SYS_pread64, fd, to, error == LESS ? less(bytes) : bytes, at);
+	bytes = (size_t)syscall(SYS_pread64, fd, to, error == LESS ? less(bytes) : bytes, at);
+	if (error == ELSE && (ssize_t)bytes > 0)
+		((unsigned char *)to)[bytes - 1] ^= 1;
+	return (ssize_t)bytes;
 }
 
 static const char *name_of(int error)
 {
-	return error == ENOSPC ? "no room" : error == EIO ? "an error" : "less";
+	return error == ENOSPC ? "no room" : error == EIO ? "an error" : error == LESS ? "less" : "something else";
 }
 
 /* Each chunk that is not zero is in memory or on disk, or its place on the GPU is its own.  */
@@ -178,6 +181,40 @@ static bool resume_fails_at(int error, unsigned nth, bool for_good, uint64_t how
 	return true;
 }
 
+/* False: it makes no such read.  */
+static bool read_back_fails_at(int error, unsigned nth, bool for_good, bool in_part)
+{
+	struct affinode_reply reply;
+	uint64_t on_disk;
+	unsigned met;
+
+	park_anew();
+	test_at("read back%s, %s at read %u%s", in_part ? " in part" : "", name_of(error), nth, for_good ? "+" : "");
+	if (in_part)
+		contents_come_in_part(3);
+	CHECK_EQUAL(spill_all().status, AFFINODE_OK);
+	on_disk = page_read().disk_bytes;
+	disk_fails(READS, error, nth, for_good);
+	reply = controller_reply(controller_command(AFFINODE_COMMAND_READ_BACK, ALL));
+	met = disk_works();
+	if (!met || error == LESS) {
+		CHECK_EQUAL(reply.status, AFFINODE_OK);
+	} else {
+		CHECK_EQUAL(reply.status, AFFINODE_FAILED);
+		CHECK(strstr(reply.text, "disk") != NULL);
+		CHECK(page_read().disk_bytes > 0);
+	}
+	CHECK_EQUAL(page_read().copy_bytes, reply.bytes);
+	CHECK_EQUAL(page_read().copy_bytes + page_read().disk_bytes, on_disk);
+	is_parked();
+	if (nth % 2) { /* the rest can be read now */
+		controller_reply(controller_command(AFFINODE_COMMAND_READ_BACK, ALL));
+		CHECK_EQUAL(page_read().disk_bytes, 0);
+	}
+	streamed_come_back(nth);
+	return met > 0;
+}
+
 struct kind {
 	int error;
 	bool for_good;
@@ -186,7 +223,7 @@ struct kind {
 int main(int argc, char **argv)
 {
 	static const struct kind of_writes[] = {{ENOSPC, true}, {EIO, false}, {EIO, true}, {LESS, true}},
-				 of_reads[] = {{EIO, false}, {EIO, true}, {LESS, true}};
+				 of_reads[] = {{EIO, false}, {EIO, true}, {LESS, true}, {ELSE, false}};
 	static const uint64_t ways[] = {0, AFFINODE_MOVE_STREAM, HANDS_OVER};
 	unsigned stride = board_stride() < STRIDE ? board_stride() : STRIDE, nth;
 
@@ -210,6 +247,14 @@ int main(int argc, char **argv)
 			nth += stride;
 		printf("%s at reads below %u\n", name_of(kind->error), nth);
 		CHECK(nth > (whole ? WRITTEN : PART_WRITTEN));
+	}
+	for (unsigned i = 0; i < 8; i++) {
+		const struct kind *kind = &of_reads[i % 4];
+
+		for (nth = 1 + test_seed % stride; read_back_fails_at(kind->error, nth, kind->for_good, i / 4);)
+			nth += stride;
+		printf("%s at reads below %u, into host memory%s\n", name_of(kind->error), nth, i / 4 ? ", parked in part" : "");
+		CHECK(nth > 2 * WRITTEN);
 	}
 	return 0;
 }
