@@ -91,7 +91,7 @@ class Shims:
             return
         if isinstance(message, Reply) and message.command is CommandKind.DROP_CACHES:
             self._parts.cache_drops.take_reply(process, message)
-        elif isinstance(message, Reply) and message.command is CommandKind.SPILL:
+        elif isinstance(message, Reply) and message.command in (CommandKind.SPILL, CommandKind.READ_BACK):
             self._parts.spills.take_reply(process, message)
         elif isinstance(message, Reply):
             self._parts.moves.take_reply(process, message)

@@ -16,6 +16,7 @@ from ..model.actions import (
     GrantRoom,
     MakeLots,
     Park,
+    ReadBack,
     RefusePark,
     Resume,
     Spill,
@@ -89,6 +90,9 @@ class Effects:
             keeps = bytes_in_words(action.keep_bytes)
             self._log.info("%s gives back host memory down to %s: %s", kernel.id, keeps, action.reason)
         elif isinstance(action, Spill):
+            self._parts.spills.begin(kernel, action)
+        elif isinstance(action, ReadBack):
+            self._parts.lots.make_room(action.bytes, self._state.host.memory)
             self._parts.spills.begin(kernel, action)
         elif isinstance(action, Resume):
             self._note_served(kernel, action.reserved_bytes, now)

@@ -1,19 +1,21 @@
-"""Spills under way: passes the policy's choice to the shims, and learns from the results.
+"""Spills under way, and reads back into host memory: passes the policy's choice to the shims, and learns from the
+results.
 
 The shim writes, and stops by itself as soon as a call waits for the GPU. A user's request for the GPU, which no call
-waits for, is passed to it here. Whatever was not written by then is still in host memory.
+waits for, is passed to it here. Whatever was not written by then is still in host memory. What is read back is for a
+kernel that waits, so calls do not end that.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ...units import bytes_in_words, duration_in_words
-from ..model.actions import Spill
+from ..model.actions import ReadBack, Spill
 from ..protocol.wire import CommandKind, Reply, Status
-from ..state.host.host_usage import on_disk_bytes, spillers, with_copy_on_disk
+from ..state.host.host_usage import on_disk_bytes, readers, spillers, with_copy_on_disk
 from ..state.observer import Observer, SpillEnded
 from ..state.records.kernel import KernelRecord
 from ..state.records.moves import SpillRecord
@@ -26,7 +28,7 @@ GIVEN_UP_S = 60.0  # after that its answer is not waited for either
 
 
 class Spills:
-    """Carries out spills; one at a time for each kernel, and none beside a move."""
+    """Carries out spills and reads; one at a time for each kernel, and none beside a move."""
 
     def __init__(
         self, state: NodeState, log: logging.Logger, on_change: Callable[[], None], observer: Observer
@@ -36,39 +38,41 @@ class Spills:
         self._on_change = on_change
         self._observer = observer
 
-    def begin(self, kernel: KernelRecord, action: Spill) -> None:
-        """Tell the kernel's processes how much each is to write, or to drop what they only retain on disk."""
-        now, left = time.monotonic(), action.bytes
-        before = on_disk_bytes(kernel)
-        spill = kernel.host.spill = SpillRecord(now, action.bytes, before, kernel.wants_since is not None)
-        spill.progress_bytes, spill.progress_at = before, now
-        for process in spillers(kernel) if action.bytes else with_copy_on_disk(kernel):
-            size = min(left, process.data.copy_bytes)
-            if process.connection is None or (action.bytes and not size):
-                continue
-            left -= size if action.bytes else 0
-            spill.pending[process.key] = process.connection.command(
-                CommandKind.SPILL,
-                argument=size if action.bytes else 0,
-                reason=self._state.settings.spill_dir,
-                lasts_s=BEGINS_WITHIN_S,
-            )
-        if action.bytes:
+    def begin(self, kernel: KernelRecord, action: Spill | ReadBack) -> None:
+        """Tell the kernel's processes how much each is to write or to read, or to drop what they only retain on
+        disk.
+        """
+        now, reads = time.monotonic(), isinstance(action, ReadBack)
+        spill = SpillRecord(now, action.bytes, on_disk_bytes(kernel), kernel.wants_since is not None, reads)
+        spill.progress_at = now
+        kernel.host.spill = spill
+        for process, size in _shares(kernel, action):
+            if process.connection is not None:
+                spill.pending[process.key] = process.connection.command(
+                    CommandKind.READ_BACK if reads else CommandKind.SPILL,
+                    argument=size,
+                    reason=self._state.settings.spill_dir,
+                    lasts_s=BEGINS_WITHIN_S,
+                )
+        size_in_words = bytes_in_words(action.bytes)
+        if reads:
+            self._log.info("%s comes back from disk (%s): %s", kernel.id, size_in_words, action.reason)
+        elif action.bytes:
             self._state.host.disk.begin_writing(action.bytes, now)
-            self._log.info("%s goes to disk (%s): %s", kernel.id, bytes_in_words(action.bytes), action.reason)
+            self._log.info("%s goes to disk (%s): %s", kernel.id, size_in_words, action.reason)
         self._end_if_done(kernel)
 
     def take_reply(self, process: Process, reply: Reply) -> None:
-        """Take the reply of a process that has written what it was told to, or could not."""
+        """Take the reply of a process that has written or read what it was told to, or could not."""
         kernel = self._state.kernels[process.kernel_id]
         spill = kernel.host.spill
         if spill is None or spill.pending.get(process.key) != reply.epoch:
             return
         del spill.pending[process.key]
         if spill.asked_bytes:  # what a page says has no more weight than what it was asked for
-            spill.written_bytes += min(reply.bytes, spill.asked_bytes - spill.written_bytes)
+            spill.moved_bytes += min(reply.bytes, spill.asked_bytes - spill.moved_bytes)
         if reply.status is not Status.REVOKED and (reply.status is not Status.OK or not reply.bytes):
-            spill.failure = reply.text or "none of it can go to disk"
+            spill.failure = reply.text or f"none of it can {'be read' if spill.reads else 'go to disk'}"
         self._end_if_done(kernel)
 
     def look(self, now: float) -> None:
@@ -77,13 +81,13 @@ class Spills:
             spill = kernel.host.spill
             if spill is None:
                 continue
-            on_disk = on_disk_bytes(kernel)
-            if on_disk > spill.progress_bytes:
-                spill.progress_bytes, spill.progress_at = on_disk, now
+            moved = abs(on_disk_bytes(kernel) - spill.before_bytes)
+            if moved > spill.progress_bytes:
+                spill.progress_bytes, spill.progress_at = moved, now
             stalled_s = now - spill.progress_at
             if stalled_s > STALLED_S:
                 spill.failure = spill.failure or "the disk makes no progress"
-            is_wanted = kernel.wants_since is not None and not spill.is_wanted
+            is_wanted = kernel.wants_since is not None and not (spill.is_wanted or spill.reads)
             if (is_wanted or stalled_s > STALLED_S) and not spill.is_ended:
                 self._end(kernel, spill)
             connected = {process.key for process in kernel.connected()}
@@ -107,23 +111,45 @@ class Spills:
             return
         kernel.host.spill = None
         now = time.monotonic()
-        took_s = now - spill.began
         self._state.refresh(now)
         if not spill.asked_bytes and on_disk_bytes(kernel) >= spill.before_bytes:
             spill.failure = "it keeps on disk what it should forget"
+        what = "read from" if spill.reads else "spill to"
         if spill.failure is not None:
             pause_s = kernel.host.spill_backoff.fail(now)
             again = duration_in_words(pause_s)
             self._log.warning(
-                "the spill of %s failed: %s; tried again in %s", kernel.id, spill.failure, again
+                "the %s disk of %s failed: %s; tried again in %s", what, kernel.id, spill.failure, again
             )
-        elif spill.written_bytes:
+        elif spill.moved_bytes:
             kernel.host.spill_backoff.succeed()
         if spill.asked_bytes:
-            if not spill.is_unanswered:
-                self._state.host.disk.end_writing(spill.asked_bytes, spill.written_bytes, spill.began, now)
-            ended = SpillEnded("ok" if spill.failure is None else "failed", spill.written_bytes, took_s)
-            self._observer.spill_ended(kernel, ended)
-            size = bytes_in_words(spill.written_bytes)
-            self._log.info("%s: %s written to disk in %s", kernel.id, size, duration_in_words(took_s))
+            self._note_moved(kernel, spill, now)
         self._on_change()
+
+    def _note_moved(self, kernel: KernelRecord, spill: SpillRecord, now: float) -> None:
+        took_s = now - spill.began
+        how_much = bytes_in_words(spill.moved_bytes), duration_in_words(took_s)
+        if spill.reads:
+            if spill.moved_bytes:
+                self._state.host.disk.take_read(spill.moved_bytes, took_s)
+            self._log.info("%s: %s read from disk in %s", kernel.id, *how_much)
+            return
+        if not spill.is_unanswered:
+            self._state.host.disk.end_writing(spill.asked_bytes, spill.moved_bytes, spill.began, now)
+        ended = SpillEnded("ok" if spill.failure is None else "failed", spill.moved_bytes, took_s)
+        self._observer.spill_ended(kernel, ended)
+        self._log.info("%s: %s written to disk in %s", kernel.id, *how_much)
+
+
+def _shares(kernel: KernelRecord, action: Spill | ReadBack) -> Iterator[tuple[Process, int]]:
+    """Yield how many bytes of the action are for each process."""
+    left = action.bytes
+    if isinstance(action, Spill) and not action.bytes:
+        yield from ((process, 0) for process in with_copy_on_disk(kernel))
+        return
+    for process in readers(kernel) if isinstance(action, ReadBack) else spillers(kernel):
+        has = process.data.disk_bytes if isinstance(action, ReadBack) else process.data.copy_bytes
+        if size := min(left, has):
+            left -= size
+            yield process, size

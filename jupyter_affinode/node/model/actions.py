@@ -55,6 +55,15 @@ class Spill:
 
 
 @dataclass(frozen=True)
+class ReadBack:
+    """Have a parked kernel read `bytes` of its contents from disk into host memory."""
+
+    kernel_id: str
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class GiveLots:
     """Lend lots to a kernel that is likely to be parked, so that it can register them with the GPU ahead of time."""
 
@@ -124,6 +133,7 @@ Action = (
     | RefusePark
     | Trim
     | Spill
+    | ReadBack
     | GiveLots
     | MakeLots
     | DropCaches

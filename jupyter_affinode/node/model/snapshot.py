@@ -80,6 +80,8 @@ class HostUse:
     spilling_bytes: int = 0  # … of that, what it was told to write a moment ago and has not yet
     disk_bytes: int = 0  # on disk: parked contents, or a resident kernel's retained copy
     disk_retained_bytes: int = 0  # … of that, a retained copy that a resident kernel can be told to drop
+    readable_bytes: int = 0  # … of that, what a parked kernel can be told to read into host memory
+    reading_bytes: int = 0  # what it was told to read a moment ago and has not yet
 
 
 NO_HOST_USE = HostUse()
@@ -250,7 +252,8 @@ class Host:
     # those with a limit in which lots count, as the controller's memory
     lot_cgroups: frozenset[str] = frozenset()
     disk_limit_bytes: int = 0  # parked contents on disk, of all kernels together; 0: none may go there
-    disk_writable_bytes: int = 0  # what may be written now, by the disk's room and by what was written today
+    disk_free_bytes: int = 0  # the room that the disk has, beside what is being written
+    disk_daily_bytes: int = 0  # what may still be written in these 24 hours
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,12 +32,23 @@ class Disk:
         self._daily_bytes = daily_bytes
         self._on_written = on_written
         self._writes = Shared(timeline)
+        self._reads = Shared(timeline)
         self._written: Counter[int] = Counter()  # bytes by hour
 
     def spill(self, kernel: SimulatedKernel, size: int) -> None:
         """Begin to write `size` bytes of a parked kernel."""
         kernel.spilling = min(size, kernel.movable - kernel.on_disk)
         self._writes.begin(kernel.id, kernel.spilling / self._bytes_per_s, partial(self._end, kernel, 0))
+
+    def read(self, kernel: SimulatedKernel, size: int, done: Callable[[], None]) -> None:
+        """Begin to read `size` bytes of a parked kernel into host memory, which is taken at once."""
+        kernel.reading = min(size, kernel.on_disk)
+        self._reads.begin(kernel.id, kernel.reading / self._bytes_per_s, partial(self._read, kernel, done))
+
+    def _read(self, kernel: SimulatedKernel, done: Callable[[], None]) -> None:
+        kernel.on_disk, kernel.reading = kernel.on_disk - kernel.reading, 0
+        kernel.disk_return_s = self.return_s(kernel)
+        done()
 
     def stop(self, kernel: SimulatedKernel) -> None:
         """End the kernel's write, if there is one; what is written by then stays on disk."""
@@ -54,10 +65,11 @@ class Disk:
         if not self._limit_bytes:
             return host
         used = sum(kernel.on_disk + kernel.spilling for kernel in kernels)
+        free = max(self._limit_bytes - used, 0)
         first = int(self._timeline.now // HOUR_S) - DAY_HOURS
         today = sum(size for hour, size in self._written.items() if hour >= first)
-        writable = min(self._limit_bytes - used, self._daily_bytes - today)
-        return replace(host, disk_limit_bytes=self._limit_bytes, disk_writable_bytes=max(writable, 0))
+        daily = max(self._daily_bytes - today, 0)
+        return replace(host, disk_limit_bytes=self._limit_bytes, disk_free_bytes=free, disk_daily_bytes=daily)
 
     def _end(self, kernel: SimulatedKernel, left: int) -> None:
         written, kernel.spilling = kernel.spilling - left, 0

@@ -91,6 +91,7 @@ class Replay(SimulatedUsers):
             actions.RefusePark: self._refuse_park,
             actions.Trim: self._trim,
             actions.Spill: self._spill,
+            actions.ReadBack: self._read_back,
             actions.Resume: self._resume,
             actions.GrantRoom: self._grant,
             actions.DenyRoom: self._deny,
@@ -372,10 +373,19 @@ class Replay(SimulatedUsers):
         self.outcome.counts["trims"] += 1
 
     def _spill(self, kernel: SimulatedKernel, action: actions.Spill) -> None:
-        if kernel.residency not in (Residency.PARKED, Residency.QUEUED) or kernel.spilling:
-            raise ModelBroken(f"{kernel.id} is to go to disk and is {kernel.residency.value}")
+        self._check_is_at_rest(kernel)
         self._disk.spill(kernel, action.bytes)
         self.outcome.counts["spills"] += 1
+
+    def _read_back(self, kernel: SimulatedKernel, action: actions.ReadBack) -> None:
+        self._check_is_at_rest(kernel)
+        self._disk.read(kernel, action.bytes, partial(self._books.touch, kernel))
+        self.outcome.counts["reads back from disk"] += 1
+
+    def _check_is_at_rest(self, kernel: SimulatedKernel) -> None:
+        is_away = kernel.residency in (Residency.PARKED, Residency.QUEUED)
+        if not is_away or kernel.spilling or kernel.reading:
+            raise ModelBroken(f"{kernel.id} is to go to disk or back and is {kernel.residency.value}")
 
     def _spilled(self, kernel: SimulatedKernel, written: int) -> None:
         self._books.touch(kernel)

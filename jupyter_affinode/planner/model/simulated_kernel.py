@@ -52,6 +52,7 @@ class SimulatedKernel:
         self.trimming = 0  # of that, what it was asked to release
         self.on_disk = 0  # of a parked one's memory
         self.spilling = 0  # … what is being written there
+        self.reading = 0  # … what is being read back into host memory
         self.disk_return_s = 0.0
         self.may_exchange = False
         self.exchange: Exchange | None = None  # the one that it is in
@@ -91,7 +92,8 @@ class SimulatedKernel:
     def on_host(self) -> int:
         """Return its host memory: a copy, or what it retains for the next; and its context's, if that is parked."""
         image = self.context_bytes if self.left_gpu else 0
-        copy = max(self.movable, self.retained) - self.on_disk if self.residency in AWAY else self.retained
+        away = max(self.movable, self.retained) - self.on_disk + self.reading
+        copy = away if self.residency in AWAY else self.retained
         if self.exchange is not None and self is self.exchange.waiter:
             copy = max(copy - self.exchange.handed_bytes, 0)
         return copy + image
@@ -137,7 +139,7 @@ class SimulatedKernel:
             last_activity=now if computes else self.last_activity,
             calls_in_flight=int(computes),
             cell_open=self.live.cell_is_open,
-            is_moving=is_moving or self.spilling > 0,
+            is_moving=is_moving or self.spilling > 0 or self.reading > 0,
             moves_since=self.moves_since if is_moving else None,
             wants_since=self.wants_since,
             rooms=() if self.room is None else (self.room,),
@@ -158,6 +160,7 @@ class SimulatedKernel:
                 spillable_bytes=self.movable - self.on_disk if is_away else 0,
                 spilling_bytes=self.spilling,
                 disk_bytes=self.on_disk,
+                readable_bytes=self.on_disk if is_away else 0,
             ),
             user=self.user,
             priority=self.priority,

@@ -34,12 +34,12 @@ def hand_over(
     """
     if head.room is not None or not may_resume_handing_over(plan, head.kernel) or plan.host.is_awaited:
         return False
-    lacks = _lacks(plan, head)
+    lacks = lacks_of(plan, head)
 
     def able() -> Iterator[Kernel]:
         rests = list(_parked_in_part(plan, head.kernel))
         yield from (kernel for kernel in rests if kernel.demoted_until <= plan.now)
-        yield from filter(_can_hand_over, candidates())
+        yield from filter(can_hand_over, candidates())
         yield from (kernel for kernel in rests if kernel.demoted_until > plan.now)
 
     def fits(kernel: Kernel) -> bool:
@@ -63,7 +63,7 @@ def may_resume_handing_over(plan: Plan, kernel: Kernel) -> bool:
     return kernel.residency is Residency.QUEUED and kernel.may_hand_over and is_due and plan.is_free(kernel)
 
 
-def _can_hand_over(kernel: Kernel) -> bool:
+def can_hand_over(kernel: Kernel) -> bool:
     """Return whether an eligible kernel can be parked in an exchange that hands over."""
     return (
         kernel.may_hand_over
@@ -83,7 +83,7 @@ def _parked_in_part(plan: Plan, but: Kernel) -> Iterator[Kernel]:
             yield kernel.rest
 
 
-def _lacks(plan: Plan, head: Waiter) -> dict[str, int]:
+def lacks_of(plan: Plan, head: Waiter) -> dict[str, int]:
     """Return what the head lacks, without a margin."""
     needs = plan.limits.needs(head)
     room, incoming = plan.room, plan.incoming

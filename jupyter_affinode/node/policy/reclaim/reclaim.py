@@ -15,6 +15,7 @@ from .enough_victims import is_nothing, select_victims, subtract
 from .exchange import is_exchange, is_for_later
 from .hand_over import hand_over
 from .preemption import make_room_when_full
+from .read_back import read_back
 
 # After that, the head no longer waits for moves on its GPU to end: a process may move for ever.
 SETTLES_WITHIN_S = 10.0
@@ -44,7 +45,7 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
         if is_for_later(plan, head, short):
             _make_host_memory_ready(plan, _behind_last(plan, candidates()), missing)
             return
-    first = len(plan.actions)
+    first, refused = len(plan.actions), plan.host.refusals()
     if hand_over(plan, head, missing, lambda: _behind_last(plan, candidates()), _told(head)):
         return
     found = _park_until(plan, missing, lambda: _behind_last(plan, candidates()), _park_for(plan, head))
@@ -55,6 +56,8 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
         found = make_room_when_full(plan, missing, head) or found
     if found is HostMemory.LATER:
         plan.host.is_awaited = True
+    elif found is HostMemory.SHORT and read_back(plan, head, _behind_last(plan, candidates())):
+        plan.host.forget_refusals(but=refused)
     elif found is HostMemory.SHORT:
         plan.barred.add(head.kernel.id)
 

@@ -36,7 +36,7 @@ class DiskRoom:
             self._used[kernel.charged_user] = self._used.get(kernel.charged_user, 0) + size
         # A page may claim anything: what counts against other users is limited to the user's part.
         self._in_all = sum(min(size, self.part_bytes) for size in self._used.values())
-        self._left_bytes = max(min(host.disk_limit_bytes - self._in_all, host.disk_writable_bytes), 0)
+        self._left_bytes = max(_writable_bytes(host, self._in_all), 0)
 
     def takes(
         self,
@@ -96,6 +96,10 @@ class DiskRoom:
             if (is_full or full_for_user) and is_free(kernel):
                 return Spill(kernel.id, 0, "the disk is needed for others")
         return None
+
+
+def _writable_bytes(host: Host, used_bytes: int) -> int:
+    return min(host.disk_limit_bytes - used_bytes, host.disk_free_bytes, host.disk_daily_bytes)
 
 
 def _is_unwanted(kernel: Kernel) -> bool:

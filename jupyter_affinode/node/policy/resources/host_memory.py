@@ -182,6 +182,15 @@ class HostRoom:
         at_once, total = self.begins_with(kernels), sum(_takes(self.needs(each)) for each in kernels)
         return {place: max(total - self._gives(waiter, place), at_once) for place in self._lot_places}
 
+    def lacks_to_hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> int:
+        """Return how much more of the waiter must be in host memory, so that `kernels` take no more beyond it than they
+        begin with.
+        """
+        lacks = max(self.charges_of_hand_over(waiter, kernels).values(), default=0) - self.begins_with(
+            kernels
+        )
+        return _in_slabs(lacks)
+
     def begins_with(self, kernels: Iterable[Kernel]) -> int:
         """Return the host memory that all of them need at once in an exchange that hands over."""
         return sum(begins_with(_takes(self.needs(each))) for each in kernels)

@@ -12,10 +12,11 @@ from dataclasses import replace
 from functools import cached_property
 
 from ....settings.policy import Settings
-from ...model.actions import Action, DropCaches, GiveLots, MakeLots, Park, Resume
+from ...model.actions import Action, DropCaches, GiveLots, MakeLots, Park, ReadBack, Resume
 from ...model.reasons import Cause
 from ...model.snapshot import Kernel, Node, Residency, ServedKey
 from ..queue import AWAY, served_keys, waiters
+from ..resources.host_memory import LEAST_BYTES, SLAB_BYTES
 from ..resources.quotas import Limits
 from ..victims.candidates import Candidates
 from ..victims.eviction_cost import is_late
@@ -59,7 +60,8 @@ class Plan:
                 self._note_resuming(kernel)
             elif kernel.is_ending:
                 self.expect_end(kernel)
-            elif kernel.residency in AWAY:  # it is being written to disk, or that has just ended
+            elif kernel.residency in AWAY:  # it is being written to disk or read, or that has just ended
+                self.host.room.take(kernel, kernel.host.reading_bytes)
                 self.host.room.is_passing(kernel, self.host.disk.rest(kernel))
 
     def _is_parking(self, kernel: Kernel) -> bool:
@@ -138,9 +140,9 @@ class Plan:
         self._decided_with_parks(waiter)
         return True
 
-    def may_hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> bool:
+    def may_hand_over(self, waiter: Kernel, kernels: Sequence[Kernel], *, later: bool = False) -> bool:
         """Return whether host memory, with what others can release, may be enough for the waiter to hand over to
-        `kernels`.
+        `kernels`: now, or `later`, with what kernels in transit can release then.
 
         Nothing is spilled for more than what the kernels begin with.
         """
@@ -150,7 +152,8 @@ class Plan:
             return True
         short = host.shortage(charges, self.host.retained.coming)
         to_disk = max(charges.values()) <= host.begins_with(kernels)
-        return not (short and self.host.retained.left(short, [waiter, *kernels], to_disk=to_disk))
+        short = self.host.retained.left(short, [waiter, *kernels], to_disk=to_disk) if short else short
+        return not (host.without_passing(short) if later else short)
 
     def _make_room_to_hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> bool:
         """Have others release what is missing beside the waiter's own memory; return whether they do."""
@@ -166,6 +169,22 @@ class Plan:
             self.act(action)
         host.charge(charges)
         return True
+
+    def read_back(self, waiter: Kernel, victims: Sequence[Kernel], size: int) -> None:
+        """Have as much of `size` bytes of the waiter read from disk as there is host memory for, and others release
+        what is missing.
+        """
+        host = self.host.room
+        for kernel in (waiter, *victims):
+            self._decided_with_parks(kernel)
+        there = min(size, host.budget(waiter) // SLAB_BYTES * SLAB_BYTES)
+        short = host.shortage(dict.fromkeys(host.places(waiter), size), self.host.retained.coming)
+        if short:
+            for action in self.host.make_room(short):
+                self.act(action)
+        if there >= min(size, LEAST_BYTES):
+            self.act(ReadBack(waiter.id, there, "to change places with another kernel"))
+            host.take(waiter, there)
 
     def _decided_with_parks(self, waiter: Kernel) -> None:
         """Note that the decision for the waiter is part of others' parks."""

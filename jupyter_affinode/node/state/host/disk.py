@@ -67,11 +67,13 @@ class Disk:
             log.warning("parked memory cannot go to disk: %s", problem)
         self.problem = problem
 
-    def writable_bytes(self, now: float, under_way_bytes: int) -> int:
-        """Return what may be written beside what is under way, which counts as written."""
-        if not self.limit_bytes:
-            return 0
-        return max(min(self._daily_bytes - self.written_bytes(now), self._free_bytes - under_way_bytes), 0)
+    def free_bytes(self, under_way_bytes: int) -> int:
+        """Return the room that the disk has beside what is being written."""
+        return max(self._free_bytes - under_way_bytes, 0) if self.limit_bytes else 0
+
+    def daily_bytes(self, now: float) -> int:
+        """Return what may still be written in these 24 hours; what is under way counts as written."""
+        return max(self._daily_bytes - self.written_bytes(now), 0) if self.limit_bytes else 0
 
     # ---- what was written
 

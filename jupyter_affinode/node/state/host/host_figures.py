@@ -58,7 +58,9 @@ class HostFigures:
     def picture(self, kernels: Iterable[KernelRecord], now: float) -> Host:
         """Return the host for the policy's snapshot."""
         spills = (kernel.host.spill for kernel in kernels)
-        spilling_bytes = sum(spill.asked_bytes - spill.written_bytes for spill in spills if spill is not None)
+        spilling_bytes = sum(
+            spill.asked_bytes - spill.moved_bytes for spill in spills if spill is not None and not spill.reads
+        )
         return Host(
             self.memory.available_bytes,
             {path: limit.headroom_bytes for path, limit in self.limits.items()},
@@ -68,7 +70,8 @@ class HostFigures:
             self.makes_lots,
             self.lot_cgroups,
             self.disk.limit_bytes,
-            self.disk.writable_bytes(now, spilling_bytes),
+            self.disk.free_bytes(spilling_bytes),
+            self.disk.daily_bytes(now),
         )
 
 

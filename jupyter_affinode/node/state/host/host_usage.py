@@ -58,6 +58,7 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
         copy_bytes=copy_bytes(kernel),
         disk_bytes=on_disk_bytes(kernel),
         spilling_bytes=spilling_bytes(kernel),
+        reading_bytes=reading_bytes(kernel),
         **_may_spill(kernel, now),
     )
 
@@ -101,9 +102,15 @@ def awaits_bytes(
 
 
 def parks_take_bytes(kernels: Iterable[KernelRecord]) -> int:
-    """Return the host memory that the parks under way may still take by themselves."""
-    parking = (each for each in kernels if each.move is not None and each.move.parks)
-    return sum(min(each.host.budget_bytes or 0, _lacks_itself(each)) for each in parking)
+    """Return the host memory that the parks under way, and what is read back from disk, may still take by
+    themselves.
+    """
+    takes = 0
+    for each in kernels:
+        takes += reading_bytes(each)
+        if each.move is not None and each.move.parks:
+            takes += min(each.host.budget_bytes or 0, _lacks_itself(each))
+    return takes
 
 
 def _lacks_itself(kernel: KernelRecord) -> int:
@@ -115,13 +122,14 @@ def _lacks_itself(kernel: KernelRecord) -> int:
 
 
 def _may_spill(kernel: KernelRecord, now: float) -> dict[str, int]:
-    """Return what the kernel can be told to write to disk, or to drop there."""
+    """Return what the kernel can be told to write to disk, to drop there, or to read back."""
     spill = kernel.host.spill
     if now < kernel.host.spill_backoff.retry_at or (spill is not None and spill.failure is not None):
         return {}
     return {
         "spillable_bytes": sum(process.data.copy_bytes for process in spillers(kernel)),
         "disk_retained_bytes": sum(process.data.disk_bytes for process in with_copy_on_disk(kernel)),
+        "readable_bytes": sum(_on_disk(process) for process in readers(kernel)),
     }
 
 
@@ -140,21 +148,43 @@ def spillers(kernel: KernelRecord) -> list[Process]:
     ]
 
 
+def readers(kernel: KernelRecord) -> list[Process]:
+    """Return the processes whose parked contents can be read from disk into host memory."""
+    return [
+        process
+        for process in kernel.connected()
+        if process.hello.flags & HelloFlag.READS_BACK
+        and process.is_parked
+        and process.data.depth is not Depth.CONTEXT
+    ]
+
+
 def on_disk_bytes(kernel: KernelRecord) -> int:
     """Return what its processes have on disk by their pages, capped at their memory."""
-    return sum(min(process.data.disk_bytes, _memory_bytes(process)) for process in kernel.processes.values())
+    return sum(map(_on_disk, kernel.processes.values()))
+
+
+def _on_disk(process: Process) -> int:
+    memory_bytes = sum(gpu.resident_bytes + gpu.parked_bytes for gpu in process.data.gpus)
+    return min(process.data.disk_bytes, memory_bytes)
 
 
 def spilling_bytes(kernel: KernelRecord) -> int:
     """Return what it was told to write to disk and has not yet; 0 once the spill was told to end."""
+    return _left_to_move(kernel, reads=False)
+
+
+def reading_bytes(kernel: KernelRecord) -> int:
+    """Return what it was told to read from disk into host memory and has not yet."""
+    return _left_to_move(kernel, reads=True)
+
+
+def _left_to_move(kernel: KernelRecord, *, reads: bool) -> int:
     spill = kernel.host.spill
-    if spill is None or spill.is_ended:
+    if spill is None or spill.is_ended or spill.reads is not reads:
         return 0
-    return max(spill.asked_bytes - max(on_disk_bytes(kernel) - spill.before_bytes, 0), 0)
-
-
-def _memory_bytes(process: Process) -> int:
-    return sum(gpu.resident_bytes + gpu.parked_bytes for gpu in process.data.gpus)
+    more_on_disk = on_disk_bytes(kernel) - spill.before_bytes
+    return max(spill.asked_bytes - max(-more_on_disk if reads else more_on_disk, 0), 0)
 
 
 def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Process]) -> int:

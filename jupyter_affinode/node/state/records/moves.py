@@ -83,18 +83,19 @@ class CacheDrop:
 
 @dataclass
 class SpillRecord:
-    """A spill of a kernel's parked memory that is under way."""
+    """A spill of a kernel's parked memory that is under way, or its way back into host memory."""
 
     began: float
     asked_bytes: int  # 0: a resident kernel's retained copy on disk is dropped
     before_bytes: int  # what its processes had on disk
     is_wanted: bool = False  # it waited for the GPU already
+    reads: bool = False  # from disk into host memory
     pending: dict[int, int] = field(default_factory=dict)  # process key: epoch of the command
-    written_bytes: int = 0  # by those that have answered
+    moved_bytes: int = 0  # by those that have answered
     failure: str | None = None  # what the disk said
     is_ended: bool = False  # they were told to end it
     is_unanswered: bool = False  # a process did not say how much it wrote
-    progress_bytes: int = 0  # the most that was seen to be on disk
+    progress_bytes: int = 0  # the most that was seen to have moved
     progress_at: float = 0.0
 
 

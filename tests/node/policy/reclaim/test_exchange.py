@@ -181,7 +181,9 @@ def test_a_park_that_hangs_is_not_waited_for():
 
 def test_a_waiter_that_is_about_to_come_in_is_not_sent_to_disk():
     use = HostUse(obeys_budget=True, spillable_bytes=8 * GIB)
-    short = Host(GIB, total_bytes=64 * GIB, disk_limit_bytes=1 << 40, disk_writable_bytes=1 << 40)
+    short = Host(
+        GIB, total_bytes=64 * GIB, disk_limit_bytes=1 << 40, disk_free_bytes=1 << 40, disk_daily_bytes=1 << 40
+    )
     sure = HostUse(obeys_budget=True, park_takes_bytes=0)
     found = decide(NOW, node(waiter(host=use), victim(host=sure), host=short), NEEDED)
     assert exchanged(found) == [("victim", "waiter")]

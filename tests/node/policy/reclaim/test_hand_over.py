@@ -81,7 +81,7 @@ def test_a_victim_for_which_there_is_host_memory_goes_before():
 
 
 def test_the_disk_is_not_needed():
-    host = free_host(2 * GIB, disk_limit_bytes=1 << 40, disk_writable_bytes=1 << 40)
+    host = free_host(2 * GIB, disk_limit_bytes=1 << 40, disk_free_bytes=1 << 40, disk_daily_bytes=1 << 40)
     sleeps = parked("sleeps", 9 * GIB, host=HostUse(obeys_budget=True, spillable_bytes=9 * GIB))
     found = decide(NOW, node(waiter(), victim(), sleeps, host=host), NEEDED)
     assert handed(found) == [("victim", "waiter")]
@@ -89,7 +89,7 @@ def test_the_disk_is_not_needed():
 
 
 def test_what_is_missing_to_begin_with_goes_to_disk_and_no_more():
-    host = free_host(100 * MIB, disk_limit_bytes=1 << 40, disk_writable_bytes=1 << 40)
+    host = free_host(100 * MIB, disk_limit_bytes=1 << 40, disk_free_bytes=1 << 40, disk_daily_bytes=1 << 40)
     sleeps = parked("sleeps", 9 * GIB, host=HostUse(obeys_budget=True, spillable_bytes=9 * GIB))
     found = decide(NOW, node(waiter(size=9 * GIB), victim(), sleeps, host=host), NEEDED)
     goes = 220 * MIB + SLACK_BYTES

@@ -41,7 +41,13 @@ def parked(name, size, *, idle, on_disk=0, spilling=0, **fields):
 
 
 def node(*kernels, available, limit=100 * GIB, writable=100 * GIB):
-    host = Host(available, total_bytes=64 * GIB, disk_limit_bytes=limit, disk_writable_bytes=writable)
+    host = Host(
+        available,
+        total_bytes=64 * GIB,
+        disk_limit_bytes=limit,
+        disk_free_bytes=writable,
+        disk_daily_bytes=writable,
+    )
     return snapshots.node(*kernels, free=80 * GIB, total=80 * GIB, host=host)
 
 
@@ -227,3 +233,35 @@ def test_ten_kernels_take_turns_with_host_memory_for_two_and_a_disk():
     counts = machine.outcome.counts
     assert min(each.live.next_cell for each in sharers) >= 2, counts
     assert counts["spills"] > 10 and not machine.refused, counts
+
+
+def full_disk(seed):
+    """Kernels of one size that change places: on the GPU, in host memory, and as many on disk as have room there."""
+    draw = random.Random(seed)
+    size, on_gpu, in_host, on_disk = (draw.randint(*each) for each in ((2, 8), (1, 3), (1, 4), (1, 2)))
+    free = draw.randint(1, size - 1)
+    sharers = [
+        sharer(f"k{number}", size, DISK_GPU, residency=Residency.PARKED, thinks=thinking(draw, 1.0, 4.0))
+        for number in range(on_gpu + in_host + on_disk)
+    ]
+    gpu, host = on_gpu * size + draw.randint(0, size - 1), 3 + in_host * size + free
+    machine = DiskHost(gpu, host, on_disk * size, sharers, exchanges=True)
+    kernels = draw.sample(machine.kernels, len(machine.kernels))
+    for number, each in enumerate(kernels):
+        machine.begin_as(each, Residency.RESIDENT if number < on_gpu else Residency.PARKED)
+        each.has_parked, each.last_activity = True, machine.now - draw.uniform(1, 100)
+        each.on_disk = 0 if number < on_gpu + in_host else each.held
+    return machine
+
+
+def test_kernels_on_a_full_disk_change_places_with_those_for_which_host_memory_has_no_room():
+    """While other kernels changed places for ever."""
+    first = random.randrange(1 << 32)
+    for seed in range(first, first + HISTORIES):
+        machine = full_disk(seed)
+        for _ in range(20 * len(machine.kernels)):
+            if all(each.live.next_cell for each in machine.kernels):
+                break
+            machine.pass_time(1)
+        cells = [each.live.next_cell for each in machine.kernels]
+        assert min(cells) >= 1, (seed, cells, machine.outcome.counts)

@@ -20,9 +20,9 @@ GPU = "GPU"
 class DiskHost(ShortHost):
     """One GPU, 3 GiB of host memory as a reserve, and a disk."""
 
-    def __init__(self, gpu: int, host: int, disk: int, actors: Sequence[Actor]):
+    def __init__(self, gpu: int, host: int, disk: int, actors: Sequence[Actor], *, exchanges: bool = False):
         self.disk_bytes = disk * GIB
-        super().__init__({GPU: gpu}, host, actors, reserve=3, disk=disk)
+        super().__init__({GPU: gpu}, host, actors, reserve=3, disk=disk, exchanges=exchanges)
 
     def begin_somewhere(self, draw: random.Random, residents: Sequence[SceneKernel]) -> None:
         """Have these on the GPU and all others on disk, each idle for a while."""

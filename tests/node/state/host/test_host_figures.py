@@ -9,13 +9,20 @@ import pytest
 from model_node import QUIET, Machine
 
 from jupyter_affinode.node.execution.spills import Spills
-from jupyter_affinode.node.model.actions import Park, Resume, Spill
+from jupyter_affinode.node.model.actions import Park, ReadBack, Resume, Spill
 from jupyter_affinode.node.model.snapshot import HostUse, Kernel, Residency
 from jupyter_affinode.node.protocol.page import Depth, State
 from jupyter_affinode.node.protocol.wire import CommandKind, HelloFlag, Reply, Status
 from jupyter_affinode.node.state.host import host_figures
 from jupyter_affinode.node.state.host.disk import Disk
-from jupyter_affinode.node.state.host.host_usage import host_use, learn_from_park, soon_wanted_bytes, trim
+from jupyter_affinode.node.state.host.host_usage import (
+    host_use,
+    learn_from_park,
+    on_disk_bytes,
+    parks_take_bytes,
+    soon_wanted_bytes,
+    trim,
+)
 from jupyter_affinode.node.state.observer import Observers
 from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
 from jupyter_affinode.settings.policy import GIB, MIB, Settings
@@ -224,6 +231,29 @@ def test_what_a_spill_may_have_written_counts_until_its_process_says_what_it_wro
         later.recall({str(hour): size for hour, size in disk.stored_bytes.items()}, clock.now)
         disk = later
     assert disk.written_bytes(clock.now) == 4 * GIB
+
+
+@pytest.mark.parametrize("status", [Status.OK, Status.NO_HOST_ROOM, Status.REVOKED])
+def test_what_is_read_back_counts_as_taken_until_it_was_and_nothing_as_written(clock, status):
+    machine = machine_of(clock, "k")
+    record, disk = machine.state.kernels["k"], machine.state.host.disk
+    (process,) = record.processes.values()
+    process.hello = replace(process.hello, flags=process.hello.flags | HelloFlag.READS_BACK)
+    process.data = replace(process.data, state=State.PARKED, disk_bytes=8 * GIB)
+    assert host_use(record, 0.0, {}, clock.now).readable_bytes == on_disk_bytes(record) > 0
+    spills = Spills(machine.state, QUIET, lambda: None, Observers(QUIET))
+    spills.begin(record, ReadBack("k", 1 * GIB, "asked"))
+    use = host_use(record, 0.0, {}, clock.now)
+    assert (use.reading_bytes, use.spilling_bytes) == (1 * GIB, 0)
+    assert parks_take_bytes([record]) == 1 * GIB
+    epoch = record.host.spill.pending[process.key]
+    size = 0 if status is Status.NO_HOST_ROOM else 1 * GIB
+    spills.take_reply(process, Reply(1, epoch, CommandKind.READ_BACK, status, size, 0.1, "short"))
+    assert record.host.spill is None and disk.written_bytes(clock.now) == 0
+    process.data = replace(process.data, state=State.PARKED, disk_bytes=8 * GIB)
+    use = host_use(record, 0.0, {}, clock.now)
+    assert use.reading_bytes == 0
+    assert (use.readable_bytes == 0) is (status is Status.NO_HOST_ROOM)  # for a while
 
 
 @pytest.mark.parametrize(("mode", "may"), [(0o777, False), (0o770, False), (0o1777, True), (0o700, True)])

@@ -1,0 +1,119 @@
+"""A waiter on a full disk is read back into host memory, so that it can change places by handing that over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from snapshots import NEEDED, NOW, node, parked, resident
+
+from jupyter_affinode.node.model.actions import Park, ReadBack, RefusePark, Spill
+from jupyter_affinode.node.model.snapshot import Host, HostUse
+from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.policy.resources.host_memory import SLACK_BYTES, begins_with
+from jupyter_affinode.settings.policy import GIB, MIB
+
+RESERVE = GIB  # with its margin, in these settings
+SIZE = 8 * GIB
+LACKS = SIZE - begins_with(SIZE)  # that much of the waiter must be in host memory
+
+
+def waiter(on_disk=SIZE, **use):
+    use = {"disk_bytes": on_disk, "readable_bytes": on_disk, "copy_bytes": SIZE - on_disk, **use}
+    parts = {"may_resume_in_parts": True, "may_hand_over": True}
+    return parked("waiter", SIZE, waits=5, host=HostUse(obeys_budget=True, **use), **parts)
+
+
+def victim(**fields):
+    use = HostUse(obeys_budget=True, park_takes_bytes=SIZE)
+    parts = {"may_park_in_parts": True, "may_hand_over": True}
+    return resident("victim", SIZE, **{**parts, "host": use, **fields})
+
+
+def sleeper(size=SIZE, **use):
+    use = {"copy_bytes": size, "spillable_bytes": size, **use}
+    return parked("sleeper", SIZE, host=HostUse(obeys_budget=True, **use))
+
+
+def host(free, *, disk_free=0, daily=1 << 40, limit=SIZE):
+    """So much beyond the reserve."""
+    return Host(
+        RESERVE + free,
+        total_bytes=64 * GIB,
+        disk_limit_bytes=limit,
+        disk_free_bytes=disk_free,
+        disk_daily_bytes=daily,
+    )
+
+
+def told(actions):
+    assert all(isinstance(each, ReadBack | Spill) for each in actions), actions
+    return [(type(each), each.kernel_id, each.bytes) for each in actions]
+
+
+def refused(actions):
+    return [type(each) for each in actions] == [RefusePark]
+
+
+def test_as_much_of_it_as_is_free_is_read_and_then_another_kernel_goes_to_disk():
+    kernels = waiter(), victim(), sleeper()
+    assert told(decide(NOW, node(*kernels, host=host(GIB)), NEEDED)) == [(ReadBack, "waiter", GIB)]
+    kernels = waiter(SIZE - GIB), victim(), sleeper()
+    found = decide(NOW, node(*kernels, host=host(0, disk_free=GIB)), NEEDED)
+    assert told(found) == [(Spill, "sleeper", GIB)]
+
+
+def test_no_more_is_read_than_the_exchange_lacks():
+    kernels = waiter(), victim(), sleeper()
+    found = decide(NOW, node(*kernels, host=host(SIZE - 100 * MIB)), NEEDED)
+    assert told(found) == [(ReadBack, "waiter", LACKS)]
+    kernels = waiter(SIZE - LACKS), victim(), sleeper()
+    found = decide(NOW, node(*kernels, host=host(0, disk_free=LACKS)), NEEDED)
+    assert told(found) == [(Spill, "sleeper", begins_with(SIZE) + SLACK_BYTES)]
+    (park,) = decide(NOW, node(*kernels, host=host(begins_with(SIZE), disk_free=GIB)), NEEDED)
+    assert isinstance(park, Park) and park.hands_over
+
+
+def test_while_either_goes_on_nothing_else_is_decided():
+    kernels = waiter(SIZE - GIB), victim(), replace(sleeper(spilling_bytes=GIB), is_moving=True)
+    assert decide(NOW, node(*kernels, host=host(0)), NEEDED) == []
+    reads = replace(waiter(reading_bytes=GIB), is_moving=True)
+    assert decide(NOW, node(reads, victim(), sleeper(), host=host(GIB)), NEEDED) == []
+
+
+def test_what_is_being_read_is_not_given_to_a_park():
+    reads = replace(waiter(reading_bytes=2 * GIB), is_moving=True)
+    asked = replace(victim(), park_requested="asked")
+    (park,) = decide(NOW, node(reads, asked, host=host(SIZE + 3 * GIB)), NEEDED)
+    assert isinstance(park, Park) and park.budget_bytes == SIZE + GIB
+
+
+def test_a_little_is_not_read():
+    kernels = waiter(), victim(), sleeper()
+    found = decide(NOW, node(*kernels, host=host(begins_with(SIZE), disk_free=0)), NEEDED)
+    assert told(found) == [(ReadBack, "waiter", begins_with(SIZE))]
+    kernels = waiter(SIZE - LACKS + 64 * MIB), victim(), sleeper()
+    found = decide(NOW, node(*kernels, host=host(begins_with(SIZE))), NEEDED)
+    assert told(found) == [(ReadBack, "waiter", 64 * MIB)]  # all that it lacks
+
+
+@pytest.mark.parametrize(
+    "others, machine",
+    [
+        ([waiter(readable_bytes=0), victim(), sleeper()], host(GIB)),
+        ([waiter(), replace(victim(), may_hand_over=False), sleeper()], host(GIB)),
+        ([waiter(), victim(), sleeper(2 * GIB)], host(GIB)),
+        ([waiter(), victim()], host(GIB)),
+        ([waiter(), victim(), sleeper()], host(GIB, daily=GIB)),
+        ([waiter(), victim(), sleeper()], host(100 * MIB)),
+    ],
+    ids=["old shim", "old victim", "others have too little", "nothing", "the day's bytes", "too little free"],
+)
+def test_where_that_would_not_do_nothing_is_read(others, machine):
+    assert refused(decide(NOW, node(*others, host=machine), NEEDED))
+
+
+def test_where_the_disk_has_room_the_victim_goes_to_host_memory_as_ever():
+    kernels = waiter(), victim(), sleeper()
+    found = decide(NOW, node(*kernels, host=host(GIB, disk_free=1 << 40, limit=1 << 40)), NEEDED)
+    assert told(found) == [(Spill, "sleeper", SIZE - GIB + SLACK_BYTES)]
