@@ -37,6 +37,23 @@ def percentile(values: Sequence[float], part: float) -> float:
     return sorted(values)[max(ceil(part * len(values)), 1) - 1] if values else float("nan")
 
 
+class Steal:
+    """How much of its processors' time a virtual machine was without: others on its host had them (Linux, proc(5))."""
+
+    def __init__(self) -> None:
+        self._before = self._read()
+
+    def share(self) -> float:
+        """Return the part of that time since the last look."""
+        (stolen, total), (stolen_before, total_before) = now, _ = self._read(), self._before
+        self._before = now
+        return (stolen - stolen_before) / max(total - total_before, 1)
+
+    def _read(self) -> tuple[int, int]:
+        times = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return times[7], sum(times)
+
+
 class Sampler:
     """Looks every 0.2 s at what GPUs hold, by NVML, and at what is left of host memory beyond the reserve."""
 

@@ -31,7 +31,7 @@ from typing import Any
 
 from controlled import ballast, finish, free_port, machine, options, say
 from live_kernel import ask
-from many_figures import HEADINGS, Sampler, Told, end_controller, percentile, person_row, read_ledger
+from many_figures import HEADINGS, Sampler, Steal, Told, end_controller, percentile, person_row, read_ledger
 from many_people import Day, Person
 from many_programs import PROGRAMS
 from many_watch import Watch, end_all, grow_memory, tell_log
@@ -81,7 +81,10 @@ def arguments() -> argparse.Namespace:
         help="seconds of thinking after which one makes room for others (1)",
     )
     parser.add_argument(
-        "--controller", default="", help="more settings of the controller, --name=value, with blanks"
+        "--controller",
+        default=[],
+        action="append",
+        help="more settings of the controller, --name=value, with blanks or each by itself",
     )
     parser.add_argument(
         "--gpu-budget", type=float, help="GiB on the GPU for all of them; another program takes the rest"
@@ -120,7 +123,7 @@ def start_controller(folder: Path, ledger: Path, given: argparse.Namespace, metr
         f"--depth={given.depth}",
         f"--metrics-port={metrics_port}",
         f"--ledger={ledger}",
-        *given.controller.split(),
+        *" ".join(given.controller).split(),
     ]
     ensure_controller(extra_args=settings, timeout_s=20)
     say(f"controller with {' '.join(settings)}; its log: {folder / 'node.log'}")
@@ -301,9 +304,11 @@ def main() -> int:
             settings = Settings().changed(**ask("policy"))
             ends_after_s = given.time + ENDS_WITHIN_S + max(given.end - END_S, 0.0)
             with Watch(persons, ends_after_s, log) as watch, Sampler(given.gpus, settings) as sampler:
+                steal = Steal()
                 took = take_turns(persons, given)
                 watch.tell()
                 counted, notes = metrics_say(port), [f"took turns for {took:.0f} s, seed {given.seed}"]
+                notes.append(f"other machines on its host had {steal.share():.2%} of its processors' time")
                 notes += [f"stayed at memory depth: {why}" for why in sorted(watch.shallow)]
         if any(person.error for person in persons):
             tell_log(log)

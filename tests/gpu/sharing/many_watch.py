@@ -17,6 +17,7 @@ from typing import Any
 
 from controlled import say
 from live_kernel import ask
+from many_figures import Steal
 from many_people import Person
 
 from jupyter_affinode.client.api import ControllerRefused, ControllerUnavailable
@@ -37,6 +38,7 @@ class Watch(threading.Thread):
         self._people, self._log = persons, log
         self._deadline = time.monotonic() + ends_after_s
         self._ends = threading.Event()
+        self._steal = Steal()
 
     def __enter__(self) -> Watch:
         self.start()
@@ -63,7 +65,8 @@ class Watch(threading.Thread):
             say(f"{cells}; the controller does not answer: {error}")
             return
         self.shallow |= {kernel["depth_refusal"] for kernel in kernels if kernel["depth_refusal"]}
-        say(f"{cells}; {kernels_in_words(kernels)}; {host_in_words(node['host'])}")
+        stolen = f"{self._steal.share():.1%} of the processors' time had others"
+        say(f"{cells}; {kernels_in_words(kernels)}; {host_in_words(node['host'])}; {stolen}")
 
     def _give_up(self) -> None:
         """Whatever hangs: tell where, and leave nothing behind."""
