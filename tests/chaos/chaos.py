@@ -57,6 +57,7 @@ WRITTEN_OF = {
     "hand-overs": re.compile(r"^.* hands its host memory over to ", re.M),
     "spills": re.compile(r"^.*: [1-9].* written to disk in ", re.M),
     "failed spills": re.compile(r"^.*the spill of .* failed", re.M),
+    "reads back from disk": re.compile(r"^.*: [1-9].* read from disk in ", re.M),
     "parts brought back": re.compile(r"^.*resume .* a part of it ", re.M),
 }
 COPY_RATE = "200MiB"  # of the simulated link, so that moves last long enough to be hit

@@ -114,13 +114,10 @@ class Spills:
         self._state.refresh(now)
         if not spill.asked_bytes and on_disk_bytes(kernel) >= spill.before_bytes:
             spill.failure = "it keeps on disk what it should forget"
-        what = "read from" if spill.reads else "spill to"
         if spill.failure is not None:
-            pause_s = kernel.host.spill_backoff.fail(now)
-            again = duration_in_words(pause_s)
-            self._log.warning(
-                "the %s disk of %s failed: %s; tried again in %s", what, kernel.id, spill.failure, again
-            )
+            again = duration_in_words(kernel.host.spill_backoff.fail(now))
+            what = "reading back" if spill.reads else "the spill of"
+            self._log.warning("%s %s failed: %s; tried again in %s", what, kernel.id, spill.failure, again)
         elif spill.moved_bytes:
             kernel.host.spill_backoff.succeed()
         if spill.asked_bytes:
