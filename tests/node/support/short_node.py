@@ -23,7 +23,7 @@ from jupyter_affinode.node.protocol.wire import (
     Reply,
     Status,
 )
-from jupyter_affinode.node.state.host.host_usage import parks_take_bytes
+from jupyter_affinode.node.state.host.host_usage import SLAB_BYTES, SLAB_TAKES_BYTES, parks_take_bytes
 from jupyter_affinode.node.state.records.process import Process
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.settings.policy import MIB, Settings
@@ -95,7 +95,8 @@ class HostShim(Shim):
         parks, flags = told.kind is CommandKind.PARK, MoveFlag(told.argument & 0xFF)
         work = HostWork(told.kind, told.epoch, bool(flags & MoveFlag.PREPARE))
         work.streams, work.hands_over = bool(flags & MoveFlag.STREAM), bool(flags & MoveFlag.HAND_OVER)
-        work.budget_bytes = (told.argument >> MOVE_BUDGET_SHIFT) * MIB
+        budget = (told.argument >> MOVE_BUDGET_SHIFT) * MIB
+        work.budget_bytes = budget // SLAB_TAKES_BYTES * SLAB_BYTES
         assert not work.hands_over or work.streams
         is_away = self.state in (State.PARKED, State.QUEUED)
         in_part = is_away and self.here is not None

@@ -21,6 +21,8 @@ TRIM_TAKES_S = 2.0  # memory that a kernel was told to release is counted on for
 TRIM_AGAIN_S = 10.0  # until the same kernel is asked for more
 TRIM_UNHEARD_S = 60.0  # a kernel that did not release what it was asked for is not asked for that long
 SLAB_BYTES = 32 * MIB  # the unit in which shims take host memory
+# With what the driver keeps beside it once it is registered (shim/src/host/slab_populate.c).
+SLAB_TAKES_BYTES = SLAB_BYTES + SLAB_BYTES // 256
 TRIMS_IN = (State.RESIDENT, State.PARKED, State.QUEUED)
 
 
@@ -188,15 +190,18 @@ def _left_to_move(kernel: KernelRecord, *, reads: bool) -> int:
 
 
 def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Process]) -> int:
-    """Return the argument of PARK: the process's part of the kernel's budget, by what it may need."""
+    """Return the argument of PARK: the process's part of the kernel's budget, by what it may need.
+
+    Shims take whole slabs, and count what the driver keeps beside each once it is registered. That comes out of the
+    margin beside the reserve, so that a park begins wherever its contents fit.
+    """
     if kernel.host.budget_bytes is None or not _obeys_budget(process):
         return 0
     needs = {target.key: may_take_anew(kernel, target) for target in targets}
     share = int(kernel.host.budget_bytes * (needs[process.key] / sum(needs.values())))
     kernel.host.shares[process.key] = share
-    return (
-        max(share // MIB, 1) << MOVE_BUDGET_SHIFT
-    )  # 0 would be no limit; in a MiB there is room for nothing
+    budget = math.ceil(share // SLAB_BYTES * SLAB_TAKES_BYTES / MIB)
+    return max(budget, 1) << MOVE_BUDGET_SHIFT  # 0 would be no limit; in a MiB there is room for nothing
 
 
 def give_lots(kernel: KernelRecord, size: int, stock: LotStock) -> None:

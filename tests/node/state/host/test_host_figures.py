@@ -12,10 +12,11 @@ from jupyter_affinode.node.execution.spills import Spills
 from jupyter_affinode.node.model.actions import Park, ReadBack, Resume, Spill
 from jupyter_affinode.node.model.snapshot import HostUse, Kernel, Residency
 from jupyter_affinode.node.protocol.page import Depth, State
-from jupyter_affinode.node.protocol.wire import CommandKind, HelloFlag, Reply, Status
+from jupyter_affinode.node.protocol.wire import MOVE_BUDGET_SHIFT, CommandKind, HelloFlag, Reply, Status
 from jupyter_affinode.node.state.host import host_figures
 from jupyter_affinode.node.state.host.disk import Disk
 from jupyter_affinode.node.state.host.host_usage import (
+    budget_argument,
     host_use,
     learn_from_park,
     on_disk_bytes,
@@ -206,6 +207,20 @@ def test_a_process_that_stopped_within_its_budget_found_less_than_there_should_b
     record.host.shares[process.key] = share
     reply = Reply(1, 1, CommandKind.PARK, Status.NO_HOST_ROOM, takes, 0.1, "")
     assert learn_from_park(record, {process.key: reply}) is found_less
+
+
+@pytest.mark.parametrize("slabs", [1, 46, 640])
+def test_a_park_whose_slabs_just_fit_may_take_what_the_driver_keeps_beside_them(clock, slabs):
+    """Else the shim stopped one slab before its end: "of 5312 MiB 3840 are there, and 1474 more may be taken"."""
+    machine = machine_of(clock, "k")
+    record = machine.state.kernels["k"]
+    (process,) = record.processes.values()
+    process.hello = replace(process.hello, flags=process.hello.flags | HelloFlag.TRIMS)
+    record.host.budget_bytes = slabs * 32 * MIB
+    budget = (budget_argument(record, process, [process]) >> MOVE_BUDGET_SHIFT) * MIB
+    takes = 32 * MIB + 32 * MIB // 256  # shim/src/host/slab_populate.c
+    assert budget // takes == slabs
+    assert record.host.shares[process.key] == record.host.budget_bytes
 
 
 @pytest.mark.parametrize("answer", ["written", "the process ends", "the controller is killed"])
