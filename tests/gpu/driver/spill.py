@@ -2,8 +2,9 @@
 
     python tests/gpu spill --dir /scratch --gib 8
 
-One run: a program fills GPU memory with random words, is parked, spilled and resumed, and every word is checked. Before
-each spill a file of the same size is written and read by as many threads. The ratios are of medians.
+One run: a program fills GPU memory with random words, is parked, spilled and resumed, and every word is checked. Then
+it is parked again, which leaves all of it on disk, is read back into host memory (twice, to compare), resumed, and
+checked. Before each spill a file of the same size is written and read by as many threads. The ratios are of medians.
 """
 
 from __future__ import annotations
@@ -65,6 +66,21 @@ def spilled(peer: ShimPeer, folder: Path, size: int) -> float:
     return reply.duration_s
 
 
+def read_back(peer: ShimPeer, size: int) -> float:
+    """Seconds to read all that is on disk into host memory, as the shim measured it."""
+    reply, _ = peer._command(wire.CommandKind.READ_BACK, 1 << 62, 3600.0, "")
+    assert reply.status is wire.Status.OK and reply.bytes == size, reply
+    return reply.duration_s
+
+
+def is_right(child: BenchProcess, after: str) -> bool:
+    """Whether every word is what it was; else say so."""
+    wrong = child.ask("verify")["differing_words"]
+    if wrong:
+        print(f"WRONG: {wrong} words differ after {after}", file=sys.stderr)
+    return not wrong
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -79,7 +95,8 @@ def main() -> int:
     options = parser.parse_args()
     size = int(options.gib * GIB) // (32 * MIB) * 32 * MIB
     began = time.monotonic()
-    found: dict[str, list[float]] = {"plain_write_s": [], "plain_read_s": [], "spill_s": [], "return_s": []}
+    steps = ("plain_write_s", "plain_read_s", "spill_s", "return_s", "read_back_s")
+    found: dict[str, list[float]] = {step: [] for step in steps}
     with (
         tempfile.TemporaryDirectory(prefix="affinode-spill-", dir=options.dir) as folder,
         tempfile.TemporaryDirectory(prefix="affinode-bench-", dir="/tmp") as run,
@@ -98,9 +115,12 @@ def main() -> int:
                 found["plain_read_s"].append(read)
                 found["spill_s"].append(spilled(peer, Path(folder), size))
                 found["return_s"].append(peer.resume().seconds)
-                wrong = child.ask("verify")["differing_words"]
-                if wrong:
-                    print(f"WRONG: {wrong} words differ after the way back from disk", file=sys.stderr)
+                if not is_right(child, "the way back from disk"):
+                    return 1
+                peer.park()
+                found["read_back_s"].append(read_back(peer, size))
+                peer.resume()
+                if not is_right(child, "the way back through host memory"):
                     return 1
             simulated = child.description["simulated"]
             peer.close()
@@ -109,12 +129,17 @@ def main() -> int:
     ratios = {
         "spill": took["plain_write_s"] / took["spill_s"],
         "return": took["plain_read_s"] / took["return_s"],
+        "read back": took["plain_read_s"] / took["read_back_s"],
     }
     print(
         f"{size / GIB:g} GiB in {options.dir}" + (", simulated GPU: says nothing of a real one" * simulated)
     )
     print("|  | plain O_DIRECT | ours | ratio |\n|---|---|---|---|")
-    for name, beside, ours in (("spill", "plain_write_s", "spill_s"), ("return", "plain_read_s", "return_s")):
+    for name, beside, ours in (
+        ("spill", "plain_write_s", "spill_s"),
+        ("return", "plain_read_s", "return_s"),
+        ("read back", "plain_read_s", "read_back_s"),
+    ):
         rates = [f"{size / GIB / took[each]:.2f} GiB/s" for each in (beside, ours)]
         print(f"| {name} | {rates[0]} | {rates[1]} | {ratios[name]:.2f} |")
     if options.json:

@@ -134,6 +134,18 @@ class HostRoom:
         """Return the new host memory that a park of the kernel may take, beside lots and the driver's own copy."""
         return max(self._left_for(kernel, self._lots) - kernel.image_bytes, 0)
 
+    def takes_back(self, kernel: Kernel, size: int) -> int:
+        """Return how much of `size` bytes the kernel can read from disk now, in whole slabs: unused lots are freed for
+        it.
+        """
+        return max(min(size, self._left_for(kernel) // SLAB_BYTES * SLAB_BYTES), 0)
+
+    def take_back(self, kernel: Kernel, size: int) -> None:
+        """Reserve `size` bytes for what the kernel reads from disk."""
+        self.take(kernel, size)
+        left = min((self._left[place] for place in self._lot_places), default=0)
+        self._lots = max(min(self._lots, left), 0)
+
     def take_lots(self, kernel: Kernel, size: int) -> None:
         """Count `size` bytes of lots as lent to the kernel."""
         for place in self._lot_places:

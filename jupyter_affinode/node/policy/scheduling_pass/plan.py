@@ -16,7 +16,7 @@ from ...model.actions import Action, DropCaches, GiveLots, MakeLots, Park, ReadB
 from ...model.reasons import Cause
 from ...model.snapshot import Kernel, Node, Residency, ServedKey
 from ..queue import AWAY, served_keys, waiters
-from ..resources.host_memory import LEAST_BYTES, SLAB_BYTES
+from ..resources.host_memory import LEAST_BYTES
 from ..resources.quotas import Limits
 from ..victims.candidates import Candidates
 from ..victims.eviction_cost import is_late
@@ -177,14 +177,14 @@ class Plan:
         host = self.host.room
         for kernel in (waiter, *victims):
             self._decided_with_parks(kernel)
-        there = min(size, host.budget(waiter) // SLAB_BYTES * SLAB_BYTES)
+        there = host.takes_back(waiter, size)
         short = host.shortage(dict.fromkeys(host.places(waiter), size), self.host.retained.coming)
         if short:
             for action in self.host.make_room(short):
                 self.act(action)
         if there >= min(size, LEAST_BYTES):
             self.act(ReadBack(waiter.id, there, "to change places with another kernel"))
-            host.take(waiter, there)
+            host.take_back(waiter, there)
 
     def _decided_with_parks(self, waiter: Kernel) -> None:
         """Note that the decision for the waiter is part of others' parks."""

@@ -88,6 +88,13 @@ def test_what_is_being_read_is_not_given_to_a_park():
     assert isinstance(park, Park) and park.budget_bytes == SIZE + GIB
 
 
+def test_unused_lots_are_freed_for_it():
+    kernels = waiter(), victim(), sleeper()
+    lots = replace(host(100 * MIB), lot_bytes=GIB, makes_lots=True)
+    found = decide(NOW, node(*kernels, host=lots), NEEDED)
+    assert told(found) == [(ReadBack, "waiter", GIB + 96 * MIB)]
+
+
 def test_a_little_is_not_read():
     kernels = waiter(), victim(), sleeper()
     found = decide(NOW, node(*kernels, host=host(begins_with(SIZE), disk_free=0)), NEEDED)
