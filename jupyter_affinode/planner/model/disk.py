@@ -16,7 +16,7 @@ DAY_HOURS = 24
 
 
 class Disk:
-    """Spills, at the disk's rate for all together; a call of its kernel ends a spill."""
+    """Spills and reads, at the disk's rate for all together; a call of its kernel ends a spill."""
 
     def __init__(
         self,
@@ -51,7 +51,12 @@ class Disk:
         done()
 
     def stop(self, kernel: SimulatedKernel) -> None:
-        """End the kernel's write, if there is one; what is written by then stays on disk."""
+        """End what the kernel writes or reads, if it does; what is written by then stays on disk, and so does all that
+        it was to read.
+        """
+        if kernel.id in self._reads:
+            self._reads.stop(kernel.id)
+            kernel.reading = 0
         if kernel.id in self._writes:
             left_s = self._writes.stop(kernel.id)
             self._end(kernel, min(int(left_s * self._bytes_per_s), kernel.spilling))

@@ -17,7 +17,8 @@ Where parked memory may be spilled (disk.py), that counts as what others release
 come out of the reserve if budgets went up to it, and what the driver keeps beside the memory that a parked kernel
 registers. So budgets end above the reserve by a sixteenth part of it. (Ten kernels of 20 GiB on a machine of 126 GiB
 were below a reserve of 12.6 GiB in one of 1,660 looks without it, by 20 MiB, and in two of 1,647 with it once parked
-kernels registered all of their memory. A tenth part changed nothing; state/host/lots.py has what is done about it.)
+kernels registered all of their memory. A tenth part changed nothing. With what state/host/lots.py does about it, none
+of 6,342 looks found less.)
 """
 
 from __future__ import annotations
