@@ -24,7 +24,7 @@ from ..model.actions import (
 )
 from ..model.reasons import NoticeKind, Refusal
 from ..protocol.wire import Status
-from ..state.host.host_usage import give_lots, make_room_beside_lots, trim
+from ..state.host.host_usage import give_lots, give_lots_to_read, make_room_beside_lots, trim
 from ..state.host.lots import LotStock
 from ..state.observer import Observers
 from ..state.records.kernel import KernelRecord
@@ -92,7 +92,8 @@ class Effects:
         elif isinstance(action, Spill):
             self._parts.spills.begin(kernel, action)
         elif isinstance(action, ReadBack):
-            self._parts.lots.make_room(action.bytes, self._state.host.memory)
+            if action.lot_bytes:
+                give_lots_to_read(kernel, action.lot_bytes, self._parts.lots)
             self._parts.spills.begin(kernel, action)
         elif isinstance(action, Resume):
             self._note_served(kernel, action.reserved_bytes, now)

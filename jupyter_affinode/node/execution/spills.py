@@ -128,8 +128,6 @@ class Spills:
         took_s = now - spill.began
         how_much = bytes_in_words(spill.moved_bytes), duration_in_words(took_s)
         if spill.reads:
-            if spill.moved_bytes:
-                self._state.host.disk.take_read(spill.moved_bytes, took_s)
             self._log.info("%s: %s read from disk in %s", kernel.id, *how_much)
             return
         if not spill.is_unanswered:

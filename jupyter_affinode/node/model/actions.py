@@ -56,11 +56,12 @@ class Spill:
 
 @dataclass(frozen=True)
 class ReadBack:
-    """Have a parked kernel read `bytes` of its contents from disk into host memory."""
+    """Have a parked kernel read `bytes` of its contents from disk into host memory, `lot_bytes` of them into lots."""
 
     kernel_id: str
     bytes: int
     reason: str
+    lot_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ void chunk_drop(struct chunk *chunk)
 	if (chunk->kind == CHUNK_SPILLED)
 		spill_give(chunk->place);
 	chunk->kind = CHUNK_NONE;
-	chunk->digested = false;
+	chunk->digested = chunk->was_on_disk = false;
 }
 
 void chunk_to_disk(struct chunk *chunk, uint32_t place)
@@ -38,6 +38,7 @@ void chunk_from_disk(struct chunk *chunk, const struct host_slot *slot)
 	spill_give(chunk->place);
 	chunk->kind = CHUNK_HELD;
 	chunk->slot = *slot;
+	chunk->was_on_disk = true;
 }
 
 void copy_drop(struct copy *copy)

@@ -23,6 +23,7 @@ struct chunk {
 	uint32_t place;            /* of SPILLED */
 	uint8_t kind;
 	bool digested;
+	bool was_on_disk; /* HELD, and read from there: what is wrong with it is so for good */
 };
 
 struct copy {

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/monotonic_futex.h"
 #include "gate/gate.h"
+#include "gpu/contexts.h"
 #include "host/host_copy.h"
 #include "host/spill_file.h"
 #include "memory/blocks/block.h"
@@ -197,7 +198,10 @@ static size_t take_slots(size_t want)
 	struct slab_order order = {.slots = want, .budget = UINT64_MAX, .node = -1, .stop = reading_must_end};
 	size_t n = 0, run;
 
+	if (!contexts_keep()) /* one is being ended, and slabs are registered anew in those that live on */
+		return 0;
 	slabs_make(&order); /* what is there counts */
+	contexts_let_end();
 	while (n < want && (run = slots_take(want - n, &batch.slots[n])) > 0) {
 		for (size_t i = 1; i < run; i++)
 			batch.slots[n + i] = (struct host_slot){batch.slots[n].slab, batch.slots[n].index + (unsigned)i};

@@ -29,10 +29,11 @@ def read_back(plan: Plan, head: Waiter, candidates: Iterable[Kernel]) -> bool:
     if not victims or what_is_left(plan, victims, lacks):
         return False
     size = min(plan.host.room.lacks_to_hand_over(waiter, victims), waiter.host.readable_bytes)
-    if not size or not _can_hand_over_then(plan, waiter, victims, size):
-        return False
-    plan.read_back(waiter, victims, size)
-    return True
+    return (
+        bool(size)
+        and _can_hand_over_then(plan, waiter, victims, size)
+        and plan.read_back(waiter, victims, size)
+    )
 
 
 def _can_hand_over_then(plan: Plan, waiter: Kernel, victims: Sequence[Kernel], size: int) -> bool:
@@ -57,4 +58,18 @@ def _can_hand_over_then(plan: Plan, waiter: Kernel, victims: Sequence[Kernel], s
     then = replace(waiter, host=use)
     kernels = tuple(then if each is waiter else each for each in plan.node.kernels)
     plan_then = Plan(plan.now, replace(plan.node, kernels=kernels, host=host), plan.settings)
-    return plan_then.may_hand_over(then, victims, later=True)
+    return plan_then.may_hand_over(then, victims, later=True) and _own_places_suffice(
+        plan_then, then, victims
+    )
+
+
+def _own_places_suffice(plan: Plan, waiter: Kernel, victims: Sequence[Kernel]) -> bool:
+    """Return whether the cgroups of the waiter and the victims may have what is not handed over as lots."""
+    room = plan.host.room
+    wanted = dict.fromkeys(room.own_places(waiter), 1)  # it is counted there already
+    for victim in victims:
+        for place in room.own_places(victim):
+            wanted[place] = wanted.get(place, 0) + room.begins_with([victim])
+    short = room.shortage(wanted, plan.host.retained.coming)
+    short = plan.host.retained.left(short, [waiter, *victims]) if short else short
+    return not room.without_passing(short)

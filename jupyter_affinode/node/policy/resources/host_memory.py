@@ -135,17 +135,17 @@ class HostRoom:
         """Return the new host memory that a park of the kernel may take, beside lots and the driver's own copy."""
         return max(self._left_for(kernel, self._lots) - kernel.image_bytes, 0)
 
-    def takes_back(self, kernel: Kernel, size: int) -> int:
-        """Return how much of `size` bytes the kernel can read from disk now, in whole slabs: unused lots are freed for
-        it.
+    def takes_back(self, kernel: Kernel, size: int) -> tuple[int, int]:
+        """Return how much of `size` bytes the kernel can read from disk now, in whole slabs, and how much of that into
+        lots: on one user's own controller alone, since no figure of a GPU confirms what a kernel has on disk.
         """
-        return max(min(size, self._left_for(kernel) // SLAB_BYTES * SLAB_BYTES), 0)
+        lots = min(size, self._lots) if self._host.makes_lots else 0
+        anew = max(self._left_for(kernel, self._lots), 0) // SLAB_BYTES * SLAB_BYTES
+        return min(size, lots + anew), lots
 
-    def take_back(self, kernel: Kernel, size: int) -> None:
-        """Reserve `size` bytes for what the kernel reads from disk."""
-        self.take(kernel, size)
-        left = min((self._left[place] for place in self._lot_places), default=0)
-        self._lots = max(min(self._lots, left), 0)
+    def own_places(self, kernel: Kernel) -> Sequence[str]:
+        """Return the cgroups in which its memory counts, but no lots."""
+        return [place for place in self.places(kernel) if not self.has_lots(place)]
 
     def take_lots(self, kernel: Kernel, size: int) -> None:
         """Count `size` bytes of lots as lent to the kernel."""

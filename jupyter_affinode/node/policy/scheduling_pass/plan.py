@@ -23,6 +23,8 @@ from ..victims.eviction_cost import is_late
 from .compute_slots import ComputeSlots
 from .host_plan import HostMemory, HostPlan
 
+# A waiter that is being read back does not keep its place: those behind it may be served meanwhile.
+READ_AT_ONCE_BYTES = 2 << 30
 ON_THE_MOVE = (Residency.PARKING, Residency.RESUMING)
 
 
@@ -170,21 +172,29 @@ class Plan:
         host.charge(charges)
         return True
 
-    def read_back(self, waiter: Kernel, victims: Sequence[Kernel], size: int) -> None:
+    def read_back(self, waiter: Kernel, victims: Sequence[Kernel], size: int) -> bool:
         """Have as much of `size` bytes of the waiter read from disk as there is host memory for, and others release
-        what is missing.
+        what is missing; return whether any of that goes on.
         """
         host = self.host.room
         for kernel in (waiter, *victims):
-            self._decided_with_parks(kernel)
-        there = host.takes_back(waiter, size)
-        short = host.shortage(dict.fromkeys(host.places(waiter), size), self.host.retained.coming)
-        if short:
-            for action in self.host.make_room(short):
-                self.act(action)
+            self.host.drop(kernel.id)
+        wanted = dict.fromkeys(host.places(waiter), size)
+        short = host.shortage(wanted, self.host.retained.coming)
+        actions = [*self.host.make_room(short)] if short else []
+        there, lots = host.takes_back(waiter, min(size, READ_AT_ONCE_BYTES))
         if there >= min(size, LEAST_BYTES):
-            self.act(ReadBack(waiter.id, there, "to change places with another kernel"))
-            host.take_back(waiter, there)
+            actions.append(ReadBack(waiter.id, there, "to change places with another kernel", lots))
+            host.take_lots(waiter, lots)
+            host.take(waiter, there - lots)
+        is_coming = short != host.shortage(wanted, {}) or host.without_passing(short) != short
+        if not actions and not is_coming:
+            return False
+        for kernel in (waiter, *victims):
+            self._taken.add(kernel.id)
+        for action in actions:
+            self.act(action)
+        return True
 
     def _decided_with_parks(self, waiter: Kernel) -> None:
         """Note that the decision for the waiter is part of others' parks."""

@@ -218,6 +218,15 @@ def give_lots(kernel: KernelRecord, size: int, stock: LotStock) -> None:
         stock.give(_borrower(process, connection), share)
 
 
+def give_lots_to_read(kernel: KernelRecord, size: int, stock: LotStock) -> None:
+    """Lend lots of `size` bytes to the processes that are about to be told to read from disk."""
+    for process in readers(kernel):
+        share = min(size, _on_disk(process))
+        if process.connection is not None and share:
+            stock.give(_borrower(process, process.connection), share)
+            size -= share
+
+
 def promise_lots(process: Process, size: int, stock: LotStock) -> None:
     """Reserve lots for a process whose park is under way, lent as they come; a `size` of 0 ends that.
 
@@ -255,11 +264,15 @@ def make_room_beside_lots(kernel: KernelRecord, budget_bytes: int, stock: LotSto
 
 
 def promised_bytes(kernels: Iterable[Kernel]) -> int:
-    """Return what the parks under way may still take of host memory, lots reserved for them included."""
-    parking = (each for each in kernels if each.host.budget_bytes is not None)
-    return sum(
-        min(each.host.budget_bytes or 0, _lacks_for_all(each)) + each.host.awaits_bytes for each in parking
-    )
+    """Return what the parks under way, and what is read back from disk, may still take of host memory, lots reserved
+    for them included.
+    """
+    takes = 0
+    for each in kernels:
+        takes += each.host.reading_bytes
+        if each.host.budget_bytes is not None:
+            takes += min(each.host.budget_bytes, _lacks_for_all(each)) + each.host.awaits_bytes
+    return takes
 
 
 def _lacks_for_all(kernel: Kernel) -> int:

@@ -74,7 +74,7 @@ static CUresult find_wrong(struct survey *survey, size_t begin, size_t end, bool
 		if (is_right(item))
 			continue;
 		wrong->chunks++;
-		wrong->on_disk += item_chunk(item)->kind == CHUNK_SPILLED;
+		wrong->on_disk += item_chunk(item)->kind == CHUNK_SPILLED || item_chunk(item)->was_on_disk;
 		stretch.bytes = item_bytes(item);
 		if (fill_again)
 			result = fill(&stretch, item_chunk(item)->kind);

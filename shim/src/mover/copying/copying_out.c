@@ -173,6 +173,7 @@ uint64_t settle_items(struct survey *survey, size_t begin, size_t end)
 			zeros += CHUNK_BYTES;
 		} else if (chunk->kind != CHUNK_SPILLED) {
 			chunk->kind = CHUNK_HELD;
+			chunk->was_on_disk = false;
 		}
 		chunk->digest = item->now.digest;
 		chunk->digested = item->digestible;

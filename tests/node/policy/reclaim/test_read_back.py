@@ -11,6 +11,7 @@ from jupyter_affinode.node.model.actions import Park, ReadBack, RefusePark, Spil
 from jupyter_affinode.node.model.snapshot import Host, HostUse
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.resources.host_memory import SLACK_BYTES, begins_with
+from jupyter_affinode.node.policy.scheduling_pass.plan import READ_AT_ONCE_BYTES
 from jupyter_affinode.settings.policy import GIB, MIB
 
 RESERVE = GIB  # with its margin, in these settings
@@ -65,8 +66,9 @@ def test_as_much_of_it_as_is_free_is_read_and_then_another_kernel_goes_to_disk()
 
 def test_no_more_is_read_than_the_exchange_lacks():
     kernels = waiter(), victim(), sleeper()
-    found = decide(NOW, node(*kernels, host=host(SIZE - 100 * MIB)), NEEDED)
-    assert told(found) == [(ReadBack, "waiter", LACKS)]
+    least = SIZE - LACKS + GIB
+    found = decide(NOW, node(waiter(least), victim(), sleeper(), host=host(GIB + 100 * MIB)), NEEDED)
+    assert told(found) == [(ReadBack, "waiter", GIB)]
     kernels = waiter(SIZE - LACKS), victim(), sleeper()
     found = decide(NOW, node(*kernels, host=host(0, disk_free=LACKS)), NEEDED)
     assert told(found) == [(Spill, "sleeper", begins_with(SIZE) + SLACK_BYTES)]
@@ -88,11 +90,37 @@ def test_what_is_being_read_is_not_given_to_a_park():
     assert isinstance(park, Park) and park.budget_bytes == SIZE + GIB
 
 
-def test_unused_lots_are_freed_for_it():
+@pytest.mark.parametrize("makes_lots, size", [(True, GIB + 96 * MIB), (False, 0)])
+def test_it_is_read_into_lots_on_one_users_controller(makes_lots, size):
     kernels = waiter(), victim(), sleeper()
-    lots = replace(host(100 * MIB), lot_bytes=GIB, makes_lots=True)
+    lots = replace(host(100 * MIB), lot_bytes=GIB, makes_lots=makes_lots)
     found = decide(NOW, node(*kernels, host=lots), NEEDED)
-    assert told(found) == [(ReadBack, "waiter", GIB + 96 * MIB)]
+    if makes_lots:
+        assert told(found) == [(ReadBack, "waiter", size)] and found[0].lot_bytes == GIB
+    else:
+        assert refused(found)
+
+
+def test_a_part_at_a_time_is_read_since_others_may_be_served_meanwhile():
+    kernels = waiter(), victim(), sleeper()
+    found = decide(NOW, node(*kernels, host=host(6 * GIB)), NEEDED)
+    assert told(found) == [(ReadBack, "waiter", READ_AT_ONCE_BYTES)]
+
+
+@pytest.mark.parametrize("whose", ["waiter", "victim"])
+def test_a_full_cgroup_of_its_own_keeps_no_other_waiter_back(whose):
+    """Its memory counts there, and what is free on the machine does not help."""
+    first, on_gpu = waiter(), victim()
+    if whose == "waiter":
+        first = replace(first, cgroups=("/alice",))
+    on_gpu = replace(on_gpu, cgroups=("/alice",))
+    room = host(20 * GIB)
+    room = replace(room, headroom_bytes={"/alice": 100 * MIB}, limit_bytes={"/alice": 4 * GIB})
+    small = resident("small", 2 * GIB, host=HostUse(obeys_budget=True, park_takes_bytes=2 * GIB))
+    behind = parked("behind", GIB, waits=4, host=HostUse(obeys_budget=True, copy_bytes=GIB))
+    found = decide(NOW, node(first, on_gpu, small, behind, sleeper(), host=room), NEEDED)
+    assert "waiter" not in {each.kernel_id for each in found}
+    assert [each.for_kernel for each in found if isinstance(each, Park)] == ["behind"]
 
 
 def test_a_little_is_not_read():
