@@ -151,7 +151,7 @@ def spillers(kernel: KernelRecord) -> list[Process]:
 
 
 def readers(kernel: KernelRecord) -> list[Process]:
-    """Return the processes whose parked contents can be read from disk into host memory."""
+    """Return the processes that can read parked contents from disk into host memory."""
     return [
         process
         for process in kernel.connected()

@@ -107,11 +107,11 @@ def test_a_part_at_a_time_is_read_since_others_may_be_served_meanwhile():
     assert told(found) == [(ReadBack, "waiter", READ_AT_ONCE_BYTES)]
 
 
-@pytest.mark.parametrize("whose", ["waiter", "victim"])
-def test_a_full_cgroup_of_its_own_keeps_no_other_waiter_back(whose):
+@pytest.mark.parametrize("kernels", ["waiter and victim", "victim"])
+def test_a_waiter_in_a_full_cgroup_or_with_a_victim_there_keeps_no_other_back(kernels):
     """Its memory counts there, and what is free on the machine does not help."""
     first, on_gpu = waiter(), victim()
-    if whose == "waiter":
+    if kernels == "waiter and victim":
         first = replace(first, cgroups=("/alice",))
     on_gpu = replace(on_gpu, cgroups=("/alice",))
     room = host(20 * GIB)
