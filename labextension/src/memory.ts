@@ -13,6 +13,23 @@ export interface ISegment {
   kernelId?: string;
 }
 
+/** Memory in use, of how much (null where a GPU does not say), on how many GPUs. */
+export interface IUsedMemory {
+  used: number;
+  total: number | null;
+  gpus: number;
+}
+
+/** What is in use on all GPUs of a machine. */
+export function usedMemory({ gpus }: INode): IUsedMemory {
+  const total = gpus.reduce<number | null>(
+    (sum, { total_bytes }) => (sum === null || total_bytes === null ? null : sum + total_bytes),
+    0
+  );
+  const used = gpus.reduce((sum, gpu) => sum + gpu.used_bytes, 0);
+  return { used: Math.min(used, total ?? used), total, gpus: gpus.length };
+}
+
 /** What each kernel of this user has on this GPU, then others, unmanaged and free, as far as known. */
 export function gpuSegments(gpu: IGpu, kernels: IKernel[], trans: IWords): ISegment[] {
   const segments: ISegment[] = [];

@@ -1,5 +1,4 @@
 import { Event, KernelAPI, ServiceManager } from '@jupyterlab/services';
-import { TranslationBundle } from '@jupyterlab/translation';
 import { DisposableDelegate, IDisposable } from '@lumino/disposable';
 import { Poll } from '@lumino/polling';
 import { ISignal, Signal } from '@lumino/signaling';
@@ -24,6 +23,7 @@ import {
   RESIDENCY_EVENT
 } from './status';
 import { IAffinode, IChange, IProblem } from './tokens';
+import { IWords } from './words';
 
 /** What comes together leads to one request, or to one signal. */
 const PAUSE_MS = 150;
@@ -41,7 +41,7 @@ const LONGEST_PAUSE_MS = 60_000;
 export class AffinodeModel implements IAffinode, IDisposable {
   constructor(
     services: AffinodeModel.IServices,
-    trans: Pick<TranslationBundle, '__' | '_n'>,
+    trans: IWords,
     page: Pick<Document, 'hidden' | 'addEventListener' | 'removeEventListener'> = document
   ) {
     this._page = page;
@@ -352,7 +352,7 @@ export class AffinodeModel implements IAffinode, IDisposable {
   private readonly _page: Pick<Document, 'hidden' | 'addEventListener' | 'removeEventListener'>;
   private readonly _services: AffinodeModel.IServices;
   private readonly _api: AffinodeApi;
-  private readonly _trans: Pick<TranslationBundle, '__' | '_n'>;
+  private readonly _trans: IWords;
   private readonly _poll: Poll;
   private readonly _changed = new Signal<this, IChange>(this);
   private readonly _actionsChanged = new Signal<this, ReadonlySet<Possible>>(this);

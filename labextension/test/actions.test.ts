@@ -1,9 +1,10 @@
 import * as assert from 'node:assert';
 import { test } from 'node:test';
 import { offered, remedies } from '../src/actions';
-import { IBlocker, INode, IStatus } from '../src/status';
-import { UsedMemory } from '../src/shell/usedMemory';
-import { kernel } from './examples';
+import { usedMemory } from '../src/memory';
+import { merge } from '../src/merge';
+import { IBlocker } from '../src/status';
+import { gpu, kernel, node, status } from './examples';
 
 const GIB = 1024 ** 3;
 
@@ -48,13 +49,14 @@ test('what resolves a wait is done to one’s own kernels alone', () => {
 });
 
 test('memory in use follows events between two looks', () => {
-  const node = { gpus: [{ used_bytes: 10 * GIB, total_bytes: 80 * GIB }] } as INode;
-  const status = (resident_bytes: number, of = node) =>
-    ({ node: of, kernels: [kernel({ resident_bytes })] }) as unknown as IStatus;
-  const memory = new UsedMemory();
-  assert.strictEqual(memory.of(status(4 * GIB))?.used, 10 * GIB);
-  assert.strictEqual(memory.of(status(0))?.used, 6 * GIB);
-  assert.strictEqual(memory.of(status(0, { ...node }))?.used, 10 * GIB); // a new look
-  assert.strictEqual(memory.of({ ...status(0), node: { gpus: [] } } as unknown as IStatus), null);
-  assert.strictEqual(memory.of(null), null);
+  const share = (resident_bytes: number) => [
+    { uuid: 'GPU-1', resident_bytes, parked_bytes: 0, fixed_bytes: 0 }
+  ];
+  const machine = node({ gpus: [gpu({ used_bytes: 10 * GIB, managed_bytes: 4 * GIB })] });
+  const looked = status([kernel({ resident_bytes: 4 * GIB, gpus: share(4 * GIB) })], machine);
+  const freed = merge(looked, 'a', { residency: 'parked', resident_bytes: 0, gpus: share(0) });
+  assert.deepStrictEqual(
+    [looked, freed].map(each => each.node && usedMemory(each.node).used),
+    [10 * GIB, 6 * GIB]
+  );
 });

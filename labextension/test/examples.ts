@@ -1,14 +1,11 @@
+import { nullTranslator } from '@jupyterlab/translation';
 import { UNKNOWN } from '../src/merge';
 import { IGpu, IKernel, INode, IStatus } from '../src/status';
 import { VERSION } from '../src/version';
 import { IWords } from '../src/words';
 
-/** English, as JupyterLab's null translator gives it. */
-export const trans: IWords = {
-  __: (text, ...values) => text.replace(/%(\d)/g, (_, index) => String(values[Number(index) - 1])),
-  _n: (one, many, count, ...values) =>
-    trans.__(count === 1 ? one : many, ...(values.length > 0 ? values : [count]))
-};
+/** English, by JupyterLab's own class. */
+export const trans: IWords = nullTranslator.load('jupyter_affinode');
 
 /** A kernel of one's own that uses no GPU, with some changes. */
 export function kernel(changes: Partial<IKernel> = {}): IKernel {

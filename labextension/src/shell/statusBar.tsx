@@ -4,10 +4,10 @@ import { ITranslator, nullTranslator, TranslationBundle } from '@jupyterlab/tran
 import { ReactWidget } from '@jupyterlab/ui-components';
 import { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
-import { UsedMemory } from './usedMemory';
 import { gpuIcon } from '../icons';
+import { usedMemory } from '../memory';
 import { CommandIDs, IAffinode } from '../tokens';
-import { asOf, bytes, bytesOf, bytesPer } from '../words';
+import { asOf, bytes, bytesPer, usedText } from '../words';
 
 /** One element for all renderings, which React then leaves as it is: a LabIcon works each time it is rendered. */
 const ICON = <gpuIcon.react tag="span" className="jp-affinode-statusIcon" aria-hidden="true" />;
@@ -26,11 +26,12 @@ class StatusItem extends ReactWidget {
 
   protected render(): JSX.Element | null {
     const { _affinode: affinode, _trans: trans } = this;
-    const memory = this._memory.of(affinode.status);
-    if (memory === null) {
+    const node = affinode.status?.node;
+    if (!node || node.gpus.length === 0) {
       return null;
     }
-    const { used, total, gpus } = memory;
+    const memory = usedMemory(node);
+    const { used, total } = memory;
     const waiting = (affinode.status?.kernels ?? []).filter(
       kernel => kernel.own && kernel.residency === 'queued'
     ).length;
@@ -40,11 +41,10 @@ class StatusItem extends ReactWidget {
     if (waiting > 0) {
       parts.push(trans.__('%1 waiting', waiting));
     }
-    const size = total === null ? bytes(used) : bytesOf(used, total, trans);
     const full = [
-      trans._n('%1 GPU: %2 in use', '%1 GPUs: %2 in use', gpus, gpus, size),
+      usedText(memory, trans),
       waiting > 0
-        ? trans._n('%1 notebook of yours waits', '%1 notebooks of yours wait', waiting, waiting)
+        ? trans._n('%1 notebook of yours waits', '%1 notebooks of yours wait', waiting)
         : null,
       asOf(affinode, trans)
     ].filter(text => text !== null);
@@ -71,8 +71,6 @@ class StatusItem extends ReactWidget {
   private _onChanged(): void {
     this.update();
   }
-
-  private readonly _memory = new UsedMemory();
 }
 
 /** Adds the item to JupyterLab's status bar, where there is one. */

@@ -1,12 +1,10 @@
 /** Sizes, times, places and names. */
 
+import { TranslationBundle } from '@jupyterlab/translation';
 import { IKernel, ownership } from '../status';
 
-/** The part of a TranslationBundle that words need. */
-export interface IWords {
-  __(text: string, ...values: unknown[]): string;
-  _n(one: string, many: string, count: number, ...values: unknown[]): string;
-}
+/** The part of a translation bundle that words need; `_n` gives the count as the first value. */
+export type IWords = Pick<TranslationBundle, '__' | '_n'>;
 
 const UNITS = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
 const LONGEST_NOTICE = 140; // JupyterLab cuts longer notifications
@@ -37,6 +35,15 @@ function inOneUnit(part: number, whole: number): [string, string] {
   const [one, all] = [bytes(part), bytes(whole)];
   const [number, unit] = one.split(' ');
   return [all.endsWith(` ${unit}`) ? number : one, all];
+}
+
+/** How much is in use on how many GPUs: "8 GPUs: 312 of 640 GiB in use". */
+export function usedText(
+  { used, total, gpus }: { used: number; total: number | null; gpus: number },
+  trans: IWords
+): string {
+  const size = total === null ? bytes(used) : bytesOf(used, total, trans);
+  return trans._n('%1 GPU: %2 in use', '%1 GPUs: %2 in use', gpus, size);
 }
 
 /** A span of time, rounded to what a user cares about: "12 s", "4 min", "1 h", "1 h 30 min", "2 d". */

@@ -66,7 +66,7 @@ export function othersText(others: IOthers | null, trans: IWords): string | null
   }
   const { kernels, parked_bytes, resident_bytes, waiting } = others;
   const parts = [
-    trans._n('%1 kernel', '%1 kernels', kernels, kernels),
+    trans._n('%1 kernel', '%1 kernels', kernels),
     trans.__('%1 on the GPU', bytes(resident_bytes)),
     parked_bytes > 0 ? trans.__('%1 freed', bytes(parked_bytes)) : null,
     waiting > 0 ? trans.__('%1 waiting', waiting) : null

@@ -122,13 +122,11 @@ function computeText(args: IWait['args'], trans: IWords): string {
         'Computing on GPU %2: %1 kernel, as many as allowed',
         'Computing on GPU %2: %1 kernels, as many as allowed',
         kernels,
-        kernels,
         args.gpu
       )
     : trans._n(
         'Computing on the GPU: %1 kernel, as many as allowed',
         'Computing on the GPU: %1 kernels, as many as allowed',
-        kernels,
         kernels
       );
 }
