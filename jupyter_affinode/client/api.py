@@ -104,6 +104,10 @@ class ControllerClient(ControllerRequests):
         asked = {name: value for name, value in question.items() if value is not None}
         return await self._json("GET", f"/report?{urlencode(asked)}")
 
+    async def past(self, seconds: int = 3600) -> dict[str, Any]:
+        """Return where kernels' memory was in the last `seconds`, by GPU."""
+        return await self._json("GET", f"/past?seconds={seconds}")
+
     async def audit(self, limit: int = 100) -> list[dict[str, Any]]:
         """Return what administrators did, the newest first; for administrators."""
         return list((await self._json("GET", f"/audit?limit={limit}"))["audit"])

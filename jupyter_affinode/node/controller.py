@@ -30,6 +30,8 @@ from .identity.identity import OWN_USER, Identity, of_unix_user
 from .identity.rate_limits import Accounts
 from .leadership import handover
 from .leadership.election import Election, GpuServed
+from .ledger.past import Present
+from .ledger.recorder import present
 from .ledger.today import Today
 from .link.connection import Ending
 from .link.listener import Link
@@ -267,6 +269,15 @@ class Controller:
         )
         whole["today"] = self.today.of(identity.owner or of_unix_user(os.getuid()), time.monotonic())
         return node_view(identity, whole, self.state.kernels)
+
+    def present_kernels(self, wall: float) -> list[Present]:
+        """Return every kernel that uses CUDA, as it is now. `wall`: the wall clock's seconds now."""
+        shift, estimates = wall - time.monotonic(), self._waiting.estimates
+        return [
+            present(kernel, estimates.get(kernel.id), shift)
+            for kernel in self.state.kernels.values()
+            if kernel.processes
+        ]
 
     @property
     def has_looked_at_gpus(self) -> bool:

@@ -158,6 +158,38 @@ class ActivityHandler(AffinodeHandler):
             self.answer(await self.extension.watch.client.activity(kernel_id))
 
 
+class PastHandler(AffinodeHandler):
+    """GET past?seconds=3600: where kernels' memory was in the last minutes or hours."""
+
+    _track_activity = False
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer as the controller does, with another server's kernels without their names."""
+        text = self.get_query_argument("seconds", "3600")
+        if not (text.isascii() and text.isdecimal()):
+            self.refuse(400, "bad-request", "seconds must be a number.")
+            return
+        with self.controllers_refusals():
+            past = await self.extension.watch.client.past(int(text))
+            await self.extension.kernels.refresh_paths()
+            for gpu in past["gpus"]:
+                gpu["lanes"] = [self._lane(lane) for lane in gpu["lanes"]]
+            self.answer(past)
+
+    def _lane(self, lane: dict[str, Any]) -> dict[str, Any]:
+        kernels = self.extension.kernels
+        own = kernels.owns(lane["kernel_id"])
+        paths = kernels.paths.get(lane["kernel_id"], []) if own else []
+        return {
+            **lane,
+            "own": own,
+            "name": lane["name"] if own else None,
+            "path": paths[0] if paths else None,
+        }
+
+
 class KernelActionHandler(AffinodeHandler):
     """POST kernels/<id>/park|resume|hold|release|focus|end: act on one of this server's own kernels.
 
@@ -264,6 +296,7 @@ HANDLERS = [
     (rf"/affinode/api/kernels/{KERNEL_ID}", KernelHandler),
     (rf"/affinode/api/kernels/{KERNEL_ID}/(?P<action>{ACTIONS})", KernelActionHandler),
     (rf"/affinode/api/kernels/{KERNEL_ID}/activity", ActivityHandler),
+    (r"/affinode/api/past", PastHandler),
     (r"/affinode/api/policy", PolicyHandler),
     (r"/affinode/api/doctor", DoctorHandler),
 ]

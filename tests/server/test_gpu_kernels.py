@@ -43,6 +43,19 @@ def test_a_parked_kernel_is_seen_in_status_and_magic(eager_gpu_server, becomes, 
     assert ran.text == "True\n" and kernel.state()["resumes"] == 1
 
 
+def test_the_last_minutes_say_when_a_notebook_was_freed_and_why(gpu_server, becomes):
+    kernel = gpu_kernel(gpu_server, path="past.ipynb")
+    assert kernel.run("%gpu_park").status == "ok"
+    becomes(kernel, "parked")
+    status, past = gpu_server.affinode("past?seconds=600")
+    assert status == 200, past
+    (lane,) = [each for gpu in past["gpus"] for each in gpu["lanes"] if each["kernel_id"] == kernel.id]
+    assert lane["path"] == "past.ipynb" and lane["own"]
+    states = [(change["state"], change["cause"]) for change in lane["changes"]]
+    assert states[-1] == ("parked", "asked") and states[-2][0] == "resident"
+    assert gpu_server.affinode("past?seconds=59")[0] == 400
+
+
 def test_the_cell_magic_runs_its_body_with_the_gpu_given_back(gpu_server, becomes):
     kernel = gpu_kernel(gpu_server)
     body = kernel.run("%%gpu_park\nafterwards = sum(range(100))\nafterwards")

@@ -26,7 +26,7 @@ from .clients import Clients
 from .errors import ApiError
 from .handler import Handler
 from .kernels import KERNEL_ROUTES
-from .report import AuditHandler, ReportHandler
+from .report import AuditHandler, PastHandler, ReportHandler
 from .request_check import json_object, request_checks
 from .room import RoomHandler
 
@@ -242,6 +242,7 @@ ROUTES: list[tuple[str, type[Handler]]] = [
     (rf"{_PREFIX}/policy", PolicyHandler),
     (rf"{_PREFIX}/events", EventsHandler),
     (rf"{_PREFIX}/report", ReportHandler),
+    (rf"{_PREFIX}/past", PastHandler),
     (rf"{_PREFIX}/audit", AuditHandler),
     (r"/metrics", MetricsHandler),
     (r".*", UnknownHandler),

@@ -8,18 +8,23 @@ from enum import Enum
 from typing import Any, Protocol
 
 from ..model.reasons import Cause, Refusal
-from ..model.snapshot import Waiter
+from ..model.snapshot import Residency, Waiter
+from ..policy.wait_estimates import WaitEstimate
 from ..protocol.wire import LARGEST_BYTES
+from ..state.gpus.gpu_table import HISTORY_EVERY_S
 from ..state.observer import MoveEnded, Observer, RoomAnswered, SpillEnded
 from ..state.records.kernel import KernelRecord
 from ..state.records.ownership import own_name, owner_of
 from ..state.registry import NodeState
-from .store import EventRow, KernelRow
+from .past import Present
+from .store import EventRow, KernelRow, SampleRow
 from .usage import ByteSeconds, Meter, Seen
 from .waits import WaitEnded, WaitWatch
 from .writer import Ledger
 
 LOOK_EVERY_S = 1.0
+SAMPLED_EVERY_S = 10
+LOOKS_A_SAMPLE = round(SAMPLED_EVERY_S / HISTORY_EVERY_S)
 KERNELS_WRITTEN_EVERY_S = 60.0  # as exact is what is known of a kernel whose end no controller saw
 
 
@@ -72,6 +77,7 @@ class History(Observer):
         self._users: dict[str, str] = {}
         self._looked_at = 0.0
         self._kernels_written_at = 0.0
+        self._sampled_at = 0
 
     # ---- Observer
 
@@ -158,6 +164,7 @@ class History(Observer):
         if self.ledger is not None:
             self.ledger.usage(usage)
             self._write_kernels(self.ledger, seen, now, wall)
+            self._write_samples(self.ledger, wall)
             self.ledger.look(now, wall)
 
     def _seen(self, kernel: KernelRecord) -> Seen:
@@ -193,6 +200,17 @@ class History(Observer):
 
     # ---- writing
 
+    def _write_samples(self, ledger: Ledger, wall: float) -> None:
+        """Write how full and how busy each GPU is, now and then."""
+        at = int(wall) // SAMPLED_EVERY_S * SAMPLED_EVERY_S
+        if at != self._sampled_at:
+            self._sampled_at = at
+            gpus = self._state.gpus
+            ledger.samples(
+                SampleRow(at, gpu.uuid, gpu.used_bytes, _mean(gpus.utilization_history(gpu.uuid)))
+                for gpu in gpus.measured.values()
+            )
+
     def _write_kernels(self, ledger: Ledger, seen: Sequence[Seen], now: float, wall: float) -> None:
         """Write the kernels that came and went; now and then all, so that it is known until when they lived."""
         is_due = now - self._kernels_written_at >= KERNELS_WRITTEN_EVERY_S
@@ -201,8 +219,11 @@ class History(Observer):
         living = {kernel.kernel_id for kernel in seen}
         for kernel in self._state.kernels.values():
             kernel_id = plain(kernel.id)
-            if kernel_id in living and (is_due or kernel_id not in self._began):
-                row = self._began[kernel_id] = self._row(kernel, wall)
+            if kernel_id not in living:
+                continue
+            row, known = self._row(kernel, wall), self._began.get(kernel_id)
+            if is_due or known is None or known.gpus != row.gpus:
+                self._began[kernel_id] = row
                 ledger.kernel(row)
         for kernel_id in self._began.keys() - living:
             row = self._began.pop(kernel_id)
@@ -223,6 +244,7 @@ class History(Observer):
             plain(said.name) if said and said.name else None,
             plain(said.path) if said and said.path else None,
             plain(said.server) if said and said.server else None,
+            self._gpu_names(kernel) or (known.gpus if known is not None else ""),
         )
 
     def _write_wait(self, ended: WaitEnded) -> None:
@@ -238,7 +260,12 @@ class History(Observer):
         """Write an event; `columns`: the others of EventRow."""
         if self.ledger is not None:
             of_kernel = (self._wall(), kind.value, plain(kernel.id), self._user(kernel))
+            columns["gpus"] = self._gpu_names(kernel)
             self.ledger.event(EventRow(*of_kernel, gpu or kernel.main_gpu(), **columns))
+
+    def _gpu_names(self, kernel: KernelRecord) -> str:
+        """Return the GPUs that a kernel has memory on or parked from, with commas."""
+        return ",".join(sorted(uuid for uuid, sums in self._gpus(kernel).items() if uuid and any(sums)))
 
     def _user(self, kernel: KernelRecord) -> str:
         """Return the kernel's user; remembered for the waits that end because the kernel is gone."""
@@ -253,9 +280,30 @@ def owner_name(kernel: KernelRecord) -> str:
     return (kernel.account.name or kernel.account.owner) if kernel.account.owner else own_name()
 
 
+def _mean(utilization: Sequence[int | None]) -> float | None:
+    known = [percent for percent in utilization[-LOOKS_A_SAMPLE:] if percent is not None]
+    return round(sum(known) / len(known), 1) if known else None
+
+
 def plain(text: str) -> str:
     """Return text that every file takes: JSON may carry halves of surrogate pairs."""
     return text.encode("utf-8", "replace").decode()
+
+
+def present(kernel: KernelRecord, wait: WaitEstimate | None, shift: float) -> Present:
+    """Return a kernel as the pictures of the past end. `shift`: from the monotonic clock to the wall clock."""
+    waits = wait is not None and kernel.residency not in (Residency.PARKING, Residency.RESUMING)
+    said = kernel.server.description
+    return Present(
+        plain(kernel.id),
+        plain(owner_of(kernel)),
+        Residency.QUEUED if waits else kernel.residency,
+        shift + (wait.since if wait is not None and waits else kernel.residency_since),
+        kernel.reason_code or "",
+        tuple(uuid for uuid, gpu in kernel.by_gpu().items() if gpu.in_all_bytes or gpu.parked_bytes),
+        plain(said.name) if said and said.name else None,
+        plain(said.path) if said and said.path else None,
+    )
 
 
 def _last_activity(kernel: KernelRecord) -> float:

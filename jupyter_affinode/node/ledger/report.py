@@ -72,13 +72,13 @@ class Question:
 
 def report(path: Path, question: Question) -> dict[str, Any]:
     """Return the answer, as JSON. Raises ReportRefused."""
-    with _reading(path) as connection:
+    with reading(path) as connection:
         return _Answer(connection, question).as_json()
 
 
 def audit_rows(path: Path, limit: int) -> list[dict[str, Any]]:
     """Return what administrators did, the newest first, as JSON. Raises ReportRefused."""
-    with _reading(path) as connection:
+    with reading(path) as connection:
         if user_version(connection) < len(MIGRATIONS):
             return []  # the controller that has the table has not written yet
         names = ("at", "actor", "place", "program", "action", "kernel_id", "user", "detail", "outcome")
@@ -91,7 +91,7 @@ def audit_rows(path: Path, limit: int) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a ledger as it is at one moment. Raises ReportRefused."""
     try:
         connection = open_for_reading(path)

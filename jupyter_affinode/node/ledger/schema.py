@@ -103,7 +103,20 @@ NO_RUNS = """
 DROP TABLE runs; -- no batch is written again
 """
 
-MIGRATIONS = (FIRST, CAME_FROM, NO_PAUSES, AUDIT, NO_RUNS)
+PAST = """
+ALTER TABLE events ADD COLUMN gpus TEXT NOT NULL DEFAULT ''; -- all that the kernel had memory on, with commas
+ALTER TABLE kernels ADD COLUMN gpus TEXT NOT NULL DEFAULT '';
+CREATE INDEX events_kernel ON events (kernel_id, at);
+CREATE TABLE samples (          -- for the pictures of the last hours; older ones go
+    at INTEGER NOT NULL,
+    gpu TEXT NOT NULL,
+    used_bytes INTEGER NOT NULL,
+    utilization REAL,           -- percent, the mean since the sample before; NULL: not known
+    PRIMARY KEY (at, gpu)
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS = (FIRST, CAME_FROM, NO_PAUSES, AUDIT, NO_RUNS, PAST)
 
 
 class LedgerTooNew(Exception):

@@ -18,6 +18,7 @@ from .usage import DAY_S, Usage
 
 BUSY_S = 30.0  # how long another program may keep the file locked before a batch is dropped
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse.", "9p")
+SAMPLES_LAST_S = 9 * 3600.0  # the longest picture is of eight hours
 PURGED_SHARE = 0.1  # of the events, when the file is too large
 _USERS_SOMEWHERE = " UNION ".join(
     f"SELECT user FROM {table}" for table in ("events", "kernels", "usage", "audit")
@@ -40,6 +41,17 @@ class EventRow:
     duration_s: float | None = None
     waited_s: float | None = None
     from_gpu: str = ""
+    gpus: str = ""
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """A GPU at one moment; columns of the table `samples`."""
+
+    at: int
+    gpu: str
+    used_bytes: int
+    utilization: float | None
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,7 @@ class KernelRow:
     name: str | None = None
     path: str | None = None
     server: str | None = None
+    gpus: str = ""
 
 
 @dataclass
@@ -82,12 +95,13 @@ class Batch:
     usage: Usage = field(default_factory=Usage)
     users: dict[str, str] = field(default_factory=dict)  # names
     audit: list[AuditRow] = field(default_factory=list)
+    samples: list[SampleRow] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
         """Return whether there is nothing to write."""
         measured = self.usage.measured_s or self.usage.by_key
-        return not (self.events or self.audit or self.kernels or measured)
+        return not (self.events or self.audit or self.kernels or self.samples or measured)
 
 
 @dataclass(frozen=True)
@@ -142,6 +156,7 @@ class LedgerStore:
             "DELETE FROM kernels WHERE seen < ?",
         ):
             self._db.execute(statement, (oldest,))
+        self._db.execute("DELETE FROM samples WHERE at < ?", (now - SAMPLES_LAST_S,))
         for table in ("usage", "measured"):
             self._db.execute(f"DELETE FROM {table} WHERE day < ?", (oldest // DAY_S,))
         self._db.execute(f"DELETE FROM users WHERE user NOT IN ({_USERS_SOMEWHERE})")
@@ -163,7 +178,7 @@ class LedgerStore:
         self._db.executemany(
             f"{_insert_into('kernels', KernelRow)} ON CONFLICT (kernel_id) DO UPDATE SET"
             " user = excluded.user, seen = excluded.seen, ended = excluded.ended, name = excluded.name,"
-            " path = excluded.path, server = excluded.server",
+            " path = excluded.path, server = excluded.server, gpus = excluded.gpus",
             map(astuple, batch.kernels.values()),
         )
         self._db.executemany(
@@ -171,6 +186,9 @@ class LedgerStore:
             list(batch.users.items()),
         )
         self._db.executemany(_insert_into("audit", AuditRow), map(astuple, batch.audit))
+        self._db.executemany(
+            f"{_insert_into('samples', SampleRow)} ON CONFLICT DO NOTHING", map(astuple, batch.samples)
+        )
         self._add_usage(batch.usage)
 
     def _add_usage(self, usage: Usage) -> None:

@@ -12,10 +12,21 @@ import queue
 import sqlite3
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from .schema import LedgerTooNew
-from .store import AuditRow, Batch, EventRow, KernelRow, LedgerStore, Retention, is_corrupt, set_aside
+from .store import (
+    AuditRow,
+    Batch,
+    EventRow,
+    KernelRow,
+    LedgerStore,
+    Retention,
+    SampleRow,
+    is_corrupt,
+    set_aside,
+)
 from .usage import Usage
 
 FLUSH_EVENTS_EVERY_S = 2.0  # what a controller that is killed loses at most of what happened …
@@ -25,7 +36,7 @@ PURGE_EVERY_S = 3600.0
 CLOCK_AHEAD_S = 86400.0  # a clock that is set by more is not believed when history is forgotten
 EVENTS_MAX = 10_000  # that wait to be written
 EVENTS_SOON = 500  # are written without waiting longer
-KERNELS_MAX = 10_000
+KERNELS_MAX = SAMPLES_MAX = 10_000
 CLOSE_WAIT_S = 2.0
 OVERSIZE = 1.1  # of the limit, before the oldest events go
 
@@ -39,7 +50,7 @@ class Ledger:
         self._log = log
         self._retention = retention or Retention()
         self._began, self._first_wall = time.monotonic(), time.time()
-        self._filling = Batch()
+        self._filling = self._written_last = Batch()
         self._flushed_at = time.monotonic()
         self._store: LedgerStore | None = None  # the thread's
         self._purged_at = 0.0  # the thread's
@@ -75,6 +86,17 @@ class Ledger:
         """Take what was measured since the last time."""
         self._filling.usage.add(usage)
 
+    def samples(self, rows: Iterable[SampleRow]) -> None:
+        """Take the GPUs' figures of one moment."""
+        if len(self._filling.samples) < SAMPLES_MAX:
+            self._filling.samples.extend(rows)
+
+    def unwritten(self) -> tuple[Batch, ...]:
+        """Return what the file may not have yet, for readers to add; the first may be in the file by now."""
+        filling = self._filling
+        copied = Batch(filling.at, list(filling.events), dict(filling.kernels), samples=list(filling.samples))
+        return self._written_last, copied
+
     def look(self, now: float, wall: float) -> None:
         """Have written what is due; `now` is monotonic, `wall` the wall clock."""
         if now - self._flushed_at >= _patience(self._filling) and not self._batches.full():
@@ -97,7 +119,7 @@ class Ledger:
         if not self._filling.is_empty:
             self._filling.at = wall
             self._batches.put(self._filling, timeout=timeout_s)
-            self._filling = Batch()
+            self._written_last, self._filling = self._filling, Batch()
 
     # ---- the thread
 
