@@ -104,9 +104,9 @@ class _Memory:
     spill_dir: str = setting(
         "",
         """Folder on a local disk to which parked memory goes when host memory is short, the least recently used first,
-        so that parking is not refused for want of host memory. Each user's kernels make a folder of their own in it. It
-        must belong to root or to the user; if others may write in it, it must have the sticky bit (mode 1777). In
-        containers it must have the same path for the kernels and the controller. A kernel on disk returns at the speed
+        so that parking is not refused for want of host memory. Each kernel has a file without a name in it, so users
+        must be able to write in it. It must belong to root or to the user; if others may write in it, it must have the
+        sticky bit (mode 1777). In containers it must have the same path for the kernels and the controller. A kernel on disk returns at the speed
         of the disk. Empty: none.""",
         read=folder,
     )

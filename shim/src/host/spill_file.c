@@ -71,7 +71,8 @@ static int refuse(int error, char *why, size_t size, const char *folder, const c
 	return error;
 }
 
-/* The folder that the administrator, or the user, chose: theirs, on a disk, and no folder in which others can replace ours.  */
+/* The folder that the administrator, or the user, chose: theirs, and on a disk. Nothing in it has a name that another user could
+ * take first.  */
 static int open_shared(const char *folder, char *why, size_t size)
 {
 	int descriptor = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), error = 0;
@@ -95,48 +96,35 @@ static int open_shared(const char *folder, char *why, size_t size)
 	return error;
 }
 
-/* The user's own folder in it.  */
-static int open_own(int shared, const char *folder, char *why, size_t size)
+/* For file systems that make no file without a name: none that another user could have taken before.  */
+static int open_named(int shared, int flags)
 {
-	char name[40];
-	struct stat status;
-	int descriptor;
+	unsigned long number[2];
+	char name[64];
+	int descriptor, error;
 
-	snprintf(name, sizeof(name), "affinode-%u", (unsigned)geteuid());
-	if (mkdirat(shared, name, 0700) != 0 && errno != EEXIST)
-		return refuse(-errno, why, size, folder, "does not let this user make a folder in it");
-	descriptor = openat(shared, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	if (descriptor < 0)
-		return refuse(-errno, why, size, folder, "has something else where this user's folder should be");
-	if (status_of(descriptor, &status) == 0 && status.st_uid == geteuid() && !(status.st_mode & 077))
-		return descriptor;
-	close(descriptor);
-	return refuse(-EPERM, why, size, folder, "has a folder of this user's that others own or can enter");
-}
-
-/* For file systems that make no file without a name.  */
-static int open_named(int own, int flags)
-{
-	char name[40];
-	int descriptor;
-
-	snprintf(name, sizeof(name), "spill-%d", (int)getpid());
-	unlinkat(own, name, 0); /* of a process that was killed in between */
-	descriptor = openat(own, name, flags | O_CREAT | O_EXCL, 0600);
-	if (descriptor >= 0)
-		unlinkat(own, name, 0);
+	if (syscall(SYS_getrandom, number, sizeof(number), 0) != (long)sizeof(number)) {
+		errno = EIO;
+		return -1;
+	}
+	snprintf(name, sizeof(name), ".affinode-%016lx%016lx", number[0], number[1]);
+	descriptor = openat(shared, name, flags | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
+	error = errno;
+	unlinkat(shared, name, 0); /* also after a failure: the kernel makes the file before it refuses O_DIRECT */
+	errno = error;
 	return descriptor;
 }
 
-static int open_file(int own)
+/* O_EXCL: it can never get a name.  */
+static int open_file(int shared)
 {
 	const int flags = O_RDWR | O_CLOEXEC;
 	int descriptor, direct = O_DIRECT;
 
 	do {
-		descriptor = openat(own, ".", flags | direct | O_TMPFILE | O_EXCL, 0600);
+		descriptor = openat(shared, ".", flags | direct | O_TMPFILE | O_EXCL, 0600);
 		if (descriptor < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT))
-			descriptor = open_named(own, flags | direct);
+			descriptor = open_named(shared, flags | direct);
 		file.direct = direct;
 		direct = direct ? 0 : -1;
 	} while (descriptor < 0 && errno == EINVAL && direct == 0);
@@ -174,7 +162,7 @@ static int take_file(int descriptor)
 
 int spill_open(const char *folder, char *why, size_t size)
 {
-	int shared, own, made;
+	int shared, made;
 
 	if (spill_bytes()) {
 		if (is_there())
@@ -186,12 +174,8 @@ int spill_open(const char *folder, char *why, size_t size)
 	shared = open_shared(folder, why, size);
 	if (shared < 0)
 		return shared;
-	own = open_own(shared, folder, why, size);
+	made = open_file(shared);
 	close(shared);
-	if (own < 0)
-		return own;
-	made = open_file(own);
-	close(own);
 	if (made >= 0)
 		made = take_file(made);
 	return made < 0 ? refuse(made, why, size, folder, "does not let this user make a file in it") : 0;

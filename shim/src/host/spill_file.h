@@ -1,5 +1,5 @@
 /* A file of this process's own on the local disk, for parked contents that are to leave host memory: places of one chunk each. It
- * has no name, so that it ends with the process, and lies in a folder that only this user can enter.  */
+ * has no name, so that it ends with the process, no other user can open it, and none can take its place beforehand.  */
 #ifndef AFFINODE_SPILL_FILE_H
 #define AFFINODE_SPILL_FILE_H
 
@@ -11,7 +11,7 @@
 /* Threads that read or write at a time: what a local disk needs to be at work all the time.  */
 #define SPILL_THREADS 8
 
-/* Have a file below `folder`; the one that is there already stays while anything is in it. 0, or a negative errno and `why` in
+/* Have a file in `folder`; the one that is there already stays while anything is in it. 0, or a negative errno and `why` in
  * words. By the mover alone.  */
 int spill_open(const char *folder, char *why, size_t size);
 

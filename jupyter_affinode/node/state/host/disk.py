@@ -52,17 +52,14 @@ class Disk:
     def _measure(self, log: logging.Logger) -> None:
         problem = None
         try:
-            mode = os.stat(self._folder).st_mode
+            folder = os.stat(self._folder)
             room = os.statvfs(self._folder)
         except OSError as error:
             problem = str(error)
         else:
             spare = room.f_blocks * room.f_frsize // SPARE_PART
             self._free_bytes = max(room.f_bavail * room.f_frsize - spare, 0)
-            if mode & OTHERS_MAY_WRITE and not mode & stat.S_ISVTX:  # each shim would refuse it, too
-                problem = (
-                    f"others may change {self._folder}, and it has no sticky bit: chmod 1777 {self._folder}"
-                )
+            problem = _problem_of(self._folder, folder)
         if problem not in (None, self.problem):
             log.warning("parked memory cannot go to disk: %s", problem)
         self.problem = problem
@@ -118,6 +115,15 @@ class Disk:
     def take_read(self, size: int, seconds: float) -> None:
         """Learn from a resume that read `size` bytes."""
         self._read_rate = _learnt(self._read_rate, size / max(seconds, LEAST_S))
+
+
+def _problem_of(path: str, folder: os.stat_result) -> str | None:
+    """Return why no shim would use the folder; None if they may."""
+    if folder.st_uid not in (0, os.geteuid()):
+        return f"{path} belongs to user {folder.st_uid}: chown root {path}"
+    if folder.st_mode & OTHERS_MAY_WRITE and not folder.st_mode & stat.S_ISVTX:
+        return f"others may change {path}, and it has no sticky bit: chmod 1777 {path}"
+    return None
 
 
 def _learnt(known: float | None, new: float) -> float:

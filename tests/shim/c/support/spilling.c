@@ -7,20 +7,10 @@ char spill_folder[] = "/var/tmp/aff-spill-XXXXXX"; /* where /tmp may be memory *
 
 static pid_t maker;
 
-static void own_folder(char *path, size_t size)
-{
-	snprintf(path, size, "%s/affinode-%u", spill_folder, (unsigned)geteuid());
-}
-
 static void remove_folder(void)
 {
-	char own[64];
-
-	own_folder(own, sizeof(own));
-	if (getpid() == maker) {
-		rmdir(own);
+	if (getpid() == maker)
 		rmdir(spill_folder);
-	}
 }
 
 void spilling_begin(void)
@@ -53,17 +43,14 @@ int spill_descriptor(void)
 
 unsigned spill_names(void)
 {
-	char own[64];
+	DIR *folder = opendir(spill_folder);
 	struct dirent *entry;
 	unsigned names = 0;
-	DIR *folder;
 
-	own_folder(own, sizeof(own));
-	folder = opendir(own);
-	while (folder && (entry = readdir(folder)) != NULL)
-		names += entry->d_name[0] != '.';
-	if (folder)
-		closedir(folder);
+	CHECK(folder != NULL);
+	while ((entry = readdir(folder)) != NULL)
+		names += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..");
+	closedir(folder);
 	return names;
 }
 
