@@ -106,8 +106,8 @@ class _Memory:
         """Folder on a local disk to which parked memory goes when host memory is short, the least recently used first,
         so that parking is not refused for want of host memory. Each kernel has a file without a name in it, so users
         must be able to write in it. It must belong to root or to the user; if others may write in it, it must have the
-        sticky bit (mode 1777). In containers it must have the same path for the kernels and the controller. A kernel on disk returns at the speed
-        of the disk. Empty: none.""",
+        sticky bit (mode 1777). In containers it must have the same path for the kernels and the controller. A kernel on
+        disk returns at the speed of the disk. Empty: none.""",
         read=folder,
     )
     spill_limit_bytes: int | None = setting(

@@ -1,4 +1,4 @@
-"""Names that another user's files might have in the shared folder, taken: `taking_spill_names.py FOLDER SPILL_DIR UID`."""
+"""Names that another user's files might have in the shared folder, taken: `taking_spill_names.py FOLDER DIR UID`."""
 
 from __future__ import annotations
 
