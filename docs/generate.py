@@ -1,4 +1,5 @@
-"""Write the files that are made of declarations: schemas of the API, the Lab's types, and `docs/settings.md`.
+"""Write the files that are made of declarations: schemas of the API and of the chart's values, the Lab's types, and
+`docs/settings.md`.
 
 `python docs/generate.py` writes them, `--check` only says which are stale. Add a setting by adding a field in
 `jupyter_affinode/settings/`, a reason by adding a member in `jupyter_affinode/node/model/reasons.py`; then run this.
@@ -40,6 +41,7 @@ from jupyter_affinode.units import bytes_in_words
 
 ROOT = Path(__file__).parent.parent
 OPENAPI = ROOT / "jupyter_affinode" / "node" / "api" / "openapi.json"
+CHART_VALUES = ROOT / "hub_spawner" / "chart" / "values.schema.json"
 LAB_SETTINGS = ROOT / "labextension" / "schema" / "model.json"
 SETTINGS_PAGE = ROOT / "docs" / "settings.md"
 LAB_TYPES = ROOT / "labextension" / "src" / "codes.ts"
@@ -61,7 +63,21 @@ WORDS: dict[str, tuple[str, Sequence[str]]] = {  # by the name of their type: wh
     "Refusal": ("Why a request is refused, for programs.", [*Refusal]),
 }
 WIDE = ((0, LARGEST), (0, LONGEST_S))  # bounds that no setting meets
-SCHEMA_TYPES = {"bool": "boolean", "int": "integer", "float": "number", "str": "string"}
+# Settings that the chart makes of values of its own.
+OF_THE_CHART = {
+    *(
+        "system",
+        "socket",
+        "grant_keys",
+        "grant_audiences",
+        "require_grants",
+        "lot_bytes",
+        "ledger",
+        "metrics_ip",
+    ),
+    *("metrics_port", "api_ip", "api_port", "machine_name"),
+}
+SCHEMA_TYPES = {"tuple": "array", "bool": "boolean", "int": "integer", "float": "number", "str": "string"}
 
 
 def openapi() -> str:
@@ -78,6 +94,21 @@ def openapi() -> str:
     for name, (what, words) in WORDS.items():
         meanings = [f"{word}: {word.meaning}" for word in words if isinstance(word, Reason)]
         schemas[name] = {"enum": [str(word) for word in words], "description": " ".join([what, *meanings])}
+    return as_json(document) + "\n"
+
+
+def chart_values() -> str:
+    """Return the schema of the chart's values with the controller's settings in it; all else is written by hand."""
+    document = json.loads(CHART_VALUES.read_text())
+    declared = [*SETTINGS.values(), *settings_of(ControllerSettings)]
+    properties = {each.name: setting_schema(each) for each in declared if each.name not in OF_THE_CHART}
+    for schema in properties.values():
+        del schema["description"]  # docs/settings.md has it
+    document["properties"]["settings"] = {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
     return as_json(document) + "\n"
 
 
@@ -208,7 +239,7 @@ def lab_types() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-GENERATED = {OPENAPI: openapi, LAB_TYPES: lab_types, SETTINGS_PAGE: settings_page}
+GENERATED = {OPENAPI: openapi, CHART_VALUES: chart_values, LAB_TYPES: lab_types, SETTINGS_PAGE: settings_page}
 
 
 def stale() -> Iterable[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -15,15 +16,17 @@ from traitlets.config import Config
 from jupyter_affinode.node.app import NodeController
 
 KEY = "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEA\n-----END PUBLIC KEY-----\n"
-LEAST = {"image": {"repository": "registry.example.org/jupyter-affinode"}}
+IMAGE = {"image": {"repository": "registry.example.org/jupyter-affinode"}}
+LEAST = {**IMAGE, "grants": {"required": False}}
 MOST = {
-    **LEAST,
+    **IMAGE,
     "parkedMemoryGiB": 64,
     "grants": {"publicKeys": {"hub-1.pem": KEY}},
     "settings": {"idle_timeout_s": 600, "when_full": "time_slice", "hold_bytes_max": 17179869184},
     "metrics": {
         "enabled": True,
         "allowedFrom": [{"namespaceSelector": {"matchLabels": {"name": "metrics"}}}],
+        "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "30s"},
     },
     "hubAccess": {
         "enabled": True,
@@ -53,6 +56,8 @@ def test_kubernetes_accepts_what_is_made(values, accepted):
     kinds = {resource["kind"] for resource in resources}
     assert {"DaemonSet", "ServiceAccount", "ConfigMap", "NetworkPolicy"} <= kinds
     for resource in resources:
+        if resource["kind"] == "PodMonitor":  # the Prometheus operator's
+            continue
         if resource["apiVersion"] != "resource.k8s.io/v1" or accepted.release != "1.32":  # it came with 1.34
             accepted(resource)
 
@@ -121,8 +126,9 @@ def test_the_controller_understands_its_arguments_and_settings(values, tmp_path,
     for name, value in values.get("settings", {}).items():
         assert getattr(app, name) == value
     assert (app.lot_bytes or 0) == values.get("parkedMemoryGiB", 0) << 30
-    assert app.require_grants is ("grants" in values)
-    assert app.grant_audiences == ["affinode:cluster"] or "grants" not in values
+    has_keys = "publicKeys" in values["grants"]
+    assert app.require_grants is has_keys
+    assert app.grant_audiences == ["affinode:cluster"] or not has_keys
     assert app.metrics_port == (9713 if "metrics" in values else 0)
     assert app.api_port == (9714 if "hubAccess" in values else 0)
 
@@ -141,8 +147,13 @@ def test_a_setting_is_a_value_and_never_code():
         ({**LEAST, "parkedMemoryGiB": "64Gi"}, "/parkedMemoryGiB"),
         ({**LEAST, "parkedMemory": 64}, "parkedMemory"),
         ({**LEAST, "gpu": {"access": "privileged"}}, "/gpu/access"),
-        ({**LEAST, "grants": {"publicKeys": {"hub-1.pem": KEY.replace("PUBLIC", "PRIVATE")}}}, "hub-1.pem"),
+        ({**IMAGE, "grants": {"publicKeys": {"hub-1.pem": KEY.replace("PUBLIC", "PRIVATE")}}}, "hub-1.pem"),
         ({**LEAST, "settings": {"lot_bytes": 1}}, "lot_bytes"),
+        ({**LEAST, "settings": {"idle_timeout": 600}}, "idle_timeout"),
+        ({**LEAST, "settings": {"idle_timeout_s": "ten"}}, "/settings/idle_timeout_s"),
+        ({**LEAST, "settings": {"when_full": "waits"}}, "/settings/when_full"),
+        ({**LEAST, "grants": {"required": None}}, "/grants"),
+        ({**LEAST, "metrics": {"podMonitor": {"interval": "soon"}}}, "/metrics/podMonitor/interval"),
         ({**LEAST, "metrics": {"port": 80}}, "/metrics/port"),
         ({**MOST, "hubAccess": {"enabled": True}}, "/hubAccess/allowedFrom"),
         ({**MOST, "hubAccess": {"enabled": True, "allowedFrom": [{}]}}, "/hubAccess/allowedFrom"),
@@ -155,8 +166,48 @@ def test_values_that_mean_nothing_are_refused_by_name(values, said):
         rendered(values)
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (IMAGE, "grants.required"),
+        ({**IMAGE, "grants": {"required": True}}, "grants.required"),
+        ({**IMAGE, "grants": {"required": True, "publicKeys": {}}}, "grants.required"),
+        ({**LEAST, "metrics": {"podMonitor": {"enabled": True}}}, "metrics.enabled"),
+    ],
+)
+def test_values_that_would_protect_or_show_nothing_are_refused_with_what_to_change(values, said):
+    with pytest.raises(helm.HelmRenderError, match=said):
+        rendered(values)
+
+
+def test_a_cluster_without_dra_is_told_so(tmp_path):
+    """Helm as a Python package asks no cluster, and knows the newest; an older one lacks the API."""
+    chart = tmp_path / "chart"
+    shutil.copytree(CHART, chart)
+    helpers = chart / "templates" / "_helpers.tpl"
+    helpers.write_text(helpers.read_text().replace('resource.k8s.io/v1")', 'resource.k8s.io/v9")'))
+    with pytest.raises(helm.HelmRenderError, match=r"Kubernetes 1\.34"):
+        rendered(MOST, chart)
+    assert rendered(LEAST, chart)
+
+
+def test_prometheus_scrapes_each_controller_and_calls_it_by_its_nodes_name():
+    (monitor,) = of_kind(rendered(MOST), "PodMonitor")
+    (daemons,) = of_kind(rendered(MOST), "DaemonSet")
+    template = daemons["spec"]["template"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in [port["name"] for port in controller(MOST)["ports"]]
+    assert endpoint["interval"] == "30s"
+    assert endpoint["relabelings"] == [
+        {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "instance"}
+    ]
+    assert not of_kind(rendered(LEAST), "PodMonitor")
+
+
 def test_every_value_has_a_place_in_the_schema_and_every_place_a_value():
-    """Of `global`, Helm's own, and the limit of the processor there is no default."""
+    """Of `global`, Helm's own, and the limit of the processor there is no default; settings have the controller's."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
 
@@ -167,7 +218,8 @@ def test_every_value_has_a_place_in_the_schema_and_every_place_a_value():
         for name in schema["properties"].keys() & value.keys():
             yield from differing(schema["properties"][name], value[name], f"{path}/{name}")
 
-    assert set(differing(schema, values, "")) == {"/global", "/resources/cpu/limit"}
+    found = {path for path in differing(schema, values, "") if not path.startswith("/settings/")}
+    assert found == {"/global", "/resources/cpu/limit"}
 
 
 def test_the_hub_is_told_the_name_that_the_documented_installation_has():
@@ -209,8 +261,9 @@ def test_the_controllers_own_claim_takes_no_gpu_from_users():
     assert "NVIDIA_VISIBLE_DEVICES" not in str(controller(MOST)["env"])
 
 
-def test_the_probe_ends_well_while_the_controller_answers(machine):
-    *python, script = controller(LEAST)["livenessProbe"]["exec"]["command"]
+@pytest.mark.parametrize("probed", ["livenessProbe", "readinessProbe"])
+def test_the_probe_ends_well_while_the_controller_answers(machine, probed):
+    *python, script = controller(LEAST)[probed]["exec"]["command"]
     probe = [*python, script.replace("/run/affinode/node.sock", str(machine.socket))]
     assert subprocess.run(probe, capture_output=True, check=False).returncode != 0
     machine.start_controller()
