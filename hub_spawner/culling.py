@@ -1,4 +1,4 @@
-"""Rules for jupyterhub-idle-culler 2: servers whose kernels wait for the GPU or compute on it are not idle.
+"""Rules for jupyterhub-idle-culler 2: servers whose kernels wait for the GPU, compute on it or are held are not idle.
 
 In the culler's configuration file:
 
@@ -62,7 +62,10 @@ def arbiter(
 def _is_over(
     inactive_s: float, inactive_limit: float, parked_limit_s: float | None, kernels: list[Json]
 ) -> bool:
-    if any(kernel["residency"] in WAITING or kernel["place"] is not None for kernel in kernels):
+    if any(
+        kernel["residency"] in WAITING or kernel["place"] is not None or kernel["held_for_s"] is not None
+        for kernel in kernels
+    ):
         return False
     # A cell that computes may say nothing to its server for hours; while a call is under way its kernel is not idle.
     used = [kernel["idle_s"] for kernel in kernels if kernel["residency"] == "resident"]

@@ -19,7 +19,7 @@ from . import grants
 from .free_room import as_html, free_room_line
 from .nodes import Nodes
 from .room import Answer, ask_for_room, controller_socket
-from .story import Event, Story
+from .story import Closable, Event, Story
 
 XLA_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 SIMULATION = (
@@ -161,6 +161,10 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
             yield event
         async for event in super().progress():
             yield event
+
+    def _generate_progress(self) -> Closable:
+        """Return what the Hub streams to a spawn page; called by the Hub for each viewer."""
+        return Closable(super()._generate_progress())
 
     def get_env(self) -> dict[str, str]:
         """Add variables that name the kernels' user and the controller's socket; the site's own variables stay."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 Event = dict[str, Any]
@@ -50,3 +50,28 @@ class Story:
     def _wake(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
+
+
+class Closable:
+    """Events of an async generator that may be closed while its next event is awaited.
+
+    A Hub that ends closes what its handlers read, and Python refuses to close a generator that is running.
+    """
+
+    def __init__(self, events: AsyncGenerator[Event, None]):
+        self._events = events
+        self._next: asyncio.Future[Event] | None = None
+
+    def __aiter__(self) -> Closable:
+        return self
+
+    async def __anext__(self) -> Event:
+        self._next = asyncio.ensure_future(self._events.__anext__())
+        return await self._next
+
+    async def aclose(self) -> None:
+        """End the generator, wherever it waits."""
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.wait([self._next])
+        await self._events.aclose()

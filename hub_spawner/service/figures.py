@@ -112,19 +112,29 @@ def queue_rows(picture: NodePicture) -> list[tuple[str, str, str, str]]:
     """Return (place, user, kernel, why it waits and how much longer) of everything that waits."""
     assert picture.node is not None
     known = {kernel["id"]: kernel for kernel in picture.kernels}
+    starting = iter(picture.node.get("starting", ()))  # a controller of an earlier release has none
     rows = []
-    for place, kernel_id in enumerate(picture.node["queue"], 1):
-        kernel = known.get(kernel_id)
-        if kernel is None:  # another user's, or a server that has not started yet
-            rows.append((ordinal(place), "", kernel_id, ""))
-            continue
-        why = kernel["wait_reason"] or ""
-        if kernel["waiting_s"] is not None:
-            why = f"waits {duration_in_words(kernel['waiting_s'])}: {why}"
-        if why:
-            why += f"; {bound_in_words(kernel['estimate_s'])}"
-        rows.append((ordinal(place), kernel["user"] or "", _name(kernel), why))
+    for place, name in enumerate(picture.node["queue"], 1):
+        kernel, request = known.get(name), None
+        if kernel is None:
+            request = next(starting, None)
+        if kernel is not None:
+            row = (kernel["user"] or "", _name(kernel), _why_it_waits(kernel))
+        elif request is not None:
+            size = bytes_in_words(request["bytes"])
+            row = (request["user"] or "", f"{name}, for {size}", _why_it_waits(request))
+        else:  # it was added between the two requests that the picture is made of
+            row = ("", name, "")
+        rows.append((ordinal(place), *row))
     return rows
+
+
+def _why_it_waits(waiter: Json) -> str:
+    why = waiter["wait_reason"] or ""
+    if waiter["waiting_s"] is not None:
+        since = f"waits {duration_in_words(waiter['waiting_s'])}"
+        why = f"{since}: {why}" if why else since
+    return f"{why}; {bound_in_words(waiter['estimate_s'])}" if why else ""
 
 
 def usage_rows(report: Json) -> list[tuple[str, ...]]:

@@ -52,6 +52,14 @@ def test_a_server_whose_kernel_waits_for_the_gpu_is_kept(node, nodes, wait_until
     assert not culled(arbiter(nodes=nodes), "carla/waiting", 100 * HOUR_S)
 
 
+def test_a_server_with_a_kernel_that_its_user_holds_is_kept(node, nodes):
+    assert culled(arbiter(nodes=nodes), "carla/", HOUR_S)
+    assert node.carla.ask("POST", "/kernels/notes/hold", {"duration_s": HOUR_S})[0] == 200
+    assert not culled(arbiter(nodes=nodes), "carla/", 100 * HOUR_S)
+    assert node.carla.ask("POST", "/kernels/notes/release")[0] == 200
+    assert culled(arbiter(nodes=nodes), "carla/", HOUR_S)
+
+
 def test_a_forgotten_parked_server_is_culled_or_kept_longer_where_its_administrator_says_so(nodes):
     assert culled(arbiter(nodes=nodes), "carla/", HOUR_S)
     assert not culled(arbiter(nodes=nodes), "carla/", HOUR_S - 1)

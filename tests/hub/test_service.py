@@ -6,12 +6,13 @@ import asyncio
 import html
 import re
 import ssl
+import threading
 from types import SimpleNamespace
 
 import pytest
 import requests
 from certipy import Certipy
-from gpu_node import ANA, GIB, gpu_node
+from gpu_node import ANA, BOB, GIB, gpu_node
 from jupyterhub.utils import make_ssl_context
 from live_hub import NAVIGATE, TOKEN, Hub, xsrf
 from people import make_hub_keys
@@ -88,6 +89,18 @@ def test_an_administrator_sees_all_machines_users_and_kernels(hub, admin):
         assert expected in words
     assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
     assert "<script" not in answer.text
+
+
+def test_a_server_that_waits_for_room_is_shown_with_its_user_size_and_age(hub, node, admin, wait_until):
+    with node.bob.being():
+        waiting = threading.Thread(
+            target=node.machine.ask, args=("POST", "/room", {"bytes": 79 * GIB, "timeout_s": 15})
+        )
+        waiting.start()
+    wait_until(lambda: "a server that starts" in text_of(page(hub, admin)))
+    words = text_of(page(hub, admin)).partition("Queue")[2].partition("Kernels")[0]
+    assert re.search(rf"{BOB} a server that starts, for 79 GiB waits \d", words), words
+    waiting.join()
 
 
 @pytest.mark.parametrize(

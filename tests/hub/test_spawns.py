@@ -177,6 +177,17 @@ def test_an_admins_own_error_ends_the_spawn_as_before(site, wait_until):
 
 
 @pytest.mark.long
+def test_a_hub_that_ends_while_a_spawn_is_followed_ends_cleanly(wait_until):
+    with another_site("6") as site:
+        site.hub.add("quiet")
+        site.hub.spawn("quiet")
+        pages = [site.hub.follow("quiet") for _ in range(2)]
+        for page in pages:
+            wait_until(lambda page=page: page.messages, timeout=60)
+        site.hub.stop()
+        assert "Traceback" not in site.hub.log() and "already running" not in site.hub.log(), site.hub.log()
+
+
 def test_a_killed_hub_leaves_no_request_and_starts_again(site, user, wait_until):
     site.hub.spawn(user)
     wait_until(lambda: site.queue() == ["a server that starts"], timeout=60)

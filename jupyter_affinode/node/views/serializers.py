@@ -47,7 +47,7 @@ VOLATILE_PARTS = {  # the same, of an object or a list of objects in a kernel's 
     "last_park": frozenset({"ago_s"}),
     "last_resume": frozenset({"ago_s"}),
 }
-VOLATILE_NODE = frozenset({"controller", "host", "spill", "today"})
+VOLATILE_NODE = frozenset({"controller", "host", "spill", "today", "starting"})
 POLICY = ("park_when", "idle_timeout_s", "contended_idle_timeout_s")  # what a web page says in a sentence
 STARTING = "a server that starts"  # in the queue: a request for room, which no kernel has made yet
 
@@ -231,6 +231,7 @@ def node_json(
         },
         "today": None,  # `Controller.node_json` knows the user
         "queue": _queue_json(state, queue),
+        "starting": _starting_json(state, queue),
         "others": None,  # `views.node_view` knows the client
     }
 
@@ -239,6 +240,22 @@ def _queue_json(state: NodeState, queue: Iterable[str]) -> list[str]:
     """Return the queue's ids; a request for room gets a common text, and one that has just ended is left out."""
     waiting = [each for each in queue if each in state.room_requests or not each.startswith(PREFIX)]
     return [STARTING if each in state.room_requests else each for each in waiting]
+
+
+def _starting_json(state: NodeState, queue: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the requests for room, in the queue's order: those of its entries that are no kernel yet."""
+    now = time.monotonic()
+    requests = [state.room_requests[each] for each in queue if each in state.room_requests]
+    return [
+        {
+            "user": request.record.account.name or request.record.account.owner,
+            "bytes": request.bytes,
+            "waiting_s": round(max(now - request.since, 0.0), 3),
+            "wait_reason": request.line.get("text") or None,
+            "estimate_s": request.line.get("estimate_s"),
+        }
+        for request in requests
+    ]
 
 
 def without_volatile(kernel: dict[str, Any]) -> dict[str, Any]:

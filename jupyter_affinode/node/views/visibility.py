@@ -43,6 +43,7 @@ def node_view(identity: Identity, node: Json, kernels: dict[str, KernelRecord]) 
         **node,
         "gpus": gpus,
         "queue": queue,
+        "starting": node["starting"] if identity.is_admin else [],
         "settings": settings_view(identity, node["settings"]),
         "others": others(identity, kernels.values(), node["queue"]),
     }
