@@ -76,6 +76,7 @@ class DemoHub:
     process: subprocess.Popen[bytes]
     port: int
     token: str
+    password: str
     log: Path
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
@@ -187,7 +188,7 @@ def controller(place: DemoPlace) -> Iterator[None]:
 @contextlib.contextmanager
 def demo_hub(place: DemoPlace) -> Iterator[DemoHub]:
     """Start a Hub; at the end it and all its servers are stopped."""
-    token, port = secrets.token_hex(16), free_port()
+    token, password, port = secrets.token_hex(16), secrets.token_urlsafe(6), free_port()
     local = HERE.parent / "node_modules" / ".bin" / PROXY
     proxy = str(local) if local.exists() else shutil.which(PROXY)
     if proxy is None:
@@ -197,8 +198,10 @@ def demo_hub(place: DemoPlace) -> Iterator[DemoHub]:
         "DEMO_HUB_PORT": str(port),
         "DEMO_HUB_API_PORT": str(free_port()),
         "DEMO_HUB_PROXY_PORT": str(free_port()),
+        "DEMO_HUB_SERVICE_PORT": str(free_port()),
         "DEMO_HUB_PROXY": proxy,
         "DEMO_HUB_TOKEN": token,
+        "DEMO_HUB_PASSWORD": password,
         "DEMO_HUB_GPU_MEMORY": f"{SIZE_MIB}MiB",
         "CONFIGPROXY_AUTH_TOKEN": secrets.token_hex(16),
         "PATH": ":".join([*node_folder(), str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
@@ -215,7 +218,7 @@ def demo_hub(place: DemoPlace) -> Iterator[DemoHub]:
             start_new_session=True,
         )
     try:
-        yield DemoHub(process, port, token, path)
+        yield DemoHub(process, port, token, password, path)
     finally:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -252,8 +255,11 @@ def main() -> int:
                     return 1
                 if "--headless" in sys.argv[1:]:
                     return 0
+                url = f"http://127.0.0.1:{hub.port}/"
                 print(
-                    f"\nLog in as ana or bob, with any password: http://127.0.0.1:{hub.port}/ (Ctrl-C ends it)"
+                    f"\nLog in as ana or bob, with the password {hub.password}: {url} (Ctrl-C ends it)\n"
+                    f"The administrators' page, as admin: {url}services/affinode/",
+                    flush=True,
                 )
                 with contextlib.suppress(KeyboardInterrupt):
                     hub.process.wait()

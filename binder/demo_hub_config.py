@@ -3,6 +3,7 @@
 import os
 
 import hub_spawner
+from hub_spawner.service.registration import add_service
 
 FOLDER = os.environ["DEMO_HUB_FOLDER"]
 PORT = os.environ["DEMO_HUB_PORT"]
@@ -16,7 +17,9 @@ c.ConfigurableHTTPProxy.pid_file = f"{FOLDER}/proxy.pid"
 c.JupyterHub.db_url = f"sqlite:///{FOLDER}/hub.sqlite"
 c.JupyterHub.cookie_secret_file = f"{FOLDER}/cookie_secret"
 c.JupyterHub.authenticator_class = "dummy"
+c.DummyAuthenticator.password = os.environ["DEMO_HUB_PASSWORD"]
 c.Authenticator.allowed_users = {"ana", "bob"}
+c.Authenticator.admin_users = {"admin"}
 c.JupyterHub.services = [{"name": "story", "api_token": os.environ["DEMO_HUB_TOKEN"]}]
 # A spawn answers at once, so that the story can follow its page from the beginning.
 c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}
@@ -33,4 +36,9 @@ c.Spawner.grant_audience = ["affinode:demo"]
 c.Spawner.gpu_socket = os.environ["AFFINODE_SOCKET"]
 c.Spawner.gpu_memory = os.environ["DEMO_HUB_GPU_MEMORY"]
 c.Spawner.gpu_wait_s = 60
+add_service(
+    c,
+    url=f"http://127.0.0.1:{os.environ['DEMO_HUB_SERVICE_PORT']}",
+    nodes={"this machine": os.environ["AFFINODE_SOCKET"]},
+)
 hub_spawner.enable(c)

@@ -62,7 +62,9 @@ class DemoPlace:
 
 @contextlib.contextmanager
 def demo_place() -> Iterator[DemoPlace]:
-    """Make a place; at the end its controller is stopped and its folder removed."""
+    """Make a place; at the end its controller is stopped and its folder removed, also where a signal ends the demo."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
     folder = Path(tempfile.mkdtemp(prefix="affinode-demo-"))
     # In a process of its own: a driver may crash, and this one must stay without a context.
     simulated = subprocess.run([sys.executable, str(HAS_GPU)], check=False).returncode != 0
@@ -75,6 +77,12 @@ def demo_place() -> Iterator[DemoPlace]:
     finally:
         _stop_controller(folder / environment.SOCKET_NAME)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _leave(number: int, _: object) -> None:
+    """End as by an exception, so that whatever the demo has started is stopped on the way out; once is enough."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _environment(folder: Path, simulated: bool) -> dict[str, str]:
