@@ -6,7 +6,6 @@ kernels take of it is what they really take, as their pages say.
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 from pathlib import Path
@@ -293,8 +292,7 @@ def test_parked_memory_goes_to_disk_so_that_another_kernel_can_be_parked(kernel_
     assert node["spill"]["used_bytes"] == spilled["disk_bytes"] == node["spill"]["written_bytes"], node[
         "spill"
     ]
-    assert [path.name for path in disk.iterdir()] == [f"affinode-{os.getuid()}"]
-    assert not list(next(disk.iterdir()).iterdir()), "files have no names"
+    assert list(disk.iterdir()) == [], "files have no names"
     shown = host.machine.affinode("status")
     assert re.search("MiB of it on disk, about .* to return", shown.stdout), shown
     assert "Disk: " in shown.stdout, shown
