@@ -1,5 +1,6 @@
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
+import { IPast } from './history/past';
 import { Action, IActionBody, IActivity, IKernel, IPolicy, IStatus } from './status';
 
 /** A request that the server refused; `message` says what happened and what to do, for users. */
@@ -39,8 +40,13 @@ export class AffinodeApi {
     return this._request<IActivity>('GET', ['kernels', encodeURIComponent(kernelId), 'activity']);
   }
 
-  private async _request<T>(method: string, path: string[], body?: object): Promise<T> {
-    const url = URLExt.join(this._connection.baseUrl, 'affinode', 'api', ...path);
+  /** GET past: where kernels' memory was in the last seconds, at most eight hours. */
+  past(seconds: number): Promise<IPast> {
+    return this._request<IPast>('GET', ['past'], undefined, `?seconds=${seconds}`);
+  }
+
+  private async _request<T>(method: string, path: string[], body?: object, query = ''): Promise<T> {
+    const url = URLExt.join(this._connection.baseUrl, 'affinode', 'api', ...path) + query;
     const init = { method, body: body && JSON.stringify(body) };
     let response: Response;
     let answer: unknown;

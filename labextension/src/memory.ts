@@ -59,12 +59,16 @@ export function gpuSegments(gpu: IGpu, kernels: IKernel[], trans: IWords): ISegm
 }
 
 /** A GPU's name without the vendor's, which they all share. */
-export function gpuModel(gpu: IGpu): string {
+export function gpuModel(gpu: Pick<IGpu, 'name'>): string {
   return gpu.name.replace(/^NVIDIA /, '');
 }
 
 /** The same; where there are several GPUs, with its number. */
-export function gpuName(gpu: IGpu, gpus: IGpu[], trans: IWords): string {
+export function gpuName(
+  gpu: Pick<IGpu, 'index' | 'name'>,
+  gpus: readonly unknown[],
+  trans: IWords
+): string {
   return gpus.length > 1 ? trans.__('GPU %1: %2', gpu.index, gpuModel(gpu)) : gpuModel(gpu);
 }
 

@@ -4,6 +4,7 @@ import { Poll } from '@lumino/polling';
 import { ISignal, Signal } from '@lumino/signaling';
 import { Possible, possibilities } from './actions';
 import { AffinodeApi, AffinodeError } from './api';
+import { IPast } from './history/past';
 import { Hues } from './hues';
 import { changedKernels, complete, differs, merge, told } from './merge';
 import { passes, problemOf, problemOfError } from './problems';
@@ -171,6 +172,8 @@ export class AffinodeModel implements IAffinode, IDisposable {
   activity(id: string): Promise<IActivity> {
     return this._api.activity(id);
   }
+
+  readonly past = (seconds: number): Promise<IPast> => this._api.past(seconds);
 
   watch(): IDisposable {
     this._watchers += 1;

@@ -2,6 +2,7 @@ import { Token } from '@lumino/coreutils';
 import { IDisposable } from '@lumino/disposable';
 import { ISignal } from '@lumino/signaling';
 import { Possible } from './actions';
+import { IPast } from './history/past';
 import { IRate } from './rates';
 import { ISettings } from './settings';
 import { Action, IActionBody, IActivity, IKernel, INoticeEvent, IPolicy, IStatus } from './status';
@@ -110,6 +111,9 @@ export interface IAffinode {
 
   /** A kernel's CUDA calls; they are counted while this is asked for. */
   activity(id: string): Promise<IActivity>;
+
+  /** Where kernels' memory was in the last seconds, at most eight hours; rejects with an `AffinodeError`. */
+  past(seconds: number): Promise<IPast>;
 
   /** Keep the status fresh until the returned object is disposed; for views with figures that tick. */
   watch(): IDisposable;

@@ -244,6 +244,75 @@ def activity(look: int) -> dict[str, Any]:
     }
 
 
+def past(answer: dict[str, Any], now: float, *, seconds: float = 3600, changes: int = 6) -> dict[str, Any]:
+    """The last `seconds` of a machine, in which each kernel was freed, waited and came back so often."""
+    step = max(10.0, seconds / 360)
+    steps, since = int(seconds / step), now - seconds
+    gpus = []
+    for gpu in answer["node"]["gpus"]:
+        lanes = [
+            _lane(kernel, since, seconds, changes)
+            for kernel in answer["kernels"]
+            if any(share["uuid"] == gpu["uuid"] for share in kernel["gpus"])
+        ]
+        figures = {name: gpu[name] for name in ("uuid", "index", "name", "total_bytes")}
+        sizes = {kernel["id"]: kernel["footprint_bytes"] for kernel in answer["kernels"]}
+        used = [
+            None
+            if 20 < place < 25
+            else min(2 * GIB + _resident(lanes, sizes, since + place * step), 80 * GIB)
+            for place in range(steps)
+        ]
+        others = {
+            "resident": [place // 40 % 4 for place in range(steps)],
+            "parked": [1 for place in range(steps)],
+            "queued": [place // 90 % 2 for place in range(steps)],
+        }
+        gpus.append(
+            {
+                **figures,
+                "used_bytes": used,
+                "utilization_percent": [place * 7 // 40 * 31 % 90 for place in range(steps)],
+                "lanes": lanes,
+                "others": others if answer["node"]["others"] else None,
+            }
+        )
+    return {"since": since, "until": now, "step_s": step, "gpus": gpus}
+
+
+def _resident(lanes: list[dict[str, Any]], sizes: dict[str, int], at: float) -> int:
+    """Bytes that are on the GPU at some moment."""
+    states = {
+        lane["kernel_id"]: [change["state"] for change in lane["changes"] if change["at"] <= at][-1:]
+        for lane in lanes
+    }
+    return sum(sizes[each] for each, last in states.items() if last == ["resident"])
+
+
+def _lane(kernel: dict[str, Any], since: float, seconds: float, count: int) -> dict[str, Any]:
+    """A kernel's lane, which ends with its present state."""
+    number = int(kernel["id"].rsplit("-", 1)[-1])
+    cycle = [("resident", "cell"), ("parked", "room"), ("queued", None)]
+    first = cycle[number % 2][0]
+    moments = sorted((number * 37 + 61 * place * place) % 997 / 1000 * seconds for place in range(count))
+    changes = [{"at": since, "state": first, "cause": None}]
+    for moment in moments:
+        state, cause = cycle[([each for each, _ in cycle].index(changes[-1]["state"]) + 1) % 3]
+        changes.append({"at": since + moment, "state": state, "cause": cause})
+        if state == "queued":
+            changes.append({"at": since + moment + 0.01 * seconds, "state": "resident", "cause": "cell"})
+    changes = [
+        change
+        for place, change in enumerate(changes)
+        if place == 0 or change["at"] > changes[place - 1]["at"]
+    ]
+    if kernel["residency"] in ("resident", "parked", "queued"):
+        last = {"at": since + seconds * 0.999, "state": kernel["residency"], "cause": kernel["reason_code"]}
+        changes = [*[change for change in changes if change["at"] < last["at"]], last]
+    own = {name: kernel[name] for name in ("own", "user", "name", "path")}
+    return {"kernel_id": kernel["id"], **own, "changes": changes}
+
+
 def busy_machine() -> dict[str, Any]:
     """30 kernels on 8 GPUs, none of them a kernel of another state: a page remembers which rows its user has opened."""
     kernels = [

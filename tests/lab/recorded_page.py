@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import recorded
 from lab_page import LabPage, Notebook
@@ -34,10 +36,12 @@ class RecordedPanel:
     def __init__(self, lab_page: LabPage, answer: Callable[[], dict[str, Any]] | None = None):
         self.lab = lab_page
         self.answer = recorded.machine([])
+        self.changes = 6  # of each kernel in the last hour
         self._status = 200
         self._looks = 0
         self._made = answer or (lambda: self.answer)
         lab_page.page.route("**/affinode/api/status*", self._answer)
+        lab_page.page.route("**/affinode/api/past*", self._answer_past)
         lab_page.page.route("**/affinode/api/kernels/*/activity*", self._answer_activity)
         lab_page.show_panel()
         self.root = lab_page.panel
@@ -73,6 +77,19 @@ class RecordedPanel:
     def _answer_activity(self, route: Route) -> None:
         self._looks += 1
         route.fulfill(json=recorded.activity(self._looks))
+
+    def _answer_past(self, route: Route) -> None:
+        seconds = float(parse_qs(urlsplit(route.request.url).query)["seconds"][0])
+        route.fulfill(json=recorded.past(self.answer, time.time(), seconds=seconds, changes=self.changes))
+
+    def open_past(self) -> Locator:
+        """Open the last hour; its section."""
+        section = self.root.locator(".jp-affinode-history")
+        heading = section.get_by_role("button", name="The last hour")
+        if heading.get_attribute("aria-expanded") == "false":
+            heading.click()
+        expect(section.get_by_role("application")).to_be_visible()
+        return section
 
     def fail(self, failure: str) -> None:
         """Have the server fail, by its name in FAILURES."""

@@ -1,17 +1,13 @@
 import { TranslationBundle } from '@jupyterlab/translation';
-import {
-  Button,
-  caretRightIcon,
-  InputGroup,
-  refreshIcon,
-  searchIcon
-} from '@jupyterlab/ui-components';
+import { Button, InputGroup, refreshIcon, searchIcon } from '@jupyterlab/ui-components';
 import { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
 import { IKernel, INode } from '../status';
 import { IAffinode } from '../tokens';
 import { namesOf, othersText } from '../words';
+import { HistorySection } from '../history/HistorySection';
 import { Empty, Problem } from './Empty';
+import { HEADING_CARET } from './headingCaret';
 import { moveByArrow, useKeptFocus } from './focus';
 import { KernelRow } from './KernelRow';
 import { Gpus, HostMemory } from './Memory';
@@ -28,9 +24,6 @@ import {
   sectionTitle
 } from './rows';
 import { IView } from './view';
-
-/** One element for all renderings, which React then leaves as it is: a LabIcon works each time it is rendered. */
-const HEADING_CARET = <caretRightIcon.react tag="span" className="jp-affinode-headingCaret" />;
 
 /** What the panel shows and acts through. */
 export interface IPanelProps {
@@ -157,6 +150,7 @@ function Machine(
     <>
       <MemoryAndPolicy kernels={kernels} node={node} view={view} />
       <Kernels {...props} view={view} />
+      <HistorySection view={view} />
     </>
   );
 }

@@ -1,0 +1,150 @@
+import { Button } from '@jupyterlab/ui-components';
+import * as React from 'react';
+import { HEADING_CARET } from '../panel/headingCaret';
+import { IView } from '../panel/view';
+import { pastTitle, sumsText, windowText } from '../words';
+import { IPast, sums } from './past';
+import { PastStore } from './PastStore';
+
+/** The picture, and the library that it is drawn with, come when they are first shown. */
+const Picture = React.lazy(() => import('./Picture'));
+
+/** How far back a picture may go, in seconds. */
+const WINDOWS = [600, 3600, 28_800];
+
+/** A picture moves on so often, in parts of its width. */
+const PARTS = 240;
+
+/** The last section of the panel: where kernels' memory was, closed at first. */
+export function HistorySection(props: { view: IView }): JSX.Element {
+  const { trans } = props.view;
+  const [isOpen, setOpen] = React.useState(false);
+  const [length, setLength] = React.useState(3600);
+  return (
+    <section
+      className="jp-affinode-section jp-affinode-history"
+      aria-labelledby="jp-affinode-section-past"
+    >
+      <h3 className="jp-affinode-heading">
+        <button
+          type="button"
+          id="jp-affinode-section-past"
+          data-control="section past"
+          aria-expanded={isOpen}
+          onClick={() => setOpen(!isOpen)}
+        >
+          {HEADING_CARET}
+          {pastTitle(length, trans)}
+        </button>
+      </h3>
+      {isOpen && <Body length={length} onLength={setLength} view={props.view} />}
+    </section>
+  );
+}
+
+function Body(props: {
+  length: number;
+  onLength: (length: number) => void;
+  view: IView;
+}): JSX.Element {
+  const { length, onLength, view } = props;
+  const { trans } = view;
+  const [paused, setPaused] = React.useState<IPast | null>(null);
+  const { past, problem } = usePast(view, length);
+  const shown = paused ?? past;
+  return (
+    <>
+      <div className="jp-affinode-historyBar">
+        <span role="group" aria-label={trans.__('How far back')}>
+          {WINDOWS.map(each => (
+            <Button
+              key={each}
+              small
+              minimal
+              type="button"
+              className="jp-affinode-button"
+              data-control={`past ${each}`}
+              aria-pressed={each === length}
+              onClick={() => {
+                setPaused(null);
+                onLength(each);
+              }}
+            >
+              {windowText(each, trans)}
+            </Button>
+          ))}
+        </span>
+        <Button
+          small
+          minimal
+          type="button"
+          className="jp-affinode-button"
+          data-control="past pause"
+          aria-pressed={paused !== null}
+          disabled={shown === null}
+          onClick={() => setPaused(paused === null ? past : null)}
+        >
+          {trans.__('Pause')}
+        </Button>
+      </div>
+      {shown === null ? (
+        <p className="jp-affinode-historyNote" role="status">
+          {problem === null ? trans.__('Looking…') : problemText(problem, trans)}
+        </p>
+      ) : (
+        <>
+          <p className="jp-affinode-historySums">{sumsText(sums(shown), trans)}</p>
+          <React.Suspense
+            fallback={
+              <p className="jp-affinode-historyNote" role="status">
+                {trans.__('Looking…')}
+              </p>
+            }
+          >
+            <Picture past={shown} trans={trans} />
+          </React.Suspense>
+        </>
+      )}
+    </>
+  );
+}
+
+function problemText(problem: { status: number; slug: string }, trans: IView['trans']): string {
+  if (problem.slug === 'no-ledger') {
+    return trans.__('No history is kept here, or none yet.');
+  }
+  return problem.status === 404
+    ? trans.__('The GPU controller is of a version that does not tell its past.')
+    : trans.__('The past cannot be had now; it is asked for again.');
+}
+
+/** The past of so many seconds, kept up to date while the panel is seen. */
+function usePast(view: IView, length: number): Pick<PastStore, 'past' | 'problem'> {
+  const { affinode, isVisible } = view;
+  const [state, setState] = React.useState<Pick<PastStore, 'past' | 'problem'>>({
+    past: null,
+    problem: null
+  });
+  React.useEffect(() => {
+    if (!isVisible) {
+      return undefined;
+    }
+    setState({ past: null, problem: null });
+    const store = new PastStore(affinode, length);
+    let timer: number | undefined;
+    const draw = () => {
+      window.clearTimeout(timer);
+      timer = window.setTimeout(draw, (1000 * length) / PARTS);
+      setState({ past: store.past, problem: store.problem });
+    };
+    store.changed.connect(() => {
+      window.clearTimeout(timer);
+      timer = window.setTimeout(draw, 0);
+    });
+    return () => {
+      window.clearTimeout(timer);
+      store.dispose();
+    };
+  }, [affinode, isVisible, length]);
+  return state;
+}

@@ -1,0 +1,176 @@
+"""The panel's last section: where kernels' memory was, by pointer and by keyboard, in every theme and at 250 pixels."""
+
+from __future__ import annotations
+
+import re
+
+import lab_cells
+import pytest
+import recorded
+from playwright.sync_api import expect
+from recorded_page import THEMES, Looks, RecordedPanel
+from test_pictures import AXE, VIOLATIONS
+
+HISTORY = ".jp-affinode-history"
+DRAWN_MS = 100
+
+
+@pytest.fixture
+def panel(page):
+    """The shared page, with recorded answers instead of the server's."""
+    return RecordedPanel(page)
+
+
+@pytest.fixture
+def section(panel):
+    """The open section of a machine with a few kernels of each kind."""
+    panel.show(recorded.states()["resident"])
+    yield panel.open_past()
+    panel.lab.page.unroute_all()
+
+
+def readout(section):
+    return section.locator(".jp-affinode-readout")
+
+
+def test_the_keyboard_goes_through_the_last_hour_and_is_told_when_and_why(section):
+    picture = section.get_by_role("application")
+    section.get_by_role("button", name="Pause").focus()
+    keyboard = picture.page.keyboard
+    keyboard.press("Tab")
+    expect(picture).to_be_focused()
+    expect(readout(section)).to_contain_text("arrow keys")
+    keyboard.press("ArrowDown")
+    expect(readout(section)).to_have_attribute("aria-live", "polite")
+    first = readout(section).inner_text()
+    assert re.search(r"\.ipynb.*(On the GPU|freed|Waiting)", first), first
+    keyboard.press("Home")
+    expect(readout(section)).to_contain_text("until")
+    told = set()
+    for _ in range(8):
+        told.add(readout(section).inner_text())
+        keyboard.press("ArrowRight")
+    assert len(told) > 5
+    assert any("it made room for another notebook" in each for each in told)
+    lane = readout(section).locator("b").inner_text()
+    keyboard.press("ArrowDown")
+    expect(readout(section).locator("b")).not_to_have_text(lane)
+    expect(section.locator(".jp-affinode-cursor")).to_have_count(1)
+    keyboard.press("Escape")
+    expect(readout(section)).to_contain_text("arrow keys")
+    expect(picture).to_be_focused()
+
+
+def test_the_pointer_is_told_what_it_is_at(section):
+    section.locator("[data-lane='0 0'] .jp-affinode-plot").hover(position={"x": 5, "y": 5})
+    expect(readout(section)).to_contain_text(".ipynb")
+    expect(readout(section)).to_have_attribute("aria-live", "off")
+
+
+def test_the_window_is_chosen_and_a_pause_holds_the_picture(panel, section):
+    page = panel.lab.page
+    for name, seconds in (("10 min", 600), ("8 h", 28800), ("1 h", 3600)):
+        with page.expect_response(re.compile(rf"/affinode/api/past\?seconds={seconds}\b")):
+            section.get_by_role("button", name=name, exact=True).click()
+        expect(section.get_by_role("application")).to_be_visible()
+    assert re.search(r"\d GPU \w+ given back, .* waited", section.inner_text())
+    section.get_by_role("button", name="Pause").click()
+    drawn = section.locator("[data-lane='0 0'] path").first.get_attribute("d")
+    answer = recorded.states()["resident"]
+    for kernel in answer["kernels"]:
+        kernel["residency"] = "parked" if kernel["residency"] == "resident" else kernel["residency"]
+    panel.show(answer)
+    assert section.locator("[data-lane='0 0'] path").first.get_attribute("d") == drawn
+    section.get_by_role("button", name="Pause").click()
+    expect(section.locator("[data-lane='0 0'] path").first).not_to_have_attribute("d", drawn)
+
+
+def test_the_past_is_asked_for_once_and_not_while_it_is_not_seen(panel, section):
+    page, asked = panel.lab.page, []
+    page.on("request", lambda request: asked.append(request.url) if "/past" in request.url else None)
+    for _ in range(3):
+        panel.show(recorded.states()["resident"])
+    panel.lab.hide_panel()
+    panel.lab.show_panel()
+    expect(section.get_by_role("application")).to_be_visible()
+    assert len(asked) == 1, asked  # the second time, since what happened meanwhile was missed
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_the_last_hour_is_accessible_in_every_theme_and_at_250_pixels(panel, theme):
+    lab = panel.lab
+    lab.theme(THEMES[theme])
+    lab.page.add_script_tag(path=AXE)
+    looks, found = Looks(lab), {}
+    for name, answer in (
+        ("few", recorded.states()["resident"]),
+        ("many", recorded.busy_machine()),
+        ("others", recorded.states()["administered"]),
+    ):
+        panel.show(answer)
+        for width in (250, 520):
+            panel.widen(width)
+            section = panel.open_past()
+            section.scroll_into_view_if_needed()
+            section.screenshot(path=lab.screenshots / f"past-{name}-{width}-{theme}.png")
+            found[name, width] = [*lab.page.evaluate(VIOLATIONS, HISTORY), *looks.troubles(HISTORY)]
+        section.get_by_role("button", name="The last hour").click()
+    lab.theme(THEMES["light"])
+    lab.page.unroute_all()
+    assert found == {name: [] for name in found}
+
+
+def test_two_thousand_events_of_thirty_kernels_are_drawn_quickly(panel):
+    answer, page = recorded.busy_machine(), panel.lab.page
+    panel.changes = 90
+    panel.show(answer)
+    events = sum(
+        len(lane["changes"])
+        for gpu in recorded.past(answer, 1e6, changes=90)["gpus"]
+        for lane in gpu["lanes"]
+    )
+    panel.open_past()
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def worked() -> float:
+        return {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}[
+            "TaskDuration"
+        ]
+
+    times = []
+    for window in ("10 min", "1 h", "10 min", "1 h", "10 min"):
+        section = panel.root.locator(HISTORY)
+        before = worked()
+        with page.expect_response("**/affinode/api/past*"):
+            section.get_by_role("button", name=window, exact=True).click()
+        expect(section.locator("[data-lane='0 0']")).to_be_visible()
+        page.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))")
+        times.append(round(1000 * (worked() - before), 1))
+    print(f"{events} events; the page's main thread worked {times} ms for each picture")
+    panel.root.locator("#jp-affinode-section-past").click()
+    page.unroute_all()
+    assert events >= 2000
+    assert min(times) < DRAWN_MS
+
+
+def test_a_real_notebook_that_is_freed_and_comes_back_is_seen_without_another_request(page):
+    notebook = page.open_notebook("lane.ipynb", lab_cells.allocate(32), lab_cells.READ)
+    assert "allocated" in notebook.run_cell(0)
+    page.show_panel()
+    section = page.panel.locator(HISTORY)
+    with page.page.expect_response("**/affinode/api/past*"):
+        section.locator("#jp-affinode-section-past").click()
+    lane = section.locator(".jp-affinode-lane").filter(has_text="lane.ipynb")
+    expect(lane.locator(".jp-mod-resident")).to_have_attribute("d", re.compile("M"))
+    asked = []
+    page.page.on("request", lambda request: asked.append(request.url) if "/past" in request.url else None)
+    page.command("affinode:park", kernelId=notebook.kernel_id())
+    expect(lane.locator(".jp-mod-parked")).to_have_attribute("d", re.compile("M"))
+    assert "7 7" in notebook.run_cell(1)
+    page.show_panel()
+    section.get_by_role("application").focus()
+    page.page.keyboard.press("ArrowDown")
+    expect(readout(section)).to_contain_text("lane.ipynb")
+    expect(readout(section)).to_contain_text(re.compile("a cell needed it|you turned to the notebook"))
+    assert asked == []
