@@ -33,6 +33,7 @@ CAPS_MAX = 16
 # an administrator's grant crosses a network, so it is made anew for each request
 ADMINISTRATORS_S_MAX = 120.0
 GROUPS_MAX = 256
+TIME_MAX_S = 1 << 53  # a larger number is no exact one any more
 CAP_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
@@ -62,6 +63,7 @@ class Claims:
     caps: Mapping[str, float]
     groups: tuple[str, ...]
     issued_at: float  # seconds since the epoch
+    expires_at: float
     key: bytes  # the public one that it is signed with …
     kid: str  # … and its name
     is_administrator: bool = False
@@ -125,7 +127,7 @@ class GrantVerifier:
         jwt = self._jwt
         try:
             header = jwt.get_unverified_header(grant)
-        except (jwt.PyJWTError, ValueError, TypeError):
+        except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
             raise GrantRefused("its grant is no signed token") from None
         if header.get("alg") != ALGORITHM:
             raise GrantRefused(f"its grant is not signed with {ALGORITHM}")
@@ -145,11 +147,12 @@ class GrantVerifier:
             raise GrantRefused("its grant is for another controller") from None
         except jwt.ImmatureSignatureError:
             raise GrantRefused("its grant is not valid yet") from None
-        except (jwt.PyJWTError, ValueError, TypeError, OverflowError) as error:
+        except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise GrantRefused(f"its grant is not valid: {error}") from None
-        if require_short and claims["exp"] - claims["iat"] > ADMINISTRATORS_S_MAX:
+        found = parse_claims(claims, uid, _bytes_of(key), header["kid"])
+        if require_short and found.expires_at - found.issued_at > ADMINISTRATORS_S_MAX:
             raise GrantRefused(f"its grant is good for more than {ADMINISTRATORS_S_MAX:g} s")
-        return _claims(claims, uid, _bytes_of(key), header["kid"])
+        return found
 
     def still_has(self, kid: str, key: bytes) -> bool:
         """Return whether grants of that key are valid: removing a key ends all that it signed, at once."""
@@ -201,11 +204,12 @@ class GrantVerifier:
         return {kid: key for kid, key in found.items() if _is_public_ed25519(key)}
 
 
-def _claims(claims: Mapping[str, Any], uid: int | None, key: bytes, kid: str) -> Claims:
-    """Return the claims in our types. Raises GrantRefused if one is malformed."""
+def parse_claims(claims: Mapping[str, Any], uid: int | None, key: bytes, kid: str) -> Claims:
+    """Return the claims in our types. Raises GrantRefused if one is malformed: a signature says nothing of types."""
     user, server = claims["sub"], claims.get("server")
     priority, caps, groups = claims.get("priority", 0), claims.get("caps", {}), claims.get("groups", [])
-    if claims.get("uid") is not None and claims["uid"] != uid:
+    own_uid = claims.get("uid")
+    if own_uid is not None and (isinstance(own_uid, bool) or own_uid != uid):
         raise GrantRefused(f"its grant is for a process of another user id than {uid}")
     for what, text in (("user", user), ("server", server or "")):
         if text and not _is_name(text):
@@ -218,6 +222,8 @@ def _claims(claims: Mapping[str, Any], uid: int | None, key: bytes, kid: str) ->
         raise GrantRefused("the caps in its grant are no limits by name")
     if not isinstance(groups, list) or len(groups) > GROUPS_MAX or not all(map(_is_name, groups)):
         raise GrantRefused(f"the groups in its grant are no list of at most {GROUPS_MAX} names")
+    if not all(map(_is_time, (claims["iat"], claims["exp"]))):
+        raise GrantRefused("the times in its grant are no numbers")
     return Claims(
         user,
         server or None,
@@ -225,6 +231,7 @@ def _claims(claims: Mapping[str, Any], uid: int | None, key: bytes, kid: str) ->
         dict(caps),
         tuple(groups),
         float(claims["iat"]),
+        float(claims["exp"]),
         key,
         kid,
         is_administrator=claims.get("admin") is True,
@@ -233,6 +240,10 @@ def _claims(claims: Mapping[str, Any], uid: int | None, key: bytes, kid: str) ->
 
 def _is_name(text: object) -> bool:
     return isinstance(text, str) and 0 < len(text) <= NAME_MAX and text.isprintable()
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < TIME_MAX_S
 
 
 def _is_cap(cap: tuple[str, object]) -> bool:

@@ -80,7 +80,7 @@ def raw(private, kid="k1", algorithm="EdDSA", **claims):
     now = int(time.time())
     whole = {"sub": "alice", "aud": US, "iat": now, "exp": now + 60, **claims}
     whole = {name: value for name, value in whole.items() if value is not None}
-    return jwt.encode(whole, private, algorithm=algorithm, headers={"kid": kid})
+    return jwt.PyJWS().encode(json.dumps(whole).encode(), private, algorithm=algorithm, headers={"kid": kid})
 
 
 def test_a_good_grant_names_its_user(verifier):
@@ -153,6 +153,71 @@ def test_everything_else_is_refused_with_the_reason(verifier):
     for grant, why in forgeries(verifier).items():
         with pytest.raises(GrantRefused, match=why):
             verifier.verify(grant, UID)
+
+
+NO_NUMBERS = [float("nan"), float("inf"), -float("inf")]
+ODD = ["x", "5", "", [], [[]], {}, {"a": 1}, True, False, 1.5, -1, 10**400, -(10**400), 2**63, *NO_NUMBERS]
+ODD_HEADERS = [
+    b"null",
+    b"[]",
+    b"5",
+    b'"x"',
+    b'{"alg":["EdDSA"],"kid":"k1"}',
+    b'{"alg":"EdDSA","kid":{}}',
+    b'{"alg":"EdDSA","kid":"\\ud800"}',
+    b'{"alg":"EdDSA","kid":"k1","b64":false,"crit":["b64"]}',
+]
+CLAIMS = (
+    "sub",
+    "aud",
+    "iat",
+    "exp",
+    "nbf",
+    "server",
+    "priority",
+    "caps",
+    "groups",
+    "uid",
+    "admin",
+    "jti",
+    "iss",
+)
+
+
+def nested(depth):
+    """Lists within lists, as one part of a token."""
+    return base64.urlsafe_b64encode(b"[" * depth).decode()
+
+
+def odd_grants(verifier):
+    """Tokens of every shape: each claim of each wrong type, well signed, and what is no JSON object."""
+    for claim in CLAIMS:
+        for value in ODD:
+            yield f"{claim}={value!r:.20}", raw(verifier.private, **{claim: value})
+            yield f"admin {claim}={value!r:.20}", raw(verifier.private, **{"admin": True, claim: value})
+    for value in ODD:
+        yield f"cap {value!r:.20}", raw(verifier.private, caps={"gpu_bytes": value})
+        yield f"group {value!r:.20}", raw(verifier.private, groups=[value])
+        yield f"aud {value!r:.20}", raw(verifier.private, aud=[US, value])
+    _, body, signature = verifier.sign().split(".")
+    for depth in (900, 2000, 40_000):
+        yield f"header {depth}", f"{nested(depth)}.{body}.{signature}"
+        yield f"{depth}", ".".join([nested(depth)] * 3)
+    for odd in ODD_HEADERS:
+        yield f"header {odd!r}", f"{base64.urlsafe_b64encode(odd).decode()}.{body}.{signature}"
+
+
+def test_a_claim_of_a_wrong_type_is_refused_and_no_error(verifier):
+    for what, grant in odd_grants(verifier):
+        for check, other in ((verifier.verify, UID), (verifier.made.verify_administrator, US)):
+            try:
+                claims = check(grant, other)
+            except GrantRefused:
+                continue
+            except Exception as error:
+                raise AssertionError(f"{what}: {error!r}") from error
+            assert isinstance(claims.issued_at, float) and isinstance(claims.priority, int), what
+            assert all(isinstance(group, str) for group in claims.groups), what
 
 
 def test_a_grant_for_a_user_id_is_refused_to_other_user_ids(verifier):
@@ -327,6 +392,18 @@ def test_bad_grants_are_refused_by_link_and_api(granting, person, verifier):
         shim = person(None, grant=grant).shim("stolen")
         assert shim.heard.ended and shim.heard.welcome is None
     assert person(None, grant=verifier.sign()).kernels() == {}
+
+
+def test_a_grant_with_a_claim_of_a_wrong_type_is_refused_by_link_and_api(granting, person, verifier):
+    odd = {"iat": "x", "exp": [], "priority": 10**400, "uid": True, "caps": "x"}
+    grants = [raw(verifier.private, **{claim: value}) for claim, value in odd.items()]
+    grants.append(f"{nested(2500)}.a.b")
+    without_grant = person(None)
+    with ThreadPoolExecutor(len(grants)) as pool:  # a refusal takes a second
+        answers = list(pool.map(lambda grant: without_grant.ask("GET", "/kernels", grant=grant), grants))
+    assert {(status, answer["error"]) for status, answer in answers} == {(401, "bad-grant")}
+    for grant in grants:
+        assert person(None, grant=grant).shim("odd").heard.ended, grant[:40]
 
 
 def test_grants_in_disorder_cost_the_connection(granting, verifier):
