@@ -225,6 +225,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
                 server=str(self.name),
                 groups=[group.name for group in self.user.groups],  # as the Hub has them
                 priority=self.gpu_priority,
+                token=str(self.api_token),
                 lifetime_s=self.grant_lifetime_s,
             )
         except Exception:  # a missing key must not keep servers from starting

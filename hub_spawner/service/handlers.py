@@ -4,18 +4,21 @@ administrator of each action."""
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Coroutine
 from http.client import responses
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub.services.auth import HubOAuthCallbackHandler, HubOAuthenticated
 from tornado.web import HTTPError, RequestHandler, authenticated
 
 from jupyter_affinode.client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from jupyter_affinode.client.grant_signing import CannotSign
 
 from ..free_room import free_room
-from ..grants import GrantNotGiven, grant_for
+from ..grants import GrantNotGiven, renewed
 from ..nodes import ANSWER_WITHIN_S, NodePicture
 from . import figures
 
@@ -281,22 +284,39 @@ class RoomHandler(TokenHandler):
 
 
 class GrantHandler(TokenHandler):
-    """A new grant for a server that shows its own token."""
+    """A new grant for a server that shows its own token and its last grant."""
 
     async def post(self) -> None:
-        """POST /grant"""
+        """POST /grant, {"grant": the last one}"""
         service = self.service
         if not service.grant_key:
             raise HTTPError(404, "this Hub's service signs no grants")
         model = await self.hub_user(fresh=True)
         try:
-            grant = grant_for(model, service.grant_key, service.grant_audience, service.grant_lifetime_s)
+            grant = renewed(
+                self.last_grant(),
+                self.hub_auth.get_token(self, in_cookie=False),
+                model,
+                Path(service.grant_key),
+                service.grant_audience,
+                service.grant_lifetime_s,
+            )
         except GrantNotGiven as refused:
-            raise HTTPError(403, str(refused)) from None
-        except OSError as error:
+            raise HTTPError(403, "%s", refused) from None
+        except (OSError, CannotSign) as error:
             service.log.error("no grant can be signed: %s", error)
             raise HTTPError(503, "the key that signs grants cannot be read") from None
         self.finish({"grant": grant, "lifetime_s": service.grant_lifetime_s})
+
+    def last_grant(self) -> str:
+        """Return the grant in the request. Raises GrantNotGiven."""
+        try:
+            grant = json.loads(self.request.body)["grant"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            grant = None
+        if not isinstance(grant, str):
+            raise GrantNotGiven("the server's last grant did not come with its token")
+        return grant
 
 
 class UnknownHandler(AdminHandler):

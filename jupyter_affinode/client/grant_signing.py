@@ -37,6 +37,7 @@ def sign_grant(
     groups: Sequence[str] = (),
     uid: int | None = None,
     is_administrator: bool = False,
+    token: str | None = None,
 ) -> str:
     """Return a grant that says: the process that shows this belongs to `user`.
 
@@ -45,7 +46,8 @@ def sign_grant(
     `priority` goes first in the queue; `caps` are limits by name, for the node's policy
     (`gpu_bytes`: GPU memory on all GPUs together). Rules know the `groups` as `hub:NAME`. With `uid` it is good for
     processes of that user id alone. With `is_administrator` it lets no process in: it is for one request over the
-    network (`NodeController.api_port`) that sees or moves all users' kernels. Any program that has a grant can use it
+    network (`NodeController.api_port`) that sees or moves all users' kernels. `token` is the digest of the server's
+    token, for the Hub's service that renews the grant; controllers ignore it. Any program that has a grant can use it
     until it expires, so let it live about as long as it takes to renew it. Raises CannotSign.
     """
     jwt = _jwt()
@@ -63,6 +65,7 @@ def sign_grant(
         "groups": list(groups) or None,
         "uid": uid,
         "admin": is_administrator or None,
+        "token": token,
     }
     claims.update({name: value for name, value in optional.items() if value is not None})
     try:

@@ -1,4 +1,4 @@
-"""Keeps the server's grant good: asks the Hub's service for a newer one before it expires.
+"""Keeps the server's grant good: shows it to the Hub's service before it expires, and gets a newer one.
 
 A JupyterHub's spawner gives a server its grant in the environment (AFFINODE_GRANT) and names the address that gives
 out newer ones (AFFINODE_GRANT_URL). The server puts it into a file of its own and names that to its kernels
@@ -100,7 +100,7 @@ class GrantRenewal:
         request = HTTPRequest(
             self._url,
             method="POST",
-            body="",
+            body=json.dumps({"grant": environment.grant() or ""}),
             headers={"Authorization": f"token {os.environ.get(API_TOKEN, '')}"},
             request_timeout=REQUEST_TIMEOUT_S,
         )

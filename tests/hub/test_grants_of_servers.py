@@ -40,13 +40,17 @@ def hub(native, request):
             request.param,
             cmd=[user_python(), *SERVER],
             environment={"JUPYTERHUB_SINGLEUSER_APP": "jupyter_server.serverapp.ServerApp"},
-            spawner={"gpu_memory": "100MiB", "grant_lifetime_s": LIFETIME_S, **signing},
+            spawner={"gpu_memory": "100MiB", "gpu_priority": -5, "grant_lifetime_s": LIFETIME_S, **signing},
             service={"arguments": [f"--AffinodeService.grant_lifetime_s={LIFETIME_S}"], **signing},
         ).start()
         made.add("ana")
         yield made
         made.ask("DELETE", "/users/ana/server")
         made.stop()
+
+
+def priority_of(grant):
+    return jwt.decode(grant, options={"verify_signature": False})["priority"]
 
 
 def test_a_server_is_served_after_its_first_grants_end_and_refused_once_the_key_is_removed(hub, wait_until):
@@ -67,12 +71,14 @@ def test_a_server_is_served_after_its_first_grants_end_and_refused_once_the_key_
     status, refused = person.ask("GET", "/kernels")
     assert (status, refused["error"]) == (401, "bad-grant") and "has expired" in refused["message"]
     newest = Path(path).read_text().strip()
+    assert priority_of(newest) == priority_of(first) == -5
     assert set(Person(hub.machine, ANA, grant=newest).kernels()) == {kernel.id}
     status, seen = server.affinode()
     assert (status, seen["available"], [each["id"] for each in seen["kernels"]]) == (200, True, [kernel.id])
     another = server.start_kernel()
     assert another.run(f"{SETUP}\nblock = Block(100, seed=9)").status == "ok"
     assert set(hub.machine.kernels()) == {f"user-ana/{kernel.id}", f"user-ana/{another.id}"}
+    assert {each["priority"] for each in hub.machine.kernels().values()} == {-5}
     assert server.affinode(f"kernels/{kernel.id}/park", "POST", {})[0] == 200
     assert kernel.run("print(block.checksum() == checksum)").text.strip() == "True"
 

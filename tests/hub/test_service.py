@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import html
 import re
 import ssl
 import threading
 from types import SimpleNamespace
 
+import jwt
 import pytest
 import requests
 from certipy import Certipy
@@ -22,8 +24,10 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 from traitlets.config import Config
 
+from hub_spawner.grants import digest
 from hub_spawner.service.app import _internal_ssl
 from hub_spawner.service.registration import add_service
+from jupyter_affinode.client.grant_signing import make_keys, sign_grant
 from jupyter_affinode.node.identity.grants import GrantVerifier
 
 
@@ -189,26 +193,102 @@ def test_free_room_is_told_to_every_user_in_totals(hub, node):
     assert requests.get(url, headers={"Authorization": "token none"}, timeout=60).status_code == 401
 
 
-def test_a_server_gets_a_new_grant_for_its_own_token_and_nothing_else_does(hub):
-    def ask(token):
-        headers = {"Authorization": f"token {token}"} if token else {}
-        return requests.post(f"{hub.url}/services/affinode/grant", headers=headers, timeout=60)
-
+@pytest.fixture
+def renewing(hub):
+    """Ana, in a group of the Hub's, and how her servers renew their grants."""
     hub.add("ana")
     hub.join("ml", "ana")
+    key = hub.folder / "hub-1.key"
 
-    def token(scope):
+    def token(scope="access:servers!server=ana/gpu"):
         return hub.ask("POST", "/users/ana/tokens", {"scopes": [scope]})[1]["token"]
 
-    own = token("access:servers!server=ana/gpu")
-    answer = ask(own)
-    assert answer.status_code == 200, answer.text
-    claims = GrantVerifier(hub.folder / "keys", ["tests"]).verify(answer.json()["grant"], 0)
+    def last(**options):
+        return sign_grant(
+            key.read_bytes(), "hub-1", **{"user": "ana", "server": "gpu", "audience": "tests", **options}
+        )
+
+    def ask(token, body):
+        headers = {"Authorization": f"token {token}"} if token else {}
+        url = f"{hub.url}/services/affinode/grant"
+        return requests.post(url, json=body, headers=headers, timeout=60)
+
+    def claims(answer):
+        assert answer.status_code == 200, answer.text
+        grant = answer.json()["grant"]
+        uid = jwt.decode(grant, options={"verify_signature": False}).get("uid")
+        return GrantVerifier(hub.folder / "keys", ["tests"]).verify(grant, uid)
+
+    return SimpleNamespace(token=token, last=last, ask=ask, claims=claims, key=key)
+
+
+def test_a_server_gets_a_new_grant_for_its_own_token_and_nothing_else_does(renewing):
+    last = {"grant": renewing.last()}
+    answer = renewing.ask(renewing.token(), last)
+    claims = renewing.claims(answer)
     assert (claims.user, claims.server, claims.groups) == ("ana", "gpu", ("ml",))
     assert answer.json()["lifetime_s"] == 3600
-    another = token("read:users!user=ana")
-    assert (ask(another).status_code, ask(None).status_code, ask("x").status_code) == (403, 401, 401)
-    assert ask(TOKEN).status_code == 403  # a service's
+    another = renewing.token("read:users!user=ana")
+    assert [renewing.ask(token, last).status_code for token in (another, None, "x")] == [403, 401, 401]
+    assert renewing.ask(TOKEN, last).status_code == 403  # a service's
+
+
+def test_a_renewed_grant_keeps_what_the_spawner_decided(renewing):
+    caps = {"gpu_bytes": 5.0 * GIB}
+    own = renewing.token()
+    grant = renewing.last(priority=-5, caps=caps, uid=1000, token=digest(own), groups=["was-in"])
+    for _ in range(2):  # the second time it is the renewed one that is shown
+        answer = renewing.ask(own, {"grant": grant})
+        claims = renewing.claims(answer)
+        assert (claims.priority, claims.caps, claims.groups) == (-5, caps, ("ml",))
+        grant = answer.json()["grant"]
+        assert jwt.decode(grant, options={"verify_signature": False})["uid"] == 1000
+
+
+def test_a_grant_is_renewed_after_its_end_by_the_token_that_it_names_alone(renewing):
+    own, another = renewing.token(), renewing.token()
+    ended = {"lifetime_s": -7 * 86400, "priority": 3}
+    answer = renewing.ask(own, {"grant": renewing.last(token=digest(own), **ended)})
+    assert renewing.claims(answer).priority == 3
+    assert renewing.ask(another, {"grant": renewing.last(token=digest(own), priority=5)}).status_code == 403
+    assert renewing.ask(own, {"grant": renewing.last(**ended)}).status_code == 403
+
+
+def test_a_grant_that_a_replaced_key_has_signed_is_renewed(renewing):
+    private, public = make_keys()
+    options = {"user": "ana", "server": "gpu", "audience": "tests", "priority": -2}
+    last = {"grant": sign_grant(private, "hub-0", **options)}
+    own = renewing.token()
+    assert renewing.ask(own, last).status_code == 403
+    renewing.key.with_name("hub-0.pem").write_bytes(public)
+    assert renewing.claims(renewing.ask(own, last)).priority == -2
+
+
+def test_without_a_grant_of_the_same_server_none_is_renewed(renewing):
+    """Else a user whose class is low would get the usual one by showing nothing."""
+    stranger, _ = make_keys()
+    own, good = renewing.token(), renewing.last(priority=-5)
+    head, body, _ = good.split(".")
+    options = {"user": "ana", "server": "gpu", "audience": "tests"}
+    bodies = [None, [], "x", 5, {}, {"grant": None}, {"grant": 7}, {"grant": ""}, {"grant": "x" * 100_000}]
+    bodies += [{"grant": grant} for grant in (
+        sign_grant(stranger, "hub-1", **options),
+        sign_grant(stranger, "keys/hub-1", **options),
+        sign_grant(stranger, "../hub-1", **options),
+        f"{head}.{body}.",
+        renewing.last(user="ben"),
+        renewing.last(server=None),
+        renewing.last(server="other"),
+        renewing.last(is_administrator=True),
+        renewing.last(priority="x"),
+        renewing.last(priority=10**400),
+        renewing.last(caps={"gpu_bytes": "x"}),
+        renewing.last(uid=True),
+        base64.urlsafe_b64encode(b"[" * 3000).decode() + ".a.b",
+    )]  # fmt: skip
+    for each in bodies:
+        answer = renewing.ask(own, each)
+        assert answer.status_code == 403 and answer.json()["message"], (each, answer.text)
 
 
 def test_behind_a_hub_with_internal_tls_the_page_is_served_to_programs_of_the_hub(tmp_path):
