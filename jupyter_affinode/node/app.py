@@ -143,6 +143,7 @@ class NodeController(
     def start(self) -> None:
         """Serve until no kernel needs the controller; `launch_instance` calls it."""
         super().start()
+        _raise_descriptor_limit()
         try:
             own = ControllerSettings(**values_of(self, ControllerSettings))
             settings = Settings().changed(**values_of(self, Settings))
@@ -180,12 +181,16 @@ class NodeController(
 
 
 def _prepare_for_all_users(path: Path) -> None:
-    """Make a folder that every user may enter and only ours may change; raise the limit of descriptors."""
+    """Make a folder that every user may enter and only ours may change."""
     os.umask(0o077)  # of what lies in it, only the sockets are for all users
     with contextlib.suppress(FileExistsError):
         path.parent.mkdir(mode=0o755, parents=True)
         path.parent.chmod(0o755)
     environment.verify_owned(path.parent)
+
+
+def _raise_descriptor_limit() -> None:
+    """Take as many descriptors as the system lets us have: each process of a kernel takes three."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

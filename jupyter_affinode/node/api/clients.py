@@ -10,10 +10,10 @@ from tornado.iostream import IOStream
 from ..identity.access import Access, Caller, NotAllowed
 from ..identity.identity import Identity
 from ..identity.rate_limits import BURST_S, Account, Accounts, TokenBucket
-from ..identity.unidentified import oldest_of_largest_user, one_too_many
+from ..identity.unidentified import one_too_many
 from ..model.reasons import Refusal
 from ..system.peer_socket import PeerSocket
-from ..system.peers import Place, peer_of
+from ..system.peers import Place, oldest_of_largest_user, peer_of
 
 PLACES_REMEMBERED = 1024
 

@@ -9,6 +9,7 @@ network has to be one that only the Hub's own programs reach, which the chart's 
 from __future__ import annotations
 
 import ipaddress
+from weakref import WeakSet
 
 from tornado.httpserver import HTTPServer
 from tornado.iostream import IOStream
@@ -46,6 +47,11 @@ class RemoteClients:
     def __init__(self, access: Access, accounts: Accounts):
         self._access = access
         self._accounts = accounts
+        self._known: WeakSet[IOStream] = WeakSet()
+
+    def is_known(self, stream: IOStream) -> bool:
+        """Return whether a connection's client has shown an administrator's grant."""
+        return stream in self._known
 
     def introduce(self, stream: IOStream, grant: str | None) -> Identity:
         """Return the administrator that the grant names. Raises NotAllowed and TooMuch."""
@@ -56,6 +62,7 @@ class RemoteClients:
         identity = self._access.identify_administrator(grant, audience_at(ip, port))
         if not self._accounts.of(identity.charged_user).requests.take():
             raise TooMuch("you ask more often than one user may; wait a second")
+        self._known.add(stream)
         return identity
 
     def pid_of(self, stream: IOStream | None) -> int:
@@ -73,12 +80,20 @@ def audience_at(ip: str, port: int) -> str:
 def serve_remote(controller: Controller, ip: str, port: int) -> HTTPServer | None:
     """Listen and return the server; None where that is not possible (`serve_tcp`)."""
     request_checks()
+    clients = RemoteClients(controller.access, controller.accounts)
     application = Application(
         [(path, handler) for path, handler in ROUTES if handler in SERVED],
         controller=controller,
-        clients=RemoteClients(controller.access, controller.accounts),
+        clients=clients,
         drops=DropLog(controller.log),
         log_function=lambda handler: None,
     )
-    what = "API for the Hub's administrators"
-    return serve_tcp(application, ip, port, body_bytes_max=BODY_BYTES_MAX, what=what, log=controller.log)
+    return serve_tcp(
+        application,
+        ip,
+        port,
+        body_bytes_max=BODY_BYTES_MAX,
+        what="API for the Hub's administrators",
+        log=controller.log,
+        is_known=clients.is_known,
+    )

@@ -6,21 +6,20 @@ import asyncio
 import json
 import math
 import socket
-from collections import deque
 from typing import Any
 
 from tornado.http1connection import HTTP1ServerConnection
-from tornado.httpserver import HTTPServer
 from tornado.iostream import IOStream
-from tornado.netutil import add_accept_handler
 from tornado.web import Application
 
 from ...settings.declaration import SettingsRefused
 from ...settings.policy import check_each
 from ..controller import Controller
 from ..model.reasons import Refusal
+from ..system.accepting import Line
 from ..system.peer_socket import ListeningSocket, PeerSocket
-from ..system.peers import DropLog, Place
+from ..system.peers import DropLog
+from ..system.web_server import WebServer
 from ..views.visibility import settings_view
 from .clients import Clients
 from .errors import ApiError
@@ -34,56 +33,27 @@ BODY_BYTES_MAX = 64 * 1024  # the rules of all settings at their longest, in ASC
 HEADER_BYTES_MAX = 16 * 1024
 IDLE_S = 60.0
 BACKLOG = 512  # what one user may send at once; short, since a flood of connections stands before all others
-ACCEPTS_IN_A_ROW = 64
 WAITING_MAX = 2 * BACKLOG  # accepted connections that wait; more are served at once
 PING_S = 5.0
 KERNEL_ID = r"[^/\s]+"
 
 
-class ApiServer(HTTPServer):
+class ApiServer(WebServer):
     """Serves the users that may connect, a bounded number of connections of each."""
 
     controller: Controller
     drops: DropLog
     clients: Clients
 
-    def listen_at(self, listening: socket.socket) -> None:
-        """Serve the connections to a socket until `stop`."""
-        self._listening = listening
-        self._waiting: dict[Place, deque[PeerSocket]] = {}  # accepted connections, by where they come from
-        self._stop_accepting = add_accept_handler(listening, self._take)
-
-    def stop(self) -> None:
-        """Accept no more connections."""
-        if self._listening.fileno() >= 0:
-            self._stop_accepting()
-            self._listening.close()
-        for connected in [each for waiting in self._waiting.values() for each in waiting]:
-            connected.close()
-        self._waiting.clear()
-        super().stop()
-
-    def _take(self, connected: socket.socket, address: Any) -> None:
+    def take(self, connected: PeerSocket, address: Any) -> None:
         """Accept or refuse a connection with as little work as possible, since others wait behind a flood of them."""
-        assert isinstance(connected, PeerSocket)
         if not self.clients.may_connect(connected.peer_place):
             self.drops.drop("an API client", "its user connects more often than one user may")
             connected.close()
-        elif sum(map(len, self._waiting.values())) >= WAITING_MAX:
+        elif len(self.line) >= WAITING_MAX:
             self.handle_stream(IOStream(connected), address)
         else:
-            if not self._waiting:
-                asyncio.get_running_loop().call_soon(self._serve_waiting)
-            self._waiting.setdefault(connected.peer_place, deque()).append(connected)
-
-    def _serve_waiting(self) -> None:
-        """Serve one connection from each place, so that many from one place do not delay the others."""
-        for place, waiting in list(self._waiting.items()):
-            self.handle_stream(IOStream(waiting.popleft()), "")
-            if not waiting:
-                del self._waiting[place]
-        if self._waiting:
-            asyncio.get_running_loop().call_soon(self._serve_waiting)
+            self.line.add(connected.peer_place, IOStream(connected))
 
     def handle_stream(self, stream: IOStream, address: Any) -> None:
         """Identify the peer before a byte is read."""
@@ -115,11 +85,9 @@ def serve(controller: Controller) -> ApiServer:
         body_timeout=IDLE_S,
     )
     server.controller, server.clients, server.drops = controller, clients, drops
-    listening = ListeningSocket(
-        socket.SOCK_STREAM, controller.closing, takes_descriptors=False, accepts_in_a_row=ACCEPTS_IN_A_ROW
-    )
+    listening = ListeningSocket(socket.SOCK_STREAM, controller.closing, takes_descriptors=False)
     listening.listen_at(controller.socket, controller.access.socket_mode, BACKLOG)
-    server.listen_at(listening)
+    server.listen_at(listening, Line(lambda stream: server.handle_stream(stream, "")), controller.log)
     return server
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..identity.access import Access, NotAllowed
 from ..identity.rate_limits import Accounts
 from ..identity.unidentified import one_too_many
+from ..system.accepting import Accepting
 from ..system.closing import Closing
 from ..system.peer_socket import ListeningSocket, PeerSocket
 from ..system.peers import DropLog, Place, peer_of
@@ -44,38 +45,20 @@ class Link:
         self._log = log
         self._heartbeat_s = heartbeat_s
         self._loop = asyncio.get_running_loop()
-        self._socket = ListeningSocket(socket.SOCK_SEQPACKET, closing, takes_descriptors=True)
-        self._socket.listen_at(path, access.socket_mode, BACKLOG)
-        self._loop.add_reader(self._socket, self._accept)
+        listening = ListeningSocket(socket.SOCK_SEQPACKET, closing, takes_descriptors=True)
+        listening.listen_at(path, access.socket_mode, BACKLOG)
+        self._accepting = Accepting(listening, self._welcome, log, in_a_turn=1)
         self._beaten = time.monotonic()
         self._beat_handle = self._loop.call_later(heartbeat_s, self._beat)
 
     def close(self) -> None:
         """Stop accepting and close every connection; the shims live on."""
         self._beat_handle.cancel()
-        self._loop.remove_reader(self._socket)
-        self._socket.close()
+        self._accepting.stop()
         for connection in list(self.connections):
             connection.end(Ending.OURS, "this controller ends")
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                accepted, _ = self._socket.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:  # out of descriptors: look again later instead of spinning
-                self._log.error("cannot accept a shim: %s", error)
-                self._loop.remove_reader(self._socket)
-                self._loop.call_later(1.0, self._accept_again)
-                return
-            self._welcome(accepted)
-
-    def _accept_again(self) -> None:
-        if self._socket.fileno() >= 0:
-            self._loop.add_reader(self._socket, self._accept)
-
-    def _welcome(self, accepted: PeerSocket) -> None:
+    def _welcome(self, accepted: PeerSocket, address: object) -> None:
         limits = self._accounts.limits
         peer = peer_of(accepted)
         try:

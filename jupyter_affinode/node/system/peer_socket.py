@@ -63,12 +63,9 @@ class PeerSocket(socket.socket):
 class ListeningSocket(socket.socket):
     """Accepts connections as PeerSockets."""
 
-    def __init__(
-        self, kind: socket.SocketKind, closing: Closing, *, takes_descriptors: bool, accepts_in_a_row: int = 2
-    ):
+    def __init__(self, kind: socket.SocketKind, closing: Closing, *, takes_descriptors: bool):
         super().__init__(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
         self._closing = closing
-        self._in_a_row, self._in_a_row_max = 0, accepts_in_a_row
         self._refuses = not takes_descriptors and refuse_descriptors(self)  # connections inherit it
 
     def listen_at(self, path: Path, mode: int, backlog: int) -> None:
@@ -81,15 +78,8 @@ class ListeningSocket(socket.socket):
         new.replace(path)
 
     def accept(self) -> tuple[PeerSocket, Any]:
-        """Accept as any socket does, but pause once after some in a row, so that the loop turns."""
-        self._in_a_row = (self._in_a_row + 1) % self._in_a_row_max
-        if not self._in_a_row:
-            raise BlockingIOError("the others' turn")
-        try:
-            accepted, address = super().accept()
-        except BlockingIOError:
-            self._in_a_row = 0
-            raise
+        """Accept as any socket does."""
+        accepted, address = super().accept()
         peer = PeerSocket(accepted.family, accepted.type, fileno=accepted.detach())
         peer.setblocking(False)
         peer.closing, peer.refuses, peer.may_hold = self._closing, self._refuses, not self._refuses

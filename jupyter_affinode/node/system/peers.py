@@ -12,10 +12,11 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 STARTED = 22 - 3  # proc_pid_stat(5): the 22nd field; the first two end with the last parenthesis
@@ -26,6 +27,7 @@ GROUPS_MAX = 256  # the most that Python's getsockopt takes
 DROP_LINES_PER_MINUTE = 60
 PLACE_LASTS_S = 1.0
 PLACES_REMEMBERED = 4096
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,20 @@ class Place(NamedTuple):
     uid: int
     cgroup: str = ""
     namespace: str = ""  # of process ids
+
+
+def oldest_of_largest_user(connections: Mapping[T, tuple[object, ...]]) -> T | None:
+    """Return the oldest connection of the user who has the most, in that user's fullest place.
+
+    A user who makes places by the dozen (cgroups, own namespaces) displaces only their own connections. Places are
+    `Place`s or other tuples, whose parts are in the same order.
+    """
+    left = list(connections.items())
+    for parts in range(1, 1 + max((len(place) for _, place in left), default=0)):
+        counts = Counter(place[:parts] for _, place in left)
+        fullest = counts.most_common(1)[0][0]
+        left = [each for each in left if each[1][:parts] == fullest]
+    return left[0][0] if left else None
 
 
 _places: dict[Peer, tuple[Place, float]] = {}

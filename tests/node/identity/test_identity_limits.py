@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jupyter_affinode.node.identity.rate_limits import FULL_AGAIN_S, MANY_USERS, Accounts
-from jupyter_affinode.node.identity.unidentified import oldest_of_largest_user, one_too_many
-from jupyter_affinode.node.system.peers import Place
+from jupyter_affinode.node.identity.unidentified import one_too_many
+from jupyter_affinode.node.system.peers import Place, oldest_of_largest_user
 
 ALICE, MALLORY, CONTAINERS = 61001, 61002, 1000
 
