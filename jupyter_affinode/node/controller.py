@@ -50,6 +50,7 @@ from .state.host.lots import LotStock
 from .state.observer import Observers
 from .state.persistence import FILE_NAME, StoredRequests
 from .state.records.kernel import KernelRecord
+from .state.records.process import read_host_bytes
 from .state.registry import NodeState
 from .state.room_requests import RequestedRoom
 from .state.servers import ServerWatch
@@ -390,6 +391,8 @@ class Controller:
             host.memory = replace(memory, available_bytes=memory.available_bytes - self.lots.making_bytes)
             host.read_limits(kernels)
             host.disk.look(self.state.settings, disk_used_bytes(kernels), now, self.log)
+            if host.disk.limit_bytes and self.access.is_shared:
+                read_host_bytes(self.state.processes(), now)
         self.moves.look_at_promises(self._snapshot, now)  # before another kernel is chosen
         is_complete = self._has_run_for(now) >= self.state.settings.settle_s * COMPLETE_AFTER_SETTLING
         self._snapshot = self.state.snapshot(now, is_settled=self._is_settled(now), is_complete=is_complete)

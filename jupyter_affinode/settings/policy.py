@@ -119,7 +119,8 @@ class _Memory:
     spill_daily_bytes: int = setting(
         1024 * GIB,
         """How much may be written to spill_dir in any 24 hours, since flash wears out. Lower it for disks that stand
-        less than a TiB a day.""",
+        less than a TiB a day. Each user with kernels may write an equal part even if others have used all of it up, so
+        that twice as much is written at most.""",
     )
 
 

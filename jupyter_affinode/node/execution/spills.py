@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
+from ...settings.policy import MIB
 from ...units import bytes_in_words, duration_in_words
 from ..model.actions import ReadBack, Spill
 from ..protocol.wire import CommandKind, Reply, Status
@@ -21,9 +22,11 @@ from ..state.records.kernel import KernelRecord
 from ..state.records.moves import SpillRecord
 from ..state.records.process import Process
 from ..state.registry import NodeState
+from ..system.host_memory import memory_of_process
 
 BEGINS_WITHIN_S = 2.0
 STALLED_S = 10.0  # without progress for so long, others do not wait for it any more
+OWED_MAX_BYTES = 512 * MIB  # the half of the largest lot
 GIVEN_UP_S = 60.0  # after that its answer is not waited for either
 
 
@@ -37,6 +40,8 @@ class Spills:
         self._log = log
         self._on_change = on_change
         self._observer = observer
+        # by user: half of what was said to be written, as far as it is not free yet
+        self._owed_bytes: dict[str, int] = {}
 
     def begin(self, kernel: KernelRecord, action: Spill | ReadBack) -> None:
         """Tell the kernel's processes how much each is to write or to read, or to drop what they only retain on
@@ -48,6 +53,8 @@ class Spills:
         kernel.host.spill = spill
         for process, size in _shares(kernel, action):
             if process.connection is not None:
+                if (had := self._memory_of(process, kernel)) is not None:
+                    spill.had_bytes[process.key] = had
                 spill.pending[process.key] = process.connection.command(
                     CommandKind.READ_BACK if reads else CommandKind.SPILL,
                     argument=size,
@@ -58,7 +65,7 @@ class Spills:
         if reads:
             self._log.info("%s comes back from disk (%s): %s", kernel.id, size_in_words, action.reason)
         elif action.bytes:
-            self._state.host.disk.begin_writing(action.bytes, now)
+            self._state.host.disk.begin_writing(_user(kernel), action.bytes, now)
             self._log.info("%s goes to disk (%s): %s", kernel.id, size_in_words, action.reason)
         self._end_if_done(kernel)
 
@@ -69,11 +76,41 @@ class Spills:
         if spill is None or spill.pending.get(process.key) != reply.epoch:
             return
         del spill.pending[process.key]
+        self._take_freed(process, kernel, spill)
         if spill.asked_bytes:  # what a page says has no more weight than what it was asked for
             spill.moved_bytes += min(reply.bytes, spill.asked_bytes - spill.moved_bytes)
+        if reply.status is Status.REVOKED and not (reply.bytes or spill.is_ended or _may_end_itself(kernel)):
+            spill.failure, spill.is_deception = "it ended without cause", True
         if reply.status is not Status.REVOKED and (reply.status is not Status.OK or not reply.bytes):
             spill.failure = reply.text or f"none of it can {'be read' if spill.reads else 'go to disk'}"
         self._end_if_done(kernel)
+
+    def _memory_of(self, process: Process, kernel: KernelRecord) -> int | None:
+        """Return the host memory that a process has; None where it need not, or cannot, be known."""
+        return memory_of_process(process.pid) if kernel.account.charged_user is not None else None
+
+    def _take_freed(self, process: Process, kernel: KernelRecord, spill: SpillRecord) -> None:
+        """Add the host memory that a process gave back since it was told to write."""
+        has, had = self._memory_of(process, kernel), spill.had_bytes.get(process.key)
+        if has is None or had is None:
+            spill.freed_bytes = None
+        elif spill.freed_bytes is not None:
+            spill.freed_bytes += had - has
+
+    def _compare_freed(self, kernel: KernelRecord, spill: SpillRecord) -> None:
+        """Note what a user's kernels said that they wrote and did not give back.
+
+        Slabs and lots are given back whole, and a program may take memory meanwhile: so half of it counts, and the next
+        spill may make up for it.
+        """
+        user = kernel.account.charged_user
+        if user is None or spill.reads or spill.freed_bytes is None or not spill.asked_bytes:
+            return
+        owes = max(self._owed_bytes.pop(user, 0) + spill.moved_bytes // 2 - spill.freed_bytes, 0)
+        if owes > OWED_MAX_BYTES:
+            spill.failure, spill.is_deception = "it gave back no host memory", True
+        elif owes:
+            self._owed_bytes[user] = owes
 
     def look(self, now: float) -> None:
         """End spills that are not wanted any more, and stop waiting for those that are gone or make no progress."""
@@ -85,8 +122,9 @@ class Spills:
             if moved > spill.progress_bytes:
                 spill.progress_bytes, spill.progress_at = moved, now
             stalled_s = now - spill.progress_at
-            if stalled_s > STALLED_S:
+            if stalled_s > STALLED_S and not spill.is_ended:
                 spill.failure = spill.failure or "the disk makes no progress"
+                self._state.failed_spills.failed(kernel.account.charged_user, spill.began, now)
             is_wanted = kernel.wants_since is not None and not (spill.is_wanted or spill.reads)
             if (is_wanted or stalled_s > STALLED_S) and not spill.is_ended:
                 self._end(kernel, spill)
@@ -96,6 +134,8 @@ class Spills:
                     del spill.pending[key]
                     spill.failure = spill.failure or "the disk, or the kernel, does not answer"
                     spill.is_unanswered = True
+                    # One that has ended has given its memory back.
+                    spill.is_deception = spill.is_deception or key in kernel.processes
             self._end_if_done(kernel)
 
     def _end(self, kernel: KernelRecord, spill: SpillRecord) -> None:
@@ -112,6 +152,9 @@ class Spills:
         kernel.host.spill = None
         now = time.monotonic()
         self._state.refresh(now)
+        self._compare_freed(kernel, spill)
+        if spill.is_deception:
+            self._state.failed_spills.failed(kernel.account.charged_user, spill.began, now)
         if not spill.asked_bytes and on_disk_bytes(kernel) >= spill.before_bytes:
             spill.failure = "it keeps on disk what it should forget"
         if spill.failure is not None:
@@ -131,10 +174,23 @@ class Spills:
             self._log.info("%s: %s read from disk in %s", kernel.id, *how_much)
             return
         if not spill.is_unanswered:
-            self._state.host.disk.end_writing(spill.asked_bytes, spill.moved_bytes, spill.began, now)
+            disk = self._state.host.disk
+            disk.end_writing(_user(kernel), spill.asked_bytes, spill.moved_bytes, spill.began)
+            if spill.moved_bytes and not spill.is_deception:
+                disk.take_written(spill.moved_bytes, took_s)
         ended = SpillEnded("ok" if spill.failure is None else "failed", spill.moved_bytes, took_s)
         self._observer.spill_ended(kernel, ended)
         self._log.info("%s: %s written to disk in %s", kernel.id, *how_much)
+
+
+def _user(kernel: KernelRecord) -> str:
+    """Return the user that the kernel counts for, as in the snapshot."""
+    return kernel.account.charged_user or ""
+
+
+def _may_end_itself(kernel: KernelRecord) -> bool:
+    """Return whether it may end a spill: for a call that waits, or because it is about to end."""
+    return kernel.wants_since is not None or any(process.is_dying for process in kernel.processes.values())
 
 
 def _shares(kernel: KernelRecord, action: Spill | ReadBack) -> Iterator[tuple[Process, int]]:

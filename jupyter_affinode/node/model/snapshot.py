@@ -253,7 +253,9 @@ class Host:
     lot_cgroups: frozenset[str] = frozenset()
     disk_limit_bytes: int = 0  # parked contents on disk, of all kernels together; 0: none may go there
     disk_free_bytes: int = 0  # the room that the disk has, beside what is being written
-    disk_daily_bytes: int = 0  # what may still be written in these 24 hours
+    disk_daily_bytes: int = 0  # what may be written in 24 hours
+    # … and what each charged user's kernels wrote of it
+    disk_written_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ class StoredRequests:
         self._read_at = 0.0
         self._write_at = 0.0  # not before
         self._boot = environment.boot_id()
-        self._disk_written: Mapping[int, int] = {}
+        self._disk_written: Mapping[str, Mapping[int, int]] = {}
 
     def read(self, now: float, hold_max_s: float) -> object:
         """Read what an earlier controller left; return what it had written to disk (disk.py). `now` is monotonic."""
@@ -157,7 +157,10 @@ class StoredRequests:
             kernel.ending.asked_at, kernel.ending.is_recalled = now, True
 
     def look(
-        self, kernels: Iterable[KernelRecord], now: float, disk_written: Mapping[int, int] | None = None
+        self,
+        kernels: Iterable[KernelRecord],
+        now: float,
+        disk_written: Mapping[str, Mapping[int, int]] | None = None,
     ) -> None:
         """Write what has changed; called after each pass. `disk_written`: what was written to disk lately (disk.py)."""
         disk_written = disk_written or {}

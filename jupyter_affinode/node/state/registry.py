@@ -62,6 +62,7 @@ class NodeState:
         self.speeds = MoveSpeeds()
         self.failed_parks = UserBackOff(10.0, 3600.0)  # of users whose kernels are parked last
         self.unused_room = UserBackOff(1.0, 60.0)  # of users whose kernels get no room for a while
+        self.failed_spills = UserBackOff(60.0, 3600.0)  # of users whose kernels are not spilled for a while
         self.last_served = LastServed()
         self.pauses = Pauses()
         self._parents_seen_at = 0.0
@@ -412,6 +413,7 @@ class NodeState:
 
     def _kernel(self, kernel: KernelRecord, are_open: frozenset[str], now: float) -> Kernel:
         may_park_context = self.context_objection(kernel) is None
+        kernel.host.spills_after = self.failed_spills.until(kernel.account.charged_user)
         seen = kernel_picture(
             kernel,
             self.settings,

@@ -14,6 +14,7 @@ from pathlib import Path
 # a cgroup that is full drops the pages of files on both its lists. The libraries of twenty kernels are gigabytes of it.
 V2_CACHE: tuple[str, ...] = ("inactive_file", "active_file", "slab_reclaimable")
 V1_CACHE: tuple[str, ...] = ("total_inactive_file", "total_active_file")
+PROCESS_MEMORY = (b"RssAnon:", b"RssShmem:", b"VmSwap:", b"HugetlbPages:")
 UNLIMITED = 1 << 60  # cgroup v1 writes a figure near 2**63 for "no limit"
 
 
@@ -43,6 +44,21 @@ def host_memory() -> HostMemory:
             if name in ("MemTotal", "MemAvailable"):
                 figures[name] = int(rest.split()[0]) * 1024
     return HostMemory(figures["MemTotal"], figures["MemAvailable"])
+
+
+def memory_of_process(pid: int) -> int | None:
+    """Return the memory that a process has, pages of files on a disk left out; None if it cannot be seen.
+
+    The figures are counters of the kernel's (proc_pid_status(5)): no lock of the process is waited for.
+    """
+    if pid <= 0:
+        return None
+    try:
+        with open(f"/proc/{pid}/status", "rb") as lines:
+            figures = [line.split() for line in lines if line.startswith(PROCESS_MEMORY)]
+    except OSError:
+        return None
+    return sum(int(figure[1]) * 1024 for figure in figures)
 
 
 Known = dict[Path, CgroupMemory | None]

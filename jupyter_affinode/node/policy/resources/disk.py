@@ -5,7 +5,9 @@ kernels that wait for the GPU, the last in the queue first: else waiters' copies
 the GPU could be parked for them.
 
 All kernels together have a limit, and each user an equal part of it, so that no user's kernels fill the disk for the
-others. What may be written in a day is bounded, since flash wears out.
+others. What may be written in a day is bounded, since flash wears out. As long as all users together have written less
+than that, each may write; after that, each up to an equal part. So what one user's kernels write, or say that they
+wrote, takes no other user's part away.
 
 A resident kernel's retained copy on disk spares the next spill what has not changed. It counts, and is dropped first
 when the disk is nearly full.
@@ -30,13 +32,15 @@ class DiskRoom:
         self._used: dict[str, int] = {}  # by user
         self._retained = [kernel for kernel in kernels if kernel.host.disk_retained_bytes]
         charged_users = {kernel.charged_user for kernel in kernels}
-        self.part_bytes = host.disk_limit_bytes // max(len(charged_users), 1)
+        users = max(len(charged_users), 1)
+        self.part_bytes = host.disk_limit_bytes // users
+        self._daily = _Daily(host.disk_daily_bytes, host.disk_daily_bytes // users, host.disk_written_bytes)
         for kernel in kernels:
             size = kernel.host.disk_bytes + kernel.host.spilling_bytes
             self._used[kernel.charged_user] = self._used.get(kernel.charged_user, 0) + size
         # A page may claim anything: what counts against other users is limited to the user's part.
         self._in_all = sum(min(size, self.part_bytes) for size in self._used.values())
-        self._left_bytes = max(_writable_bytes(host, self._in_all), 0)
+        self._left_bytes = max(min(host.disk_limit_bytes - self._in_all, host.disk_free_bytes), 0)
 
     def takes(
         self,
@@ -56,17 +60,18 @@ class DiskRoom:
         )
         ready += [kernel for kernel in waiters if kernel.residency is Residency.QUEUED]
         found: dict[str, int] = {}
-        used, left = dict(self._used), self._left_bytes
+        used, left, daily = dict(self._used), self._left_bytes, self._daily.copy()
         for kernel in ready:
             spillable = kernel.host.spillable_bytes
             if not spillable or kernel.id in found or not is_free(kernel):
                 continue
             part = self.part_bytes - used.get(kernel.charged_user, 0)
-            size = min(spillable, left, part)
+            size = min(spillable, left, part, daily.left_for(kernel.charged_user))
             if size >= min(spillable, LEAST_BYTES):
                 found[kernel.id] = size
                 used[kernel.charged_user] = used.get(kernel.charged_user, 0) + size
                 left -= size
+                daily.take(kernel.charged_user, size)
         return found
 
     def rest(self, kernel: Kernel) -> int:
@@ -76,16 +81,19 @@ class DiskRoom:
 
     def left_for(self, kernel: Kernel) -> int:
         """Return how much more of the kernel's user may be written to disk now."""
-        return max(min(self._left_bytes, self.part_bytes - self._used.get(kernel.charged_user, 0)), 0)
+        part = self.part_bytes - self._used.get(kernel.charged_user, 0)
+        return max(min(self._left_bytes, part, self._daily.left_for(kernel.charged_user)), 0)
 
     def has_room_for(self, kernels: Iterable[Kernel], takes: Callable[[Kernel], int]) -> bool:
         """Return whether what parking the kernels takes of host memory could all go to disk."""
-        used, left = dict(self._used), self._left_bytes
+        used, left, daily = dict(self._used), self._left_bytes, self._daily.copy()
         for kernel in kernels:
-            used[kernel.charged_user] = used.get(kernel.charged_user, 0) + takes(kernel)
-            left -= takes(kernel)
-            if left < 0 or used[kernel.charged_user] > self.part_bytes:
+            user, size = kernel.charged_user, takes(kernel)
+            used[user] = used.get(user, 0) + size
+            left -= size
+            if left < 0 or used[user] > self.part_bytes or size > daily.left_for(user):
                 return False
+            daily.take(user, size)
         return True
 
     def drop_retained(self, is_free: Callable[[Kernel], bool]) -> Spill | None:
@@ -98,8 +106,28 @@ class DiskRoom:
         return None
 
 
-def _writable_bytes(host: Host, used_bytes: int) -> int:
-    return min(host.disk_limit_bytes - used_bytes, host.disk_free_bytes, host.disk_daily_bytes)
+class _Daily:
+    """What may still be written in these 24 hours."""
+
+    def __init__(self, limit_bytes: int, part_bytes: int, written: Mapping[str, int]):
+        self._limit_bytes = limit_bytes
+        self._part_bytes = part_bytes
+        self._written = dict(written)
+        self._in_all = sum(written.values())
+
+    def copy(self) -> _Daily:
+        """Return one that changes alone."""
+        return _Daily(self._limit_bytes, self._part_bytes, self._written)
+
+    def left_for(self, user: str) -> int:
+        """Return how much more of the user may be written."""
+        own = self._part_bytes - self._written.get(user, 0)
+        return max(self._limit_bytes - self._in_all, own, 0)
+
+    def take(self, user: str, size: int) -> None:
+        """Count `size` bytes as written."""
+        self._written[user] = self._written.get(user, 0) + size
+        self._in_all += size
 
 
 def _is_unwanted(kernel: Kernel) -> bool:

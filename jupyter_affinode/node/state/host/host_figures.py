@@ -71,7 +71,8 @@ class HostFigures:
             self.lot_cgroups,
             self.disk.limit_bytes,
             self.disk.free_bytes(spilling_bytes),
-            self.disk.daily_bytes(now),
+            self.disk.daily_bytes,
+            self.disk.written_by(now),
         )
 
 

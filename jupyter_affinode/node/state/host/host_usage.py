@@ -125,14 +125,20 @@ def _lacks_itself(kernel: KernelRecord) -> int:
 
 def _may_spill(kernel: KernelRecord, now: float) -> dict[str, int]:
     """Return what the kernel can be told to write to disk, to drop there, or to read back."""
-    spill = kernel.host.spill
-    if now < kernel.host.spill_backoff.retry_at or (spill is not None and spill.failure is not None):
+    spill, retry_at = kernel.host.spill, max(kernel.host.spill_backoff.retry_at, kernel.host.spills_after)
+    if now < retry_at or (spill is not None and spill.failure is not None):
         return {}
     return {
-        "spillable_bytes": sum(process.data.copy_bytes for process in spillers(kernel)),
+        "spillable_bytes": sum(map(_spillable, spillers(kernel))),
         "disk_retained_bytes": sum(process.data.disk_bytes for process in with_copy_on_disk(kernel)),
         "readable_bytes": sum(_on_disk(process) for process in readers(kernel)),
     }
+
+
+def _spillable(process: Process) -> int:
+    """Return what it has to be spilled: no more than it has of host memory, whatever its page claims."""
+    most = process.data.copy_bytes
+    return most if process.host_bytes is None else min(most, process.host_bytes)
 
 
 def with_copy_on_disk(kernel: KernelRecord) -> list[Process]:

@@ -171,6 +171,7 @@ class HostRecord:
     backoff: Backoff = field(default_factory=Backoff)
     spill: SpillRecord | None = None  # under way
     spill_backoff: Backoff = field(default_factory=Backoff)  # it came to nothing
+    spills_after: float = 0.0  # spills of its user's kernels kept others waiting in vain
     left_bytes: int | None = None  # what there was when a park failed although that should have been enough
 
 

@@ -91,8 +91,13 @@ class SpillRecord:
     is_wanted: bool = False  # it waited for the GPU already
     reads: bool = False  # from disk into host memory
     pending: dict[int, int] = field(default_factory=dict)  # process key: epoch of the command
+    had_bytes: dict[int, int] = field(default_factory=dict)  # … and the host memory that it had before
+    freed_bytes: int | None = (
+        0  # … by the operating system, of those that have answered; None: that cannot be seen
+    )
     moved_bytes: int = 0  # by those that have answered
     failure: str | None = None  # what the disk said
+    is_deception: bool = False  # it kept others waiting, and no disk was at fault
     is_ended: bool = False  # they were told to end it
     is_unanswered: bool = False  # a process did not say how much it wrote
     progress_bytes: int = 0  # the most that was seen to have moved

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ...link.connection import Connection
 from ...protocol.page import PageData, PageError, PageFlag, State
 from ...protocol.wire import Hello, HelloFlag
+from ...system.host_memory import memory_of_process
 from ...system.mapped_page import Page
 from ...system.peers import ProcessWatch
+
+HOST_BYTES_LAST_S = 1.0  # what was read of a process's memory
 
 
 @dataclass
@@ -58,6 +63,12 @@ class Process:
     parked_at: float | None = None  # when it was last seen to have been parked, and brought back
     resumed_at: float | None = None
     verified_bytes: int | None = None  # of its resident memory, as NVML shows it; None: not looked at
+    # the host memory that it has by the operating system, for it alone; None: not looked at, or it cannot be seen
+    host_bytes: int | None = None
+    host_bytes_seen: tuple[float, int] = (
+        -math.inf,
+        0,
+    )  # when that was looked at, and what its page showed then
     # the GPUs that it was started to see (state/gpus/context_depth.py); None: all
     visible: tuple[str, ...] | None = ()
 
@@ -109,6 +120,20 @@ class Process:
 
 
 BadPages = list[tuple[Process, PageError]]
+
+
+def read_host_bytes(processes: Iterable[Process], now: float) -> None:
+    """Read from the operating system how much host memory the processes with copies have. A process that has several
+    links has its memory once.
+    """
+    with_copies = [process for process in processes if process.data.copy_bytes and process.pid > 0]
+    links = Counter(process.pid for process in with_copies)
+    for process in with_copies:
+        seen_at, copy_bytes = process.host_bytes_seen
+        if now - seen_at >= HOST_BYTES_LAST_S or process.data.copy_bytes != copy_bytes:
+            found = memory_of_process(process.pid)
+            process.host_bytes = None if found is None else found // links[process.pid]
+            process.host_bytes_seen = now, process.data.copy_bytes
 
 
 def read_pages(processes: Iterable[Process], now: float) -> BadPages:

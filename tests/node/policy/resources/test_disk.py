@@ -16,6 +16,7 @@ from snapshots import IDLE, NOW, A
 from jupyter_affinode.node.model.actions import GrantRoom, Park, RefusePark, Spill, Trim
 from jupyter_affinode.node.model.snapshot import Host, HostUse, Kernel, Residency, RoomRequest
 from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.policy.resources.disk import DiskRoom
 from jupyter_affinode.node.policy.resources.host_memory import (
     LEAST_BYTES,
     SLAB_BYTES,
@@ -70,6 +71,32 @@ def test_nothing_is_spilled_for_a_margin():
     keeper = snapshots.resident("keeper", 8 * GIB, idle=1, host=use)
     kernels = resident("k", 4 * GIB), keeper, parked("old", 8 * GIB, idle=900)
     assert decide(NOW, node(*kernels, available=3 * GIB), IDLE) == [Trim("keeper", 0, WHY)]
+
+
+def constant(size):
+    return lambda _: size
+
+
+def test_what_another_user_wrote_leaves_each_user_an_equal_part_of_the_day():
+    users = [
+        replace(resident("k", 4 * GIB), charged_user="a"),
+        parked("old", 8 * GIB, idle=900, charged_user="a"),
+    ]
+    users += [parked("liar", 0, idle=900, charged_user="b")]
+    host = replace(node(*users, available=3 * GIB).host, disk_daily_bytes=8 * GIB)
+    for written, most in (
+        ({}, 8),
+        ({"b": 5 * GIB}, 4),
+        ({"b": 99 * GIB}, 4),
+        ({"a": 3 * GIB, "b": 99 * GIB}, 1),
+    ):
+        then = replace(node(*users, available=3 * GIB), host=replace(host, disk_written_bytes=written))
+        room = DiskRoom(then.kernels, then.host)
+        assert room.left_for(users[1]) == most * GIB
+        assert room.takes(then.kernels, NOW, lambda _: True) == {"old": most * GIB}
+        assert [
+            room.has_room_for([users[1]], size) for size in map(constant, (most * GIB, most * GIB + 1))
+        ] == [True, False]
 
 
 def test_while_it_is_written_the_park_waits_and_is_not_refused():

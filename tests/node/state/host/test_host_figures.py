@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 
@@ -243,9 +244,15 @@ def test_what_a_spill_may_have_written_counts_until_its_process_says_what_it_wro
         spills.look(clock.now)
     else:
         later = Disk()
-        later.recall({str(hour): size for hour, size in disk.stored_bytes.items()}, clock.now)
+        later.recall(json.loads(json.dumps(disk.stored_bytes)), clock.now)
         disk = later
     assert disk.written_bytes(clock.now) == 4 * GIB
+
+
+def test_what_an_earlier_version_counted_was_no_certain_users():
+    disk = Disk()
+    disk.recall({"10": 3, "a": {"11": 64, "12": -1, "13": "x"}, "b": 7}, 12 * 3600.0)
+    assert disk.written_by(12 * 3600.0) == {"": 3 * GIB, "a": 64 * MIB}
 
 
 @pytest.mark.parametrize("status", [Status.OK, Status.NO_HOST_ROOM, Status.REVOKED])
