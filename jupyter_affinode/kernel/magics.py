@@ -44,7 +44,7 @@ _FIXED = (
     "in stream-ordered pools",
     "CUDA arrays",
     "shared with another process",
-    "on a device without virtual memory management",
+    "on a device without virtual memory management, or limited by another library",
     "for another reason",
 )
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}

@@ -330,7 +330,7 @@ enum affinode_fixed {
 	AFFINODE_FIXED_POOL = 3,     /* stream-ordered pools */
 	AFFINODE_FIXED_ARRAY = 4,    /* CUDA arrays */
 	AFFINODE_FIXED_SHARED = 5,   /* shared with another process */
-	AFFINODE_FIXED_UNBACKED = 6, /* large, but the device has no virtual memory management */
+	AFFINODE_FIXED_UNBACKED = 6, /* large; the device has no virtual memory management, or another library limits it */
 	AFFINODE_FIXED_DEVICE = 7,   /* devices may write to it without a call: RDMA, GPUDirect Storage */
 	AFFINODE_FIXED_REASONS = 8,
 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from link_peer import OK, LinkPeer, bytes_of
 from shim_machine import Machine, Running
 
 SMALL_BYTES = 4 << 20
+OLDEST_GLIBC = {"x86_64": "GLIBC_2.2.5", "aarch64": "GLIBC_2.17"}
 NO_DEVICE, NOT_FOUND = 100, 500
 
 
@@ -21,8 +23,11 @@ def small_program(gpu: Machine, how: str) -> list[Path]:
     """The command of small.c, getting at the driver as `how` says."""
     if how == "linked":
         return [gpu.compile("small.c", *linked_to_driver(gpu), name="small")]
-    if how == "dlsym":
-        return [gpu.compile("small.c", '-DHANDLE=dlopen("libcuda.so.1", RTLD_NOW)', "-ldl", name="small")]
+    if how in ("dlsym", "old dlsym"):
+        options = ['-DHANDLE=dlopen("libcuda.so.1", RTLD_NOW)', "-ldl"]
+        if how == "old dlsym":
+            options.append(f'-DDLSYM_VERSION="{OLDEST_GLIBC[platform.machine()]}"')
+        return [gpu.compile("small.c", *options, name="small")]
     looked_up = [] if how == "plugin" else [f"-DHANDLE={how.removeprefix('plugin by ')}"]
     return plugin(gpu, "small.c", *looked_up, *linked_to_driver(gpu))
 

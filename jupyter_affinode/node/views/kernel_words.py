@@ -16,7 +16,7 @@ UNMOVABLE_WORDS = {
     UnmovableReason.POOL: "stream-ordered memory pools",
     UnmovableReason.ARRAY: "CUDA arrays and textures",
     UnmovableReason.SHARED: "memory shared with another process",
-    UnmovableReason.UNBACKED: "memory on a device without virtual memory management",
+    UnmovableReason.UNBACKED: "memory on a device without virtual memory management, or limited by another library",
     UnmovableReason.DEVICE: "memory that a network card or disk may write to (RDMA, GPUDirect Storage)",
 }
 

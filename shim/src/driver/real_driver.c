@@ -14,6 +14,8 @@ typedef CUresult (*get_proc_address_fn)(const char *, void **, int, unsigned lon
 static _Atomic(void *) noted_get_proc_address;
 static _Atomic(void *) noted_handle;
 static _Atomic int handle_is_noted;
+static _Atomic bool has_company, allocates_by_another;
+static bool creates_by_itself;
 
 void driver_note_get_proc_address(void *real)
 {
@@ -28,6 +30,26 @@ void driver_note_handle(void *handle)
 
 	if (atomic_compare_exchange_strong(&handle_is_noted, &none, 1))
 		atomic_store(&noted_handle, handle);
+}
+
+void driver_note_company(const char *name)
+{
+	static const char *const before_blocks[] = {"cuMemAlloc", "cuMemAlloc_v2", "cuMemAllocPitch", "cuMemAllocPitch_v2"};
+
+	atomic_store(&has_company, true);
+	for (size_t i = 0; i < sizeof(before_blocks) / sizeof(before_blocks[0]); i++)
+		if (strcmp(name, before_blocks[i]) == 0)
+			atomic_store(&allocates_by_another, true);
+}
+
+bool driver_has_company(void)
+{
+	return atomic_load(&has_company);
+}
+
+bool driver_allocates_by_another(void)
+{
+	return atomic_load(&allocates_by_another) && creates_by_itself;
 }
 
 static get_proc_address_fn get_proc_address(void)
@@ -67,5 +89,6 @@ bool driver_resolve(void)
 	} while (0);
 	DRIVER_OPTIONAL(DRIVER_RESOLVE_OPTIONAL)
 #undef DRIVER_RESOLVE_OPTIONAL
+	creates_by_itself = is_drivers_own((void *)driver.cuMemCreate);
 	return complete;
 }

@@ -100,6 +100,14 @@ struct driver {
 
 extern struct driver driver;
 
+/* Another library's function was found where that entry point of the driver's was asked for: it may limit what is allocated.  */
+void driver_note_company(const char *name);
+bool driver_has_company(void);
+
+/* Whether cuMemAlloc is another library's and cuMemCreate, by which blocks get their memory, is not: then cuMemAlloc must be
+ * called, or the library's limit would not hold.  */
+bool driver_allocates_by_another(void);
+
 /* Remember how the application reaches the driver: the real cuGetProcAddress_v2, or a symbol finder for a handle.  */
 void driver_note_get_proc_address(void *real);
 void driver_note_handle(void *handle);

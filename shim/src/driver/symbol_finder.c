@@ -6,21 +6,49 @@
 
 typedef void *(*dlsym_fn)(void *, const char *);
 
-/* Called by dlsym.S for names that are not ours, after it has been set by resolve_next.  */
+/* musl has none.  */
+#pragma weak dlvsym
+
+/* Called by dlsym.S for names that are not ours, after it has been set by find_dlsyms.  */
 __attribute__((visibility("hidden"))) dlsym_fn affinode_next_dlsym;
 
-/* We do not export dlvsym, so this finds the next dlsym without coming back to ours. The versions are those under
- * which libc has had it: x86-64 since 2.2.5 and, in libc proper, 2.34; aarch64 since 2.17.  */
-static dlsym_fn find_next_dlsym(void)
+/* libc's own.  */
+static dlsym_fn libc_dlsym;
+
+/* The versions under which libc has had dlsym: x86-64 since 2.2.5 and, in libc proper, 2.34; aarch64 since 2.17.  */
+static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5"};
+
+bool is_same_object(const void *one, const void *other)
 {
-	static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5"};
-	void *found = NULL;
+	Dl_info first, second;
+
+	return dladdr(one, &first) && dladdr(other, &second) && first.dli_fbase == second.dli_fbase;
+}
+
+static dlsym_fn as_dlsym(void *found)
+{
 	dlsym_fn fn;
 
-	for (unsigned i = 0; i < sizeof(versions) / sizeof(versions[0]) && !found; i++)
-		found = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
 	memcpy(&fn, &found, sizeof(fn));
 	return fn;
+}
+
+static bool is_libcs(dlsym_fn fn)
+{
+	return is_same_object((void *)fn, (void *)dladdr);
+}
+
+/* One that comes after us under a version, libc's or not; NULL: none. We do not export dlvsym, so it does not come back to ours.  */
+static dlsym_fn versioned_dlsym(bool of_libc)
+{
+	dlsym_fn fn;
+
+	for (unsigned i = 0; dlvsym && i < sizeof(versions) / sizeof(versions[0]); i++) {
+		fn = as_dlsym(dlvsym(RTLD_NEXT, "dlsym", versions[i]));
+		if (fn && is_libcs(fn) == of_libc)
+			return fn;
+	}
+	return NULL;
 }
 
 static void *no_symbol(void *handle, const char *name)
@@ -29,23 +57,47 @@ static void *no_symbol(void *handle, const char *name)
 	return NULL;
 }
 
-void *resolve_next(void *handle, const char *name)
+/* A library after ours may have a dlsym of its own, without a version or with one: tools that limit a process's GPU memory
+ * do. What a program asks for is asked of that.  */
+static void find_dlsyms(void)
 {
-	dlsym_fn next = __atomic_load_n(&affinode_next_dlsym, __ATOMIC_ACQUIRE);
+	dlsym_fn libc = versioned_dlsym(true), next = NULL;
 
-	if (!next) {
-		next = find_next_dlsym();
-		if (!next)
-			next = no_symbol;
-		__atomic_store_n(&affinode_next_dlsym, next, __ATOMIC_RELEASE);
-	}
-	return next(handle, name);
+	if (!libc)
+		libc = as_dlsym(symbol_beside((void *)dladdr, "dlsym"));
+	if (libc)
+		next = as_dlsym(libc(RTLD_NEXT, "dlsym"));
+	if (!next || is_libcs(next))
+		next = versioned_dlsym(false);
+	if (!next)
+		next = libc ? libc : no_symbol;
+	__atomic_store_n(&libc_dlsym, libc ? libc : next, __ATOMIC_RELEASE);
+	__atomic_store_n(&affinode_next_dlsym, next, __ATOMIC_RELEASE);
 }
 
 void resolve_prepare_next(void)
 {
 	if (!__atomic_load_n(&affinode_next_dlsym, __ATOMIC_ACQUIRE))
-		resolve_next(RTLD_DEFAULT, "dlsym");
+		find_dlsyms();
+}
+
+void *resolve_next(void *handle, const char *name)
+{
+	resolve_prepare_next();
+	/* What comes after us, not after the library whose dlsym it is.  */
+	return (handle == RTLD_NEXT ? libc_dlsym : affinode_next_dlsym)(handle, name);
+}
+
+void *resolve_by_libc(void *handle, const char *name)
+{
+	resolve_prepare_next();
+	return libc_dlsym(handle, name);
+}
+
+void *resolve_by_hook(void *handle, const char *name)
+{
+	resolve_prepare_next();
+	return affinode_next_dlsym == libc_dlsym ? NULL : affinode_next_dlsym(handle, name);
 }
 
 bool is_in_this_library(const void *address)
@@ -84,4 +136,28 @@ void *resolve_real(struct library *library, void *handle, const char *name)
 	loaded = library_handle(library);
 	real = resolve_next(RTLD_NEXT, name);
 	return real || !loaded ? real : resolve_next(loaded, name);
+}
+
+bool lookups_come_by(void)
+{
+	void *handle = library_handle(&driver_library);
+	dlsym_fn first;
+
+	resolve_prepare_next();
+	first = as_dlsym(libc_dlsym(RTLD_DEFAULT, "dlsym"));
+	if (!first || !handle || is_libcs(first) || is_in_this_library((void *)first))
+		return true;
+	return is_in_this_library(first(handle, "cuStreamQuery"));
+}
+
+bool is_drivers_own(const void *entry_point)
+{
+	static const char driver[] = "libcuda.so";
+	const char *slash;
+	Dl_info info;
+
+	if (!dladdr(entry_point, &info) || !info.dli_fname)
+		return false;
+	slash = strrchr(info.dli_fname, '/');
+	return strncmp(slash ? slash + 1 : info.dli_fname, driver, sizeof(driver) - 1) == 0;
 }

@@ -5,8 +5,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* dlsym of the library that comes after us: libc, or another preloaded library.  */
+/* By the dlsym that comes after ours: libc's, or another preloaded library's. For RTLD_NEXT by libc's, relative to this library.  */
 void *resolve_next(void *handle, const char *name);
+
+/* By libc's, past all hooks; and by another library's hook, NULL where there is none.  */
+void *resolve_by_libc(void *handle, const char *name);
+void *resolve_by_hook(void *handle, const char *name);
 
 /* dlsym.S may go there from now on.  */
 void resolve_prepare_next(void);
@@ -28,5 +32,15 @@ void *resolve_real(struct library *library, void *handle, const char *name);
 /* RTLD_DEFAULT or RTLD_NEXT.  */
 bool resolve_is_scope(const void *handle);
 bool is_in_this_library(const void *address);
+bool is_same_object(const void *one, const void *other);
+
+/* Whether the driver's functions that programs look up go through us. Not where another library's dlsym comes first and asks libc.  */
+bool lookups_come_by(void);
+
+/* Whether an entry point is the driver's own, and not another library's in front of it.  */
+bool is_drivers_own(const void *entry_point);
+
+/* The function of that name in the object that `address` is in, by its symbol table (driver/symbol_table.c); NULL: none.  */
+void *symbol_beside(const void *address, const char *name);
 
 #endif

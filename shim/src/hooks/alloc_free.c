@@ -1,10 +1,12 @@
 /* Hooks on allocation and free: large blocks are backed, so that their memory can move; the rest is counted.  */
 #include <stdlib.h>
+#include <string.h>
 #include <sys/types.h>
 
 #include "base/log.h"
 #include "driver/hook.h"
 #include "driver/real_driver.h"
+#include "driver/symbol_finder.h"
 #include "gate/gate.h"
 #include "gpu/contexts.h"
 #include "hooks/retry_when_full.h"
@@ -45,12 +47,13 @@ static CUresult enter_to_allocate(struct gate_pass *pass, const char *name)
 /* One try, inside the gate.  */
 static CUresult allocate(void *real, CUdeviceptr *address, size_t size)
 {
+	bool backed = address && size >= BACKED_FROM_BYTES && shim_is_on() && !driver_allocates_by_another();
 	GATE_PASS(pass);
 	CUresult result = enter_to_allocate(&pass, "cuMemAlloc");
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (address && size >= BACKED_FROM_BYTES && shim_is_on()) {
+	if (backed) {
 		result = block_allocate(size, address);
 		if (result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY)
 			return result;
@@ -71,6 +74,22 @@ static uint64_t whole_pages(const struct device *device, uint64_t bytes)
 	return page ? (bytes + page - 1) / page * page : bytes;
 }
 
+/* A library between us and the driver refuses what the GPU has: that is its limit, which no wait changes.  */
+static bool is_refused_by_another(uint64_t bytes)
+{
+	CUresult (*get_info)(size_t *, size_t *) = NULL;
+	void *handle = library_handle(&driver_library), *found;
+	size_t unused = 0, total;
+	GATE_PASS(pass);
+
+	if (!handle || !driver_has_company())
+		return false;
+	found = resolve_by_libc(handle, "cuMemGetInfo_v2");
+	memcpy(&get_info, &found, sizeof(get_info));
+	return get_info && gate_enter_as(&pass, AFFINODE_CLASS_ALLOC, "cuMemGetInfo") == CUDA_SUCCESS &&
+	       get_info(&unused, &total) == CUDA_SUCCESS && unused >= bytes;
+}
+
 CUresult after_out_of_memory(uint64_t bytes, struct room_wait *wait)
 {
 	const struct context *context = current_context();
@@ -79,6 +98,8 @@ CUresult after_out_of_memory(uint64_t bytes, struct room_wait *wait)
 	/* What no GPU of this kind has is not waited for.  */
 	if (!device || (device->total_bytes && bytes > device->total_bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (is_refused_by_another(whole_pages(device, bytes))) /* the memory may have come free since: once more */
+		return wait->refused++ ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 	return ask_for_room(device, whole_pages(device, bytes), wait);
 }
 
@@ -91,6 +112,7 @@ HOOK(cuMemAlloc, (CUdeviceptr * address, size_t size), address, size)
 static CUresult allocate_pitch(void *real, CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
 			       unsigned int element_size)
 {
+	bool may_be_backed = shim_is_on() && !driver_allocates_by_another();
 	GATE_PASS(pass);
 	CUresult result = enter_to_allocate(&pass, "cuMemAllocPitch");
 	size_t row = (width + PITCH_BYTES - 1) / PITCH_BYTES * PITCH_BYTES;
@@ -98,7 +120,7 @@ static CUresult allocate_pitch(void *real, CUdeviceptr *address, size_t *pitch, 
 	if (result != CUDA_SUCCESS)
 		return result;
 	if (address && pitch && width && row >= width && height <= SIZE_MAX / row &&
-	    row * height >= BACKED_FROM_BYTES && shim_is_on() &&
+	    row * height >= BACKED_FROM_BYTES && may_be_backed &&
 	    (element_size == 4 || element_size == 8 || element_size == 16)) {
 		result = block_allocate(row * height, address);
 		if (result == CUDA_SUCCESS)

@@ -20,6 +20,7 @@ struct room_wait {
 	uint64_t alone_ns; /* without a controller, since the last */
 	struct told_wait told;
 	bool said_alone;
+	unsigned refused; /* by another library, while the GPU had room */
 };
 
 /* An allocation met a full GPU: ask for room and wait, outside the gate. CUDA_SUCCESS: try again;

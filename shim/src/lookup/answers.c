@@ -26,22 +26,20 @@ static bool is_driver_name(const char *name)
 	return name && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
 }
 
-static bool is_same_object(const void *one, const void *other)
-{
-	Dl_info first, second;
-
-	return dladdr(one, &first) && dladdr(other, &second) && first.dli_fbase == second.dli_fbase;
-}
-
-/* A library that stands behind us and asks for what comes after itself must not be given its own function.  */
+/* A library that stands behind us and asks for what comes after itself must not be given its own function. One that hooks
+ * dlsym, and exports nothing, answers for what comes next too.  */
 static void *resolve_after(const void *caller, const char *name)
 {
-	void *real = resolve_real(&driver_library, RTLD_NEXT, name), *handle;
+	void *real = resolve_real(&driver_library, RTLD_NEXT, name), *hooked = NULL, *handle;
 
+	if (!real || is_drivers_own(real))
+		hooked = resolve_by_hook(RTLD_NEXT, name);
+	if (hooked && !is_in_this_library(hooked))
+		real = hooked;
 	if (!real || !is_same_object(real, caller))
 		return real;
 	handle = library_handle(&driver_library);
-	return handle ? resolve_next(handle, name) : NULL;
+	return handle ? resolve_by_libc(handle, name) : NULL;
 }
 
 uintptr_t affinode_answer_dlsym(void *handle, const char *name, const void *caller)
@@ -78,6 +76,8 @@ void *wrap_entry_point(const char *name, int version, void *real)
 	if (shim_is_disabled())
 		return real;
 	shim_prepare();
+	if (!is_drivers_own(real))
+		driver_note_company(name);
 	real = around_for(name, wide, real);
 	if (entry && checkpoint_is_asked())
 		real = books_below(entry, version, real);

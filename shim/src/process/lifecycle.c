@@ -10,6 +10,7 @@
 #include "base/monotonic_futex.h"
 #include "context_depth/context_depth.h"
 #include "driver/real_driver.h"
+#include "driver/symbol_finder.h"
 #include "gate/gate.h"
 #include "gate/sigint.h"
 #include "gpu/contexts.h"
@@ -80,7 +81,7 @@ static void in_child(void)
 
 static void register_fork(void)
 {
-	pthread_atfork(shim_hold_registration, shim_release_registration, in_child);
+	shim_register_fork(in_child);
 }
 
 void shim_prepare(void)
@@ -138,6 +139,8 @@ void shim_start(void)
 	gate_start();
 	if (page_create() != 0)
 		shim_give_up_parking("no page");
+	if (!lookups_come_by())
+		shim_give_up_parking("another library's dlsym comes before the shim's and asks libc's: calls pass the shim by");
 	driver.cuDeviceGetCount(&count);
 	for (int i = 0; i < count; i++)
 		device_known(i);

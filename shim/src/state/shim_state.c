@@ -16,6 +16,17 @@ static _Atomic int unparkable, simulated, disabled = -1;
 static void (*exit_handler)(int, void *);
 static OF_PROCESS pthread_mutex_t registration = PTHREAD_MUTEX_INITIALIZER;
 
+/* musl has neither; nor is there a driver for it. The shim must start all the same, in programs of a musl distribution that
+ * a kernel runs.  */
+#pragma weak on_exit
+extern int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void), void *object) __attribute__((weak));
+extern void *__dso_handle __attribute__((visibility("hidden")));
+
+static bool libc_will_do(void)
+{
+	return on_exit && __register_atfork;
+}
+
 bool shim_is_disabled(void)
 {
 	int known = atomic_load_explicit(&disabled, memory_order_relaxed);
@@ -23,7 +34,7 @@ bool shim_is_disabled(void)
 	if (known < 0) {
 		const char *value = environment_now(AFFINODE_ENV_DISABLE);
 
-		known = value && value[0] && !(value[0] == '0' && !value[1]);
+		known = !libc_will_do() || (value && value[0] && !(value[0] == '0' && !value[1]));
 		atomic_store(&disabled, known);
 	}
 	return known;
@@ -101,6 +112,12 @@ void shim_register_exit(void)
 	pthread_mutex_lock(&registration);
 	on_exit(exit_handler, NULL);
 	pthread_mutex_unlock(&registration);
+}
+
+/* What pthread_atfork does, which would not be weak.  */
+void shim_register_fork(void (*in_child)(void))
+{
+	__register_atfork(shim_hold_registration, shim_release_registration, in_child, __dso_handle);
 }
 
 void shim_hold_registration(void)

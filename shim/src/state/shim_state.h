@@ -35,6 +35,7 @@ void shim_set_simulated(void);
 void shim_register_exit(void);
 /* Around a fork, in the parent: the lock of glibc's that a registration holds would be held in the child for good, and its
  * exit would wait for it.  */
+void shim_register_fork(void (*in_child)(void));
 void shim_hold_registration(void);
 void shim_release_registration(void);
 void shim_set_exit_handler(void (*handler)(int status, void *unused));

@@ -9,6 +9,10 @@
 
 #define WORDS (1u << 20)
 
+#ifdef DLSYM_VERSION /* as a program that was built with an older glibc */
+__asm__(".symver dlsym, dlsym@" DLSYM_VERSION);
+#endif
+
 #ifdef HANDLE
 #define FUNCTION(type, name, parameters) static type(*name) parameters;
 #else

@@ -1,0 +1,144 @@
+"""Libraries that a site preloads besides the shim, before it and after it: they do what they do without it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from link_peer import OK, bytes_of
+from shim_machine import HERE as PROCESSES
+from shim_machine import Machine, Running
+from test_lookups import SMALL_BYTES, linked_to_driver, small_program
+from jupyter_affinode.node.protocol.page import PageFlag
+
+ORDERS = ["before", "after"]
+ENOUGH, TOO_LITTLE = 4 * SMALL_BYTES, SMALL_BYTES // 2
+
+
+@dataclass
+class Ended:
+    status: int
+    said: str
+
+
+@dataclass
+class Limiter:
+    options: list[str]
+    holds_for: list[str]  # programs that it limits without us
+
+
+FITS, REFUSED = Ended(0, "0 wrong\n"), Ended(1, "allocate: 2\n")
+LIMITERS = {
+    "a dlsym without a version": Limiter([], ["dlsym", "old dlsym"]),
+    "a dlsym with libc's version": Limiter(["-DHAS_VERSION"], ["old dlsym"]),
+    "a dlsym hidden behind a version": Limiter(["-DHIDDEN"], ["old dlsym"]),
+    "the driver's names": Limiter(["-DEXPORTED"], ["linked", "plugin by RTLD_DEFAULT"]),
+    "a dlsym, also cuMemCreate": Limiter(["-DLIMITS_CREATE"], ["dlsym", "old dlsym"]),
+    "the driver's names, also cuMemCreate": Limiter(
+        ["-DEXPORTED", "-DLIMITS_CREATE"], ["linked", "plugin by RTLD_DEFAULT"]
+    ),
+}
+HOW = ["linked", "dlsym", "old dlsym", "plugin by RTLD_DEFAULT", "plugin by RTLD_NEXT"]
+VERSIONS = "GLIBC_2.2.5 { global: dlsym; };\nGLIBC_2.17 { } GLIBC_2.2.5;\n"
+
+
+def limiter(gpu: Machine, kind: str) -> Path:
+    options = LIMITERS[kind].options
+    linked = []
+    if "-DHAS_VERSION" in options or "-DHIDDEN" in options:
+        script = gpu.folder / "versions"
+        script.write_text(VERSIONS)
+        linked = [f"-Wl,--version-script={script}"]
+    return gpu.compile("limiter.c", "-shared", "-fPIC", *options, *linked, "-ldl", name="limiter.so")
+
+
+def preload(gpu: Machine, library: Path, order: str) -> None:
+    shim = gpu.environment["LD_PRELOAD"]
+    both = [str(library), shim] if order == "before" else [shim, str(library)]
+    gpu.environment["LD_PRELOAD"] = ":".join(both)
+
+
+def end_of(gpu: Machine, command: list[Path], preloads: str, limit: int) -> Ended:
+    environment = {**gpu.environment, "LD_PRELOAD": preloads, "LIMITER_BYTES": str(limit)}
+    ran = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20
+    )
+    return Ended(ran.returncode, ran.stdout + ran.stderr)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", LIMITERS)
+def test_a_limit_holds_as_it_does_without_the_shim(gpu: Machine, kind: str, order: str) -> None:
+    """A refusal comes at once: there is no room to wait for."""
+    library = limiter(gpu, kind)
+    preload(gpu, library, order)
+    held = []
+    for how in HOW:
+        command = small_program(gpu, how)
+        if end_of(gpu, command, str(library), ENOUGH).said != FITS.said:
+            continue  # a program that does not start without us
+        assert end_of(gpu, command, gpu.environment["LD_PRELOAD"], ENOUGH) == FITS
+        if end_of(gpu, command, str(library), TOO_LITTLE) == REFUSED:
+            assert end_of(gpu, command, gpu.environment["LD_PRELOAD"], TOO_LITTLE) == REFUSED
+            held.append(how)
+    assert held == LIMITERS[kind].holds_for
+
+
+def test_what_is_limited_by_another_library_is_not_parked_and_counted(gpu: Machine) -> None:
+    """The limit is on cuMemAlloc alone: it must be called, and its memory cannot move."""
+    preload(gpu, limiter(gpu, "a dlsym without a version"), "after")
+    gpu.environment["LIMITER_BYTES"] = str(ENOUGH)
+    with Running(gpu, *small_program(gpu, "dlsym")) as running:
+        assert running.answer() == "0 wrong"
+        running.peer.wait(lambda page: sum(page.gpus[0].unmovable_bytes) == SMALL_BYTES)
+        assert bytes_of(running.peer.page()) == (0, 0)
+        running.say("?")
+        assert running.answer() == "0 wrong"
+
+
+def test_what_a_library_limits_by_cumemcreate_too_is_parked_all_the_same(gpu: Machine) -> None:
+    preload(gpu, limiter(gpu, "a dlsym, also cuMemCreate"), "after")
+    gpu.environment["LIMITER_BYTES"] = str(ENOUGH)
+    with Running(gpu, *small_program(gpu, "dlsym")) as running:
+        assert running.answer() == "0 wrong"
+        running.peer.wait(lambda page: page.calls_in_flight == 0 and bytes_of(page) == (SMALL_BYTES, 0))
+        assert running.peer.park().status == OK
+        running.say("?")
+        assert running.answer() == "0 wrong"
+
+
+def test_a_process_whose_calls_may_pass_the_shim_by_is_not_parked(gpu: Machine) -> None:
+    """A library before the shim looks functions up past it: a program's calls then reach the driver unseen, but for linked ones."""
+    preload(gpu, limiter(gpu, "a dlsym without a version"), "before")
+    gpu.environment["LIMITER_BYTES"] = str(ENOUGH)
+    with Running(gpu, *small_program(gpu, "linked")) as running:
+        assert running.answer() == "0 wrong"
+        assert running.peer.page().flags & PageFlag.UNPARKABLE
+        assert running.peer.park().status != OK
+
+
+@pytest.mark.skipif(shutil.which("musl-gcc") is None, reason="no musl-gcc here (musl-tools)")
+def test_a_program_of_a_musl_distribution_runs_below_a_kernel(gpu: Machine) -> None:
+    """musl lacks functions that the shim needs: there it does nothing, and looking symbols up works."""
+    source, library, program = (gpu.folder / name for name in ("answer.c", "answer.so", "looks-up"))
+    source.write_text("int answer(void) { return 42; }\n")
+    subprocess.run(["musl-gcc", "-shared", "-fPIC", source, "-o", library], check=True)
+    subprocess.run(["musl-gcc", PROCESSES / "looks_up.c", "-o", program], check=True)
+    for environment in (gpu.bare_environment, gpu.environment):
+        ran = subprocess.run([program, library], env=environment, capture_output=True, text=True, timeout=20)
+        assert (ran.returncode, ran.stdout, ran.stderr) == (0, "1 1 42\n", "")
+
+
+def test_the_shim_needs_nothing_that_musl_lacks(native: Path) -> None:
+    """What it cannot do without is weak: a strong reference ends a musl program at its start."""
+    listed = subprocess.run(
+        ["nm", "-D", "--undefined-only", native / "libaffinode.so"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    kinds = {name.partition("@")[0]: kind for kind, name in map(str.split, listed.stdout.splitlines())}
+    assert {kinds[name] for name in ("on_exit", "__register_atfork", "dlvsym")} == {"w"}
