@@ -37,16 +37,17 @@ SHIM_FOLDER = "/opt/affinode"
 INIT_CONTAINER = "affinode"
 INIT_UID = 65534  # where the server's container names no user, or root
 ROOM_GRACE_S = 10  # for the start of the command that asks, and for its end
-# The loader only prints a line where a library cannot be preloaded. The copy gets its name when it has proved to work,
-# since the provisioner takes what has that name.
+# The loader only prints a line where a library cannot be preloaded, and others may print lines of their own: what
+# counts is whether a program has it loaded. The copy gets its name when it has proved to work, since the provisioner
+# takes what has that name.
 PREPARE = """\
 cd {folder} || exit 0
 library=$(python3 -c 'from jupyter_affinode.environment import shim_path; print(shim_path())')
 cp "$library" .{shim} \\
-    && said=$(AFFINODE_DISABLE=1 LD_PRELOAD={folder}/.{shim} /bin/true 2>&1) \\
-    && test -z "$said" \\
+    && said=$(AFFINODE_DISABLE=1 LD_PRELOAD={folder}/.{shim} cat /proc/self/maps 2>&1) \\
+    && echo "$said" | grep -q 'r-xp.* {folder}/.{shim}$' \\
     && mv .{shim} {shim} \\
-    || echo "the controller's shim is not used: $said"
+    || echo "the controller's shim is not used: $(echo "$said" | grep -F {shim})"
 timeout {limit_s} jupyter-affinode room {size} --timeout {wait_s:g}
 exit 0
 """

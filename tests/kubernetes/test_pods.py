@@ -138,3 +138,33 @@ def test_the_init_container_ends_well_whatever_is_missing(machine, native, names
         pod.environ["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"
     assert prepare(pod, 1 << 20).returncode == 0
     assert shim.exists() is (missing == "controller")
+
+
+NOISE = "ERROR: ld.so: object '/opt/site.so' from /etc/ld.so.preload cannot be preloaded: ignored."
+
+
+@pytest.mark.parametrize("is_broken", [False, True], ids=["works", "is broken"])
+def test_what_a_sites_own_preloading_prints_does_not_keep_the_shim_from_a_pod(native, tmp_path, is_broken):
+    """Each program of the image prints a line on standard error, as with a broken /etc/ld.so.preload."""
+    from hub_spawner import kubernetes
+
+    folder, programs, brought = tmp_path / "affinode", tmp_path / "bin", tmp_path / "brought.so"
+    folder.mkdir()
+    programs.mkdir()
+    brought.write_bytes(b"no library" if is_broken else (native / "libaffinode.so").read_bytes())
+    for name, script in {
+        "cat": f'echo "{NOISE}" >&2; exec /bin/cat "$@"',
+        "python3": f"echo {brought}",
+        "jupyter-affinode": "",
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+    script = kubernetes.PREPARE.format(folder=folder, shim="libaffinode.so", size=1, wait_s=1, limit_s=2)
+    env = {"PATH": f"{programs}:/usr/bin:/bin"}
+    done = subprocess.run(["/bin/sh", "-c", script], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert (folder / "libaffinode.so").exists() is not is_broken
+    if is_broken:
+        assert "is not used: ERROR: ld.so: object" in done.stdout and NOISE not in done.stdout
+    else:
+        assert done.stdout == ""
