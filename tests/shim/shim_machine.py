@@ -52,7 +52,7 @@ class Machine:
         assert json.loads(running.answer()) == "ready"
         return running
 
-    def compile(self, source: str, *options: str, name: str) -> Path:
+    def compile(self, source: str | Path, *options: str, name: str) -> Path:
         made = self.folder / name
         # The compiler's linker must not meet the simulated driver's symbols unless it is asked to.
         command = [CC, "-O1", "-Wall", "-Werror", str(HERE / source), "-o", str(made), *options]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from link_peer import OK, bytes_of
+from shim_machine import CC, Machine, Running
 from shim_machine import HERE as PROCESSES
-from shim_machine import Machine, Running
-from test_lookups import SMALL_BYTES, linked_to_driver, small_program
+from test_lookups import SMALL_BYTES, small_program
+
 from jupyter_affinode.node.protocol.page import PageFlag
 
 ORDERS = ["before", "after"]
@@ -111,13 +113,104 @@ def test_what_a_library_limits_by_cumemcreate_too_is_parked_all_the_same(gpu: Ma
 
 
 def test_a_process_whose_calls_may_pass_the_shim_by_is_not_parked(gpu: Machine) -> None:
-    """A library before the shim looks functions up past it: a program's calls then reach the driver unseen, but for linked ones."""
+    """A library before the shim looks functions up past it: then only linked calls come by."""
     preload(gpu, limiter(gpu, "a dlsym without a version"), "before")
     gpu.environment["LIMITER_BYTES"] = str(ENOUGH)
     with Running(gpu, *small_program(gpu, "linked")) as running:
         assert running.answer() == "0 wrong"
         assert running.peer.page().flags & PageFlag.UNPARKABLE
         assert running.peer.park().status != OK
+
+
+ALLOCATOR = """
+#include <stddef.h>
+void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
+void __libc_free(void *);
+void *malloc(size_t size) { return __libc_malloc(size); }
+void *calloc(size_t count, size_t size) { return __libc_calloc(count, size); }
+void *realloc(void *old, size_t size) { return __libc_realloc(old, size); }
+void free(void *old) { __libc_free(old); }
+"""
+CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <time.h>
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+	int (*real)(clockid_t, struct timespec *), result;
+	*(void **)&real = dlsym(RTLD_NEXT, "clock_gettime");
+	result = real(clock, now);
+	if (clock == CLOCK_REALTIME)
+		now->tv_sec = 1000000000; /* in 2001 */
+	return result;
+}
+time_t time(time_t *to) { return to ? (*to = 1000000000) : 1000000000; }
+"""
+# Uses the GPU, and says which file the process's malloc is from, and the year.
+PYTHON = """
+import ctypes, sys, time
+def must(result): assert result == 0, result
+driver, context, block = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+must(driver.cuInit(0))
+must(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+must(driver.cuCtxSetCurrent(context))
+must(driver.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(4 << 20)))
+must(driver.cuMemsetD32_v2(block, 7, ctypes.c_size_t(1 << 20)))
+word = ctypes.c_uint32()
+must(driver.cuMemcpyDtoH_v2(ctypes.byref(word), block, ctypes.c_size_t(4)))
+assert word.value == 7
+malloc = ctypes.cast(ctypes.CDLL(None).malloc, ctypes.c_void_p).value
+for line in open("/proc/self/maps"):
+    low, high = (int(part, 16) for part in line.split()[0].split("-"))
+    if low <= malloc < high:
+        print(line.split()[-1], time.gmtime().tm_year)
+"""
+PRELOADS = ["an allocator", "a clock", "libasan", "jemalloc", "tcmalloc", "mimalloc", "libfaketime"]
+INSTALLED = {
+    "jemalloc": "libjemalloc.so.2",
+    "tcmalloc": "libtcmalloc_minimal.so.4",
+    "mimalloc": "libmimalloc.so.2",
+    "libfaketime": "faketime/libfaketime.so.1",
+}
+
+
+def other_library(gpu: Machine, kind: str) -> Path:
+    if kind in ("an allocator", "a clock"):
+        (gpu.folder / "other.c").write_text(ALLOCATOR if kind == "an allocator" else CLOCK)
+        return gpu.compile(gpu.folder / "other.c", "-shared", "-fPIC", "-ldl", name="other.so")
+    if kind == "libasan":
+        asked = [CC, "-print-file-name=libasan.so"]
+        found = [
+            Path(subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()).resolve()
+        ]
+    else:
+        found = list(Path("/usr/lib").glob(f"*-linux-gnu/{INSTALLED[kind]}"))
+    if not found or not found[0].is_file():
+        pytest.skip(f"{kind} is not installed here")
+    return found[0]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", PRELOADS)
+def test_python_starts_and_the_other_library_works(gpu: Machine, kind: str, order: str) -> None:
+    library = other_library(gpu, kind)
+    program = gpu.folder / "program.py"
+    program.write_text(PYTHON)
+    added = {"FAKETIME": "2001-06-01 00:00:00", "ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0"}
+    ran = []
+    preload(gpu, library, order)
+    for preloads in (str(library), gpu.environment["LD_PRELOAD"]):
+        environment = {**gpu.environment, **added, "LD_PRELOAD": preloads}
+        command = [sys.executable, program]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        if preloads == str(library) and done.returncode != 0:
+            pytest.skip(f"Python does not start with {kind} alone")
+        ran.append(Ended(done.returncode, done.stdout + done.stderr))
+    assert ran[0] == ran[1]
+    file, year = ran[1].said.split()
+    is_clock = kind in ("a clock", "libfaketime")
+    assert (year == "2001") == is_clock
+    assert (Path(file).resolve() == library.resolve()) == (not is_clock)
 
 
 @pytest.mark.skipif(shutil.which("musl-gcc") is None, reason="no musl-gcc here (musl-tools)")
