@@ -116,7 +116,8 @@ def _shim() -> Check:
         return Check("shim", "fail", f"no {environment.SHIM_NAME} in {environment.library_folder()}", advice)
     try:
         library = preloadable_path(path)
-        prove_preload(library, sys.executable)
+        for program in (None, sys.executable):
+            prove_preload(library, program)
         said = _child(SHIM_CHILD, LD_PRELOAD=str(library), AFFINODE_DISABLE="1")
     except (Unmanaged, ChildFailed) as error:
         return Check("shim", "fail", str(error), "Kernels start without it. Reinstall jupyter-affinode.")

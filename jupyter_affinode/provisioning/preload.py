@@ -7,26 +7,29 @@ starts the kernel without the shim.
 from __future__ import annotations
 
 import contextlib
-import getopt
 import hashlib
 import os
 import re
 import shutil
 import struct
 import subprocess
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 from jupyter_core.paths import jupyter_runtime_dir
 
 from .. import environment
+from .command import Command
 
 Environment = MutableMapping[str, str]
 
 KERNEL_STARTUP = Path(__file__).resolve().parents[1] / "kernel" / "startup.py"
 PROOF_TIMEOUT_S = 10.0
 PT_INTERP = 3
+SANITIZER = re.compile(r"lib(a|t|m|l|ub|hwa|rt)san\.so|libclang_rt\.\w*san")
+LINK_ORDER = "verify_asan_link_order"
 
 
 class Unmanaged(Exception):
@@ -44,29 +47,27 @@ def manage(
 ) -> None:
     """Change `env`, the environment a kernel is about to get, so that its GPU is managed.
 
-    `argv` is the kernel's command (its first word must work with the shim), `python` whether PYTHONSTARTUP
+    `argv` is the kernel's command (the shim must reach its end), `python` whether PYTHONSTARTUP
     means anything to it, `server` whether a Jupyter server with our extension starts it, `depth` how deep it
-    may be parked, unless `env` says so already. Raises `Unmanaged` with `env` unchanged. May run two short
+    may be parked, unless `env` says so already. Raises `Unmanaged` with `env` unchanged. May run a few short
     processes the first time: call it outside an event loop's thread.
     """
     if env.get(environment.DISABLE) == "1":
         raise Unmanaged("AFFINODE_DISABLE=1 is set")
-    dropping = drops_preload(argv)
-    if dropping is not None:
-        raise Unmanaged(
-            f"its command begins with `{dropping}`, which drops LD_PRELOAD; take that out of the kernelspec's argv,"
-            ' and name what the kernel needs in the kernelspec\'s "env"'
-        )
     shim = environment.shim_path()
+    command = Command(argv, env, shim or environment.library_folder() / environment.SHIM_NAME)
+    if command.obstacle is not None:
+        raise Unmanaged(command.obstacle)
     if shim is None:
         raise Unmanaged("this installation has no libaffinode.so (is this Linux on x86-64 or aarch64?)")
     library = preloadable_path(shim)
-    prove_preload(library, shutil.which(argv[0], path=env.get("PATH")) if argv else None)
     simulation = _simulation_folder() if environment.simulation_asked(env) else None
+    loading = _loading(env, library, simulation)
+    surroundings = Surroundings.of({**env, **loading})
+    for program in (None, *command.programs):
+        prove_preload(library, program, surroundings)
 
-    env["LD_PRELOAD"] = _prepended(str(library), env.get("LD_PRELOAD", ""), r"[:\s]+")
-    if simulation is not None:
-        env["LD_LIBRARY_PATH"] = _prepended(str(simulation), env.get("LD_LIBRARY_PATH", ""), r"[:;]")
+    env.update(loading)
     env[environment.KERNEL_ID] = kernel_id
     env[environment.LIBRARY] = str(library)
     if server:
@@ -80,19 +81,25 @@ def manage(
         _chain_startup(env)
 
 
-def drops_preload(argv: Sequence[str]) -> str | None:
-    """Return the words with which a command by env(1) drops LD_PRELOAD; None if it does not."""
-    if not argv or os.path.basename(argv[0]) != "env":
-        return None
-    try:
-        options, rest = getopt.getopt(list(argv[1:]), "i0vu:C:S:", ["ignore-environment", "unset="])
-    except getopt.GetoptError:
-        return None  # an option that is not known here
-    drops = {("-i", ""), ("--ignore-environment", ""), ("-u", "LD_PRELOAD"), ("--unset", "LD_PRELOAD")}
-    for name, value in options:
-        if (name, value) in drops:
-            return f"env {name} {value}".rstrip()
-    return "env -" if rest[:1] == ["-"] else None
+def _loading(env: Mapping[str, str], library: Path, simulation: Path | None) -> dict[str, str]:
+    """Return the variables for the dynamic loader.
+
+    A sanitizer's runtime ends a program in which it is not the first. AddressSanitizer's is so strict that programs
+    built in a cell would end, too, since what a kernel preloads comes before it: that check is switched off.
+    """
+    others = [
+        item for item in re.split(r"[:\s]+", env.get("LD_PRELOAD", "")) if item and item != str(library)
+    ]
+    first = [item for item in others if SANITIZER.match(os.path.basename(item))]
+    rest = [item for item in others if item not in first]
+    loading = {"LD_PRELOAD": ":".join([*first, str(library), *rest])}
+    options = env.get("ASAN_OPTIONS", "")
+    if LINK_ORDER not in options:
+        loading["ASAN_OPTIONS"] = ":".join(filter(None, [options, f"{LINK_ORDER}=0"]))
+    if simulation is not None:
+        folders = [str(simulation), *re.split(r"[:;]", env.get("LD_LIBRARY_PATH", ""))]
+        loading["LD_LIBRARY_PATH"] = ":".join(dict.fromkeys(filter(None, folders)))
+    return loading
 
 
 def preloadable_path(shim: Path) -> Path:
@@ -117,40 +124,81 @@ def preloadable_path(shim: Path) -> Path:
     raise Unmanaged(f"no path without spaces leads to {shim}, and LD_PRELOAD cannot name another")
 
 
-@lru_cache(maxsize=64)
-def prove_preload(library: Path, interpreter: str | None) -> None:
-    """Show that `library` can be preloaded, into `/bin/true` and by the loader of `interpreter`; once each.
+@dataclass(frozen=True)
+class Surroundings:
+    """The environment of a trial. Two are alike if the dynamic loader reads the same in them."""
 
-    Raises `Unmanaged` with the loader's words. The interpreter is not run: its own loader only lists what it
-    would load (a static or 32-bit program, a musl distribution and a foreign glibc are told apart that way).
+    loading: tuple[tuple[str, str], ...]
+    env: Mapping[str, str] = field(compare=False)
+
+    @classmethod
+    def of(cls, env: Mapping[str, str]) -> Surroundings:
+        """Return those of a program with the environment `env`."""
+        read = {
+            name: value
+            for name, value in env.items()
+            if name.startswith("LD_") or name.endswith("SAN_OPTIONS") or name == "GLIBC_TUNABLES"
+        }
+        return cls(tuple(sorted(read.items())), dict(env))
+
+
+@lru_cache(maxsize=256)
+def prove_preload(library: Path, program: str | None, surroundings: Surroundings | None = None) -> None:
+    """Show that `library` can be preloaded into `program`, None: into a small program; once each.
+
+    `surroundings` have it in LD_PRELOAD, with whatever else the kernel gets there. Raises `Unmanaged` with the loader's
+    words. The program is not run: its own loader only lists what it would load (a static or 32-bit program, a musl
+    distribution and a foreign glibc are told apart that way).
     """
-    _run_preloaded(library, [shutil.which("true") or "/bin/true"])
-    if interpreter is not None:
-        loader = program_loader(Path(interpreter))
+    if surroundings is None:
+        surroundings = Surroundings.of({**os.environ, "LD_PRELOAD": str(library)})
+    if program is None:
+        _run_preloaded(library, [shutil.which("cat") or "/bin/cat", "/proc/self/maps"], surroundings.env)
+    else:
+        loader = program_loader(Path(program))
         if loader is not None:
-            _run_preloaded(library, [loader, "--list", interpreter])
+            _run_preloaded(library, [loader, "--list", program], surroundings.env)
 
 
-def _run_preloaded(library: Path, command: list[str]) -> None:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("LD_", "AFFINODE_"))}
-    clean.update(LD_PRELOAD=str(library), AFFINODE_DISABLE="1")
+def _run_preloaded(library: Path, command: list[str], env: Mapping[str, str]) -> None:
+    """Run a command that prints what is loaded, the library among it; Unmanaged if the library keeps it from that.
+
+    What else is preloaded, or in /etc/ld.so.preload, may print what it likes, and may fail: as long as it does so
+    without the library as well.
+    """
+    done = _run_trial(library, command, env)
+    only_lists = command[1] == "--list"
+    if done.returncode == 0 and not only_lists and str(library.resolve()).encode() in done.stdout:
+        return
+    said = done.stderr.decode(errors="replace").strip()
+    about_us = "\n".join(line for line in said.splitlines() if str(library) in line)
+    if not about_us and (done.returncode == 0 or (not only_lists and _fails_alone(library, command, env))):
+        return
+    raise Unmanaged(
+        f"{library} does not work with {command[-1] if only_lists else command[0]}: "
+        + (about_us or said or f"it ended with status {done.returncode}")
+    )
+
+
+def _fails_alone(library: Path, command: list[str], env: Mapping[str, str]) -> bool:
+    """Return whether the command fails without the library, too."""
+    others = ":".join(item for item in env.get("LD_PRELOAD", "").split(":") if item != str(library))
+    return _run_trial(library, command, {**env, "LD_PRELOAD": others}).returncode != 0
+
+
+def _run_trial(
+    library: Path, command: list[str], env: Mapping[str, str]
+) -> subprocess.CompletedProcess[bytes]:
     try:
-        done = subprocess.run(
+        return subprocess.run(
             command,
-            env=clean,
+            env={**env, environment.DISABLE: "1"},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             timeout=PROOF_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unmanaged(f"a trial of {library} with {command[0]} failed: {error}") from None
-    said = done.stderr.decode(errors="replace").strip()
-    if done.returncode != 0 or said:
-        raise Unmanaged(
-            f"{library} does not work with {command[-1]}: "
-            + (said or f"it ended with status {done.returncode}")
-        )
 
 
 def program_loader(program: Path) -> str | None:
@@ -179,12 +227,6 @@ def program_loader(program: Path) -> str | None:
     except OSError:
         pass
     return None
-
-
-def _prepended(first: str, existing: str, separators: str) -> str:
-    """Return a list with `first` before the present entries, each once."""
-    rest = [item for item in re.split(separators, existing) if item and item != first]
-    return ":".join([first, *rest])
 
 
 def _simulation_folder() -> Path:

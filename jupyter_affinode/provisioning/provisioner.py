@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -19,11 +20,14 @@ from ..client.starting import ensure_controller
 from ..threads import on_own_thread
 from .kernelspec import scheduling_fields
 from .preload import Unmanaged, manage
+from .shim_sight import lacks_shim
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # the most that preloading the shim may add to a start; its two trials have 10 s each
 PREPARE_TIMEOUT_S = 25.0
 PLACE_TIMEOUT_S = 3.0  # the most that choosing a GPU may add to a start
+# When a kernel is looked at: what starts it may take a while, and until then it has the shim.
+SIGHT_AFTER_S = (5.0, 20.0, 90.0)
 
 
 class AffinodeProvisioner(LocalProvisioner):
@@ -87,6 +91,7 @@ class AffinodeProvisioner(LocalProvisioner):
         await super().post_launch(**kwargs)
         if self.managed:
             threading.Thread(target=self._introduce, name="affinode-introduce", daemon=True).start()
+            self._look_for_shim(self.pid, SIGHT_AFTER_S)
 
     async def send_signal(self, signum: int) -> None:
         """Send a signal; SIGINT also ends what the kernel's processes wait for at the GPU.
@@ -151,6 +156,25 @@ class AffinodeProvisioner(LocalProvisioner):
 
     def _log_unmanaged(self, reason: str) -> None:
         self.log.warning("The GPU of kernel %s is not managed: %s.", self.kernel_id, reason)
+
+    def _look_for_shim(self, pid: int | None, delays_s: tuple[float, ...]) -> None:
+        """Say after a while if the kernel lacks the shim. A program whose loop does not run then is not told."""
+
+        def look() -> None:
+            if pid is None or self.process is None or self.pid != pid:
+                return  # ended, or started again
+            connection_file = getattr(self.parent, "connection_file", "")  # in the kernel's command
+            if lacks_shim(pid, os.path.basename(connection_file)):
+                self.log.warning(
+                    "The GPU of kernel %s is not managed: it runs without the shim. Does its kernelspec's command, or"
+                    " a script that this runs, change LD_PRELOAD or enter a container?",
+                    self.kernel_id,
+                )
+            else:
+                self._look_for_shim(pid, delays_s[1:])
+
+        if delays_s:
+            asyncio.get_running_loop().call_later(delays_s[0], look)
 
     async def _place(self, env: dict[str, str]) -> None:
         """Let the kernel see the GPU with the most room first, unless a GPU was chosen already."""

@@ -69,13 +69,6 @@ def test_a_command_that_drops_the_shim_is_refused_with_what_to_do(words):
     assert env == {}
 
 
-@pytest.mark.parametrize(
-    "words", ["env", "env A=-i", "env -u HOME", "env python -i", "env --nonsense -i", "python -i"]
-)
-def test_other_commands_are_left_alone(words):
-    assert launch.drops_preload([*words.split(), *ARGV]) is None
-
-
 def test_a_kernel_finds_its_servers_controller_whatever_its_own_environment_says(shim, here, monkeypatch):
     theirs = {"PATH": os.environ["PATH"], "TMPDIR": "/t", "XDG_RUNTIME_DIR": "/x", "HOME": "/h"}
     assert managed(dict(theirs))["AFFINODE_SOCKET"] == str(here.socket)
@@ -158,6 +151,108 @@ def test_a_loader_that_cannot_load_the_shim_is_found_out(shim, here):
     foreign.chmod(0o755)
     with pytest.raises(launch.Unmanaged, match="foreign-python"):
         launch.manage({"PATH": os.environ["PATH"]}, "kernel-1", [str(foreign)])
+
+
+def library(here, source: str, *options: str, name: str = "other.so", compiler: str = "cc") -> Path:
+    made = here.folder / name
+    (here.folder / "source.c").write_text(source)
+    subprocess.run([compiler, "-o", made, here.folder / "source.c", *options], check=True)
+    return made
+
+
+CHATTY = """
+#include <stdio.h>
+#include <stdlib.h>
+__attribute__((constructor)) static void says(void) { fprintf(stderr, "in front: %s\\n", getenv("LD_PRELOAD")); }
+"""
+
+
+def test_a_library_that_is_missing_or_talks_does_not_switch_management_off(shim, here):
+    chatty = library(here, CHATTY, "-shared", "-fPIC")
+    for other in (chatty, here.folder / "missing.so"):
+        env = managed({"PATH": os.environ["PATH"], "LD_PRELOAD": str(other)})
+        assert env["LD_PRELOAD"] == f"{shim}:{other}"
+
+
+def test_a_library_that_ends_programs_without_us_is_not_blamed_on_us(shim, here):
+    ends = library(
+        here, "#include <stdlib.h>\n__attribute__((constructor)) void ends(void) { _Exit(3); }", "-shared"
+    )
+    assert managed({"PATH": os.environ["PATH"], "LD_PRELOAD": str(ends)})["LD_PRELOAD"] == f"{shim}:{ends}"
+
+
+def test_a_library_that_does_not_bear_the_shim_is_found_out(shim, here):
+    source = """
+    #include <stdlib.h>
+    #include <string.h>
+    __attribute__((constructor)) static void ends(void) { if (strstr(getenv("LD_PRELOAD"), "affinode")) _Exit(3); }
+    """
+    env = {"PATH": os.environ["PATH"], "LD_PRELOAD": str(library(here, source, "-shared", "-fPIC"))}
+    before = dict(env)
+    with pytest.raises(launch.Unmanaged, match="status 3"):
+        managed(env)
+    assert env == before
+
+
+@pytest.mark.parametrize(
+    "first", ["/usr/lib/libasan.so.8", "libtsan.so.2", "/llvm/libclang_rt.asan-x86_64.so"]
+)
+def test_what_must_be_first_stays_first(shim, first):
+    env = managed({"PATH": os.environ["PATH"], "LD_PRELOAD": f"/lib/other.so:{first}"})
+    assert env["LD_PRELOAD"] == f"{first}:{shim}:/lib/other.so"
+    assert managed(dict(env)) == env
+
+
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        (None, "verify_asan_link_order=0"),
+        ("detect_leaks=0", "detect_leaks=0:verify_asan_link_order=0"),
+        ("verify_asan_link_order=1", "verify_asan_link_order=1"),
+    ],
+)
+def test_address_sanitizers_order_is_not_verified_unless_asked_for(shim, given, got):
+    env = {"PATH": os.environ["PATH"]} | ({"ASAN_OPTIONS": given} if given else {})
+    assert managed(env)["ASAN_OPTIONS"] == got
+
+
+OVERFLOW = """
+#include <stdio.h>
+#include <stdlib.h>
+int main(int count, char **words)
+{
+	char *four = malloc(4);
+	puts("runs");
+	fflush(stdout);
+	return count > 1 ? four[4] : (free(four), 0);
+}
+"""
+
+
+def test_a_program_built_with_address_sanitizer_runs_in_a_cell(shim, here):
+    env = managed({"PATH": os.environ["PATH"]})
+    try:
+        program = library(here, OVERFLOW, "-fsanitize=address", name="checked")
+    except subprocess.CalledProcessError:
+        pytest.skip("the compiler has no AddressSanitizer here")
+    good, bad = (
+        subprocess.run([program, *words], env=env, capture_output=True, text=True) for words in ([], ["bad"])
+    )
+    assert (good.returncode, good.stdout, good.stderr) == (0, "runs\n", "")
+    assert bad.returncode != 0 and "heap-buffer-overflow" in bad.stderr
+
+
+@pytest.mark.parametrize("words", ["", "env A=1", "sh -c", "nice"])
+def test_every_program_of_the_command_is_proved(shim, here, words):
+    program = bytearray(Path(sys.executable).resolve().read_bytes())
+    loader = (launch.program_loader(Path(sys.executable)) or "").encode()
+    at = program.index(loader + b"\0")
+    program[at : at + len(loader)] = b"/bin/false".ljust(len(loader), b"\0")
+    foreign = here.folder / "foreign-python"
+    foreign.write_bytes(program)
+    foreign.chmod(0o755)
+    with pytest.raises(launch.Unmanaged, match="foreign-python"):
+        launch.manage({"PATH": os.environ["PATH"]}, "kernel-1", [*words.split(), str(foreign)])
 
 
 def test_the_simulated_gpu_comes_first_on_the_library_path(shim, here):

@@ -136,7 +136,7 @@ async def test_a_preparation_that_hangs_does_not_keep_a_kernel_from_starting(
     launch_environment.prove_preload.cache_clear()
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    program = tmp_path / "true"
+    program = tmp_path / "cat"
     program.write_text(f"#!/bin/sh\nread line < {gate}\n")
     program.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
