@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ..environment import SHIM_NAME
 
+PACKAGE = Path(__file__).resolve().parents[1]
 PRELOAD = "LD_PRELOAD"
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 INTERPRETER = re.compile(r"(python|pypy)[\d.]*$")
@@ -209,8 +210,10 @@ class Command:
         )
         if self._is_bound(name, words) and (keeps or passed):
             return
+        folders = [PACKAGE] if PACKAGE in self._library.parents else [self._library.parent, PACKAGE]
+        bind = " and ".join(map(str, folders))
         self._object(
-            f"its command enters a container (`{name}`) that does not get the shim: bind {self._library.parent.parent}"
+            f"its command enters a container (`{name}`) that does not get the shim: bind {bind}"
             f" to the same path in it{'' if keeps else ', and pass LD_PRELOAD and the AFFINODE_ variables on'}"
         )
 

@@ -67,7 +67,8 @@ const UNMOVABLE: Sentences = {
   pool: trans => trans.__('stream-ordered memory pools'),
   array: trans => trans.__('CUDA arrays and textures'),
   shared: trans => trans.__('memory shared with another process'),
-  unbacked: trans => trans.__('memory on a device without virtual memory management, or limited by another library'),
+  unbacked: trans =>
+    trans.__('memory on a device without virtual memory management, or limited by another library'),
   device: trans => trans.__('memory that a network card or disk may write to')
 };
 

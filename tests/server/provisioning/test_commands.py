@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_affinode.provisioning.command import Command
+from jupyter_affinode.provisioning.command import PACKAGE, Command
 
-LIBRARY = Path("/opt/venv/lib/python3.12/site-packages/jupyter_affinode/lib/libaffinode.so")
-PACKAGE = LIBRARY.parent.parent
+LIBRARY = PACKAGE / "lib" / "libaffinode.so"
 KERNEL = ["python", "-m", "ipykernel_launcher", "-f", "/run/kernel-1.json"]
 
 
@@ -107,7 +106,7 @@ def test_what_enters_a_container_is_seen_and_told_what_to_bind(words, front, tmp
     [
         f"apptainer exec --bind {PACKAGE} image.sif",
         f"apptainer exec --bind=/data,{PACKAGE}:{PACKAGE}:ro image.sif",
-        "singularity exec -B /opt image.sif",
+        f"singularity exec -B {PACKAGE.parent} image.sif",
         f"docker run -v {PACKAGE}:{PACKAGE}:ro -e LD_PRELOAD -e AFFINODE_KERNEL_ID image",
         f"podman run --mount type=bind,source={PACKAGE},target={PACKAGE} --env LD_PRELOAD image",
         "bwrap --ro-bind / / --dev /dev",
@@ -153,3 +152,9 @@ def test_a_script_that_runs_itself_has_an_end(tmp_path):
     script.write_text(f'#!/bin/sh\nexec {script} "$@" "$@"\n')
     script.chmod(0o755)
     assert obstacle([str(script), "a"]) is None
+
+
+def test_a_shim_that_a_spawner_brought_is_named_besides_the_package():
+    brought = Path("/opt/affinode/libaffinode.so")
+    reason = Command(in_front("apptainer exec image.sif"), {}, brought).obstacle
+    assert f"bind /opt/affinode and {PACKAGE} " in (reason or "")
