@@ -60,6 +60,19 @@ class Nodes:
         self._places = dict(places)
         self._key = Path(key) if key else None
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._places)
+
+    async def first(self, user: str = ANYONE) -> ControllerClient:
+        """Return a client of the first controller. Raises ControllerUnavailable where it is not found."""
+        place = next(iter(self._places))
+        for found in await self._found(place, ANSWER_WITHIN_S):
+            if isinstance(found, Node):
+                return self._client(found, user)
+            raise ControllerUnavailable(found.problem)
+        raise ControllerUnavailable(f"{self._places[place]} is not known")
+
     async def look(self, timeout_s: float = ANSWER_WITHIN_S) -> list[NodePicture]:
         """Return a picture of every machine, in the order of `places`; never raises."""
         found = await asyncio.gather(*(self._found(name, timeout_s) for name in self._places))

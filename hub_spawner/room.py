@@ -1,4 +1,4 @@
-"""Ask the machine's controller for room on the Hub's event loop; each failure is returned as an answer."""
+"""Ask a machine's controller for room on the Hub's event loop; each failure is returned as an answer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def controller_socket(named: str) -> Path:
 
 
 async def ask_for_room(
-    socket: Path,
+    client: ControllerClient,
     size: int,
     *,
     user: str,
@@ -54,7 +54,7 @@ async def ask_for_room(
     Cancelling it withdraws the request at once, as does the end of the Hub's process.
     """
     slots = _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
-    lines = ControllerClient(socket).room(size, user=user, priority=priority or None, timeout_s=timeout_s)
+    lines = client.room(size, user=user, priority=priority or None, timeout_s=timeout_s)
     deadline = time.monotonic() + timeout_s + GRACE_S
     line: dict[str, Any] = {}
     try:
@@ -69,7 +69,7 @@ async def ask_for_room(
     except StopAsyncIteration:
         return Answer("unanswered", "the GPU's controller ended")
     except asyncio.TimeoutError:  # the Hub would report it as its own start_timeout
-        return Answer("unanswered", f"the controller at {socket} does not answer")
+        return Answer("unanswered", f"the controller at {client.socket} does not answer")
     return Answer(line["state"], line["text"], line["code"], line["place"])
 
 

@@ -47,8 +47,9 @@ class _Identity:
     )
     api_port: int = setting(
         0,
-        """TCP port of the API for the administrators' page of a Hub on another machine, by grants that its service
-        signs for each request; needs `grant_keys`. 0: the API is at the Unix socket alone.""",
+        """TCP port of the API for a Hub on another machine, by grants that it signs for each request: its
+        administrators' page, and room for servers (`gpu_room_at`). Needs `grant_keys`. 0: the API is at the Unix socket
+        alone.""",
         most=65535,
     )
     machine_name: str = setting(

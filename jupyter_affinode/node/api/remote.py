@@ -1,9 +1,10 @@
-"""The part of the API that a Hub's service reaches over TCP, so that its page shows machines other than the Hub's.
+"""The part of the API that a Hub reaches over TCP, so that its page shows machines other than the Hub's, and servers
+that it starts there find room.
 
 Off by default. Each request shows a grant that makes its bearer an administrator: signed with the Hub's key, for the
 very address that it is sent to, and good for a minute. No user's grant does that, and this one lets no process in.
-What is served is what the page needs; kernels and servers speak to the Unix sockets alone. Nothing is encrypted: the
-network has to be one that only the Hub's own programs reach, which the chart's network policy sees to.
+What is served is what the page and a spawn need; kernels and servers speak to the Unix sockets alone. Nothing is
+encrypted: the network has to be one that only the Hub's own programs reach, which the chart's network policy sees to.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from .clients import TooMuch
 from .kernels import HoldHandler, MoveHandler, ReleaseHandler
 from .report import AuditHandler, ReportHandler
 from .request_check import request_checks
+from .room import RoomHandler
 from .server import BODY_BYTES_MAX, ROUTES, KernelsHandler, NodeHandler, PolicyHandler, UnknownHandler
 
 SERVED = (
@@ -37,6 +39,7 @@ SERVED = (
     PolicyHandler,
     ReportHandler,
     AuditHandler,
+    RoomHandler,
     UnknownHandler,
 )
 
