@@ -16,6 +16,7 @@ c.ConfigurableHTTPProxy.command = [os.environ["DEMO_HUB_PROXY"]]
 c.ConfigurableHTTPProxy.pid_file = f"{FOLDER}/proxy.pid"
 c.JupyterHub.db_url = f"sqlite:///{FOLDER}/hub.sqlite"
 c.JupyterHub.cookie_secret_file = f"{FOLDER}/cookie_secret"
+c.JupyterHub.cleanup_servers = True  # the demo's end ends all of it
 c.JupyterHub.authenticator_class = "dummy"
 c.DummyAuthenticator.password = os.environ["DEMO_HUB_PASSWORD"]
 c.Authenticator.allowed_users = {"ana", "bob"}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from importlib.metadata import entry_points
 from typing import Any
 
-from traitlets.config import Config
+from traitlets.config import Application, Config
+from traitlets.log import get_logger
 
+from .places import starts_here
 from .spawner_mixin import GpuPolicy, has_spawn_exception
 
 OLDEST = (5, 0)
 DEFAULT = "jupyterhub.spawner.LocalProcessSpawner"
+SETTINGS = "tornado_settings"  # the Hub's trait in which it puts the class of its spawners at its start
 
 
 class NotEnabled(ValueError):
@@ -19,33 +23,70 @@ class NotEnabled(ValueError):
 
 
 def enable(c: Any) -> None:
-    """Have servers spawned with the GPU policy: the last line of jupyterhub_config.py.
+    """Have servers spawned with the GPU policy.
 
-    The configured spawner class is taken as it is (a name, a path, a class) and one is derived from it; its
-    configuration (`c.KubeSpawner…`) and the site's hooks hold as before. Traits of the spawner configure the
-    policy, `c.Spawner.gpu_memory = "20GiB"` first of all: see `GpuPolicy`. Calling it again changes nothing.
-    Raises NotEnabled.
+    The site's spawner class is taken as it is (a name, a path, a class) and one is derived from it; its
+    configuration (`c.KubeSpawner…`) and the site's hooks hold as before. A Hub that reads its configuration derives the
+    class at its start, so that what other files and the command line say after this line counts, too. Traits of the
+    spawner configure the policy, `c.Spawner.gpu_memory = "20GiB"` first of all: see `GpuPolicy`. Calling it again
+    changes nothing. Raises NotEnabled, as does the start of the Hub.
 
         import hub_spawner
         hub_spawner.enable(c)
     """
     _check_version()
-    spawner = _spawner_class(c.JupyterHub.get("spawner_class") or DEFAULT)
-    _check_configuration(c, spawner)
-    c.JupyterHub.spawner_class = derived(spawner)
+    # Not JupyterHub.instance(): `python -m jupyterhub.app` has another class of that name.
+    hub = Application.instance() if Application.initialized() else None
+    if hub is not None and hub.has_trait(SETTINGS) and "spawner_class" not in getattr(hub, SETTINGS):
+        hub.observe(_complete, SETTINGS)
+    else:  # `c` is for a Hub that is made later, or elsewhere
+        c.JupyterHub.spawner_class = _enabled(c, _spawner_class(c.JupyterHub.get("spawner_class") or DEFAULT))
 
 
-def derived(spawner: type) -> type:
-    """Return a class of the spawner's with the GPU policy; the spawner itself if it has that."""
+def _complete(change: Any) -> None:
+    """Derive the class of a Hub's spawners: its settings are made, and its configuration is whole."""
+    settings = change.new
+    if "spawner_class" in settings:
+        made = _enabled(change.owner.config, settings["spawner_class"])
+        change.owner.spawner_class = settings["spawner_class"] = made
+
+
+def _enabled(c: Any, spawner: type) -> type[GpuPolicy]:
+    """Return the class to spawn with, of a configuration that is checked."""
+    made = derived(spawner)
+    _check_configuration(c, made)
+    _warn(c, made)
+    return made
+
+
+@functools.cache
+def derived(spawner: type) -> type[GpuPolicy]:
+    """Return a class of the spawner's with the GPU policy; the spawner itself if it has that.
+
+    It has the spawner's name, by which the Hub's pages and logs and the site's configuration know it.
+    """
     if issubclass(spawner, GpuPolicy):
         return spawner
-    mixin = GpuPolicy
+    own = {"__module__": spawner.__module__, "__qualname__": spawner.__qualname__, "__doc__": spawner.__doc__}
+    return type(spawner.__name__, (*_mixins(spawner), spawner), own)
+
+
+def _mixins(spawner: type) -> list[type]:
+    """Return what goes before a class of spawners, by what that class can do."""
+    from .wrapping import WrappingGpuPolicy, child_names
+
+    mixins: list[type] = []
+    if child_names(spawner):
+        mixins.append(WrappingGpuPolicy)
     if hasattr(spawner, "get_pod_manifest"):
         from .kubernetes import KubernetesGpuPolicy
 
-        mixin = KubernetesGpuPolicy
-    name = f"Gpu{spawner.__name__}"
-    return type(name, (mixin, spawner), {"__module__": __name__, "__doc__": spawner.__doc__})
+        mixins.append(KubernetesGpuPolicy)
+    if hasattr(spawner, "volume_binds"):
+        from .docker import DockerGpuPolicy
+
+        mixins.append(DockerGpuPolicy)
+    return mixins or [GpuPolicy]
 
 
 def _spawner_class(configured: Any) -> type:
@@ -105,11 +146,24 @@ def _check_configuration(c: Any, spawner: type) -> None:
         )
 
 
-def is_configured(c: Any, trait: str) -> bool:
-    """Return whether a site has set a trait of the policy's, for whichever class.
+def _warn(c: Any, spawner: type[GpuPolicy]) -> None:
+    """Say what works otherwise than a site may expect."""
+    if "cleanup_servers" not in c.JupyterHub:
+        get_logger().warning(
+            "the Hub's end will end all servers, and what their kernels have on the GPU. To restart the Hub without"
+            " that, set c.JupyterHub.cleanup_servers = False"
+        )
+    asks = spawner.gpu_asks_from_hub and _configured(c, spawner, "gpu_memory")
+    if asks and not _configured(c, spawner, "gpu_room_at") and not starts_here(spawner):
+        get_logger().warning(
+            "no GPU room is asked for before servers of %s start: they may start on another machine than the Hub's."
+            " c.Spawner.gpu_room_at says where to ask",
+            spawner.__name__,
+        )
 
-    What is said of `GpuPolicy` goes before what is said of the site's spawner class, as it stands before it.
-    """
+
+def is_configured(c: Any, trait: str) -> bool:
+    """Return whether a site has set a trait of the policy's, for whichever class."""
     return any(isinstance(section, Config) and trait in section for section in c.values())
 
 

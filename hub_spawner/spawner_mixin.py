@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import os
 from collections.abc import AsyncIterator
 from functools import cached_property
@@ -13,12 +14,14 @@ from traitlets import Bool, CaselessStrEnum, Float, Integer, List, TraitError, U
 from traitlets.config import Configurable
 
 from jupyter_affinode import environment
+from jupyter_affinode.client.api import ControllerUnavailable
 from jupyter_affinode.units import bytes_in_words, ordinal, sentence, size_in_bytes
 
 from . import grants
 from .free_room import as_html, free_room_line
 from .nodes import Nodes
-from .room import Answer, ask_for_room, controller_socket
+from .places import starts_here
+from .room import Answer, ask_for_room
 from .story import Closable, Event, Story
 
 XLA_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
@@ -72,6 +75,16 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
         help="""The API socket of the machine's controller, where it is not /run/affinode/node.sock. Servers get it as
         AFFINODE_SOCKET.""",
     ).tag(config=True)
+    gpu_room_at = Unicode(
+        "",
+        help="""Where room is asked for before a server starts: `"here"`, the controller of the Hub's machine;
+        the path of a controller's socket; `"http://HOST:PORT"`, the controller of one other machine, which
+        listens there for the Hub (`api_port`; needs `grant_key`); or `"nowhere"`, and the first cell that uses the GPU
+        waits. Empty: here for classes that start servers on the Hub's machine, as LocalProcessSpawner, SystemdSpawner,
+        SudoSpawner and DockerSpawner do and classes that derive from them; else nowhere, since the machine is not known
+        before. No server is refused for which no room was asked.
+        """,
+    ).tag(config=True)
     unix_name = Unicode(
         "{username}",
         help="""The Unix user that a Hub's user's server runs as, for example `"jupyter-{username}"`. The user need not
@@ -103,6 +116,9 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
     ).tag(config=True)
 
     gpu_asks_from_hub = True  # False: another program asks, for example an init container
+    gpu_starts_servers = True  # False: another spawner does
+    _has_asked = False  # for the start that comes next
+    _gave_environment = False
 
     @validate("gpu_memory")
     def _check_gpu_memory(self, proposal: Any) -> str:
@@ -113,6 +129,15 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
         except ValueError as error:
             raise TraitError(f"gpu_memory: {error}") from None
         return text
+
+    @validate("gpu_room_at")
+    def _check_gpu_room_at(self, proposal: Any) -> str:
+        place = str(proposal["value"])
+        if place not in ("", "here", "nowhere") and not place.startswith(("/", "http://")):
+            raise TraitError(
+                f"gpu_room_at is {place!r}; write 'here', 'nowhere', a socket's path, or 'http://HOST:PORT'"
+            )
+        return place
 
     @cached_property
     def _story(self) -> Story:
@@ -147,13 +172,32 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
             from jupyterhub.utils import maybe_future
 
             await maybe_future(done)
+        self._has_asked = True
         if self.gpu_asks_from_hub and self.gpu_memory:
             await self.gpu_make_room()
 
-    def start(self) -> Any:
-        """Start the server as the spawner does."""
+    async def start(self) -> Any:
+        """Start the server as the spawner does, and return what it returns.
+
+        The Hub runs no pre-spawn hook of a spawner that another one made: that one asks for room here, for at most half
+        of the time that the Hub gives it.
+        """
+        has_asked, self._has_asked, self._gave_environment = self._has_asked, False, False
+        if not has_asked and self.gpu_asks_from_hub and self.gpu_memory:
+            self._story.begin()
+            await self.gpu_make_room(self.start_timeout / 2)
         self._story.end()
-        return super().start()
+        from jupyterhub.utils import maybe_future
+
+        started = await maybe_future(super().start())
+        if self.gpu_starts_servers and not self._gave_environment:
+            self.log.warning(
+                "the server of %s was started without the GPU policy's environment, which %s did not ask for."
+                " If another spawner starts it, call hub_spawner.enable with that one's class",
+                self.user.name,
+                type(self).__name__,
+            )
+        return started
 
     async def progress(self) -> AsyncIterator[Event]:
         """Yield how the request for room stands, and then the spawner's own progress."""
@@ -168,6 +212,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
 
     def get_env(self) -> dict[str, str]:
         """Add variables that name the kernels' user and the controller's socket; the site's own variables stay."""
+        self._gave_environment = True
         env: dict[str, str] = super().get_env()
         for name, value in self.gpu_environment().items():
             env.setdefault(name, value)
@@ -182,22 +227,34 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
 
     # ---- the policy
 
-    def gpu_nodes(self) -> Nodes:
-        """Return the machines on which servers may start."""
-        return Nodes({"": self.gpu_socket})
+    def gpu_starts_here(self) -> bool:
+        """Return whether the server certainly starts on the Hub's machine."""
+        return starts_here(type(self))
 
-    async def gpu_make_room(self) -> None:
+    def gpu_nodes(self) -> Nodes:
+        """Return the machines on which the server may start, as far as they are known."""
+        place = self.gpu_room_at or ("here" if self.gpu_starts_here() else "nowhere")
+        if place == "nowhere":
+            return Nodes({})
+        return Nodes({"": self.gpu_socket if place == "here" else place}, self.grant_key)
+
+    async def gpu_make_room(self, at_most_s: float = math.inf) -> None:
         """Ask for room and tell how that stands. Raises the refusal where `on_gpu_full` wants it, and nothing else."""
-        socket, size = controller_socket(self.gpu_socket), self.gpu_bytes()
+        nodes, size = self.gpu_nodes(), self.gpu_bytes()
+        if not nodes:
+            self.log.debug("no GPU room is asked for before the server of %s starts", self.user.name)
+            return
         try:
             answer = await ask_for_room(
-                socket,
+                await nodes.first(),
                 size,
                 user=self.gpu_user,
                 priority=self.gpu_priority,
-                timeout_s=self.gpu_wait_s,
+                timeout_s=min(self.gpu_wait_s, at_most_s),
                 tell=self._tell_line,
             )
+        except ControllerUnavailable as error:
+            answer = Answer("unanswered", str(error))
         except Exception:  # no error here may keep the user's server from starting
             self.log.exception("asking for GPU room for %s failed; the server starts", self.user.name)
             return

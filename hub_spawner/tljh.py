@@ -37,7 +37,7 @@ def tljh_extra_user_pip_packages() -> list[str]:
 def tljh_custom_jupyterhub_config(c: Any) -> None:
     """Give TLJH's spawner the GPU policy, and the Hub the page about GPUs."""
     if not is_configured(c, "unix_name"):
-        c.GpuPolicy.unix_name = UNIX_NAME
+        c.Spawner.unix_name = UNIX_NAME  # any section that a later file has goes before it
     hub_spawner.enable(c)
     add_service(c)
 

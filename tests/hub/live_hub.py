@@ -174,7 +174,7 @@ class Hub:
         return session
 
     def spawn(self, user: str, name: str = "", **options: Any) -> tuple[int, Any]:
-        """Ask for a server; 202: on its way, 201: there."""
+        """Ask for a server, with a user's options; 202: on its way, 201: there."""
         where = f"/users/{user}/servers/{name}" if name else f"/users/{user}/server"
         return self.ask("POST", where, options or None)
 

@@ -57,7 +57,7 @@ def test_a_profile_page_of_kubespawner_has_it_too(node, monkeypatch, tmp_path):
     )
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(config))
     profiles = [{"display_name": "Small"}, {"display_name": "Large", "kubespawner_override": {}}]
-    form = form_of(KubeSpawner, node.machine.socket, profile_list=profiles)
+    form = form_of(KubeSpawner, node.machine.socket, profile_list=profiles, gpu_room_at="here")
     assert form.startswith('<p class="affinode-free-room">GPU: room for 78 GiB on one of 2</p>')
     assert "Large" in form
 

@@ -24,11 +24,11 @@ TOTAL = 1024 * MIB
 class Site:
     """A Hub, the machine's controller, and a kernel of Carol's that has nearly the whole GPU."""
 
-    def __init__(self, machine, version, **spawner):
+    def __init__(self, machine, version, wanted=None, **spawner):
         open_to_everyone(machine)
         settings = {"gpu_memory": "500MiB", "gpu_wait_s": 60, **spawner}
         # Made first: it skips the test where it is not there.
-        hub = Hub(machine, version, spawner=settings, subclass_hook=True)
+        hub = Hub(machine, version, spawner=settings, subclass_hook=True, **(wanted or {}))
         self.machine, self.gpu = machine, FilledNvml(TOTAL, pids={os.getpid()})
         self.controller = None
         self.start_controller()
@@ -68,9 +68,9 @@ class Site:
             self.controller.stop()
 
 
-def make_site(version, **spawner):
+def make_site(version, wanted=None, **spawner):
     with new_machine() as machine:
-        site = Site(machine, version, **spawner)
+        site = Site(machine, version, wanted, **spawner)
         yield site
         site.close()
 
