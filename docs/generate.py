@@ -17,6 +17,7 @@ from typing import Any
 
 from traitlets import HasTraits
 
+from hub_spawner.docker import DockerGpuPolicy
 from hub_spawner.kubernetes import KubernetesGpuPolicy
 from hub_spawner.spawner_mixin import GpuPolicy
 from jupyter_affinode.node.model.reasons import (
@@ -181,6 +182,7 @@ def settings_page() -> str:
             lines.append(_row(setting))
     lines += ["", "## The Jupyter server alone", "", *_traits_table(AffinodeExtension, SETTINGS.keys())]
     lines += ["", "## JupyterHub's spawner", "", *_traits_table(GpuPolicy)]
+    lines += ["", "## JupyterHub's spawner with Docker", "", *_traits_table(DockerGpuPolicy)]
     lines += ["", "## JupyterHub's spawner in Kubernetes", "", *_traits_table(KubernetesGpuPolicy)]
     lines += [
         "",

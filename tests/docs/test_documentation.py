@@ -161,15 +161,24 @@ OTHERS = {
     "compute_share",
     "cuda_malloc_async",
     "isolate_devices",
+    "cleanup_servers",
+    "start_timeout",
+    "child_class",
+    "spawner_class",
+    "extra_host_config",
+    "read_only_volumes",
+    "client_kwargs",
+    "jupyterhub_cookie_secret",
 }
 
 
 @functools.cache
 def settings() -> set[str]:
     """Every setting's name. The client of Kubernetes takes a second, which other processes of pytest need not take."""
+    from hub_spawner.docker import DockerGpuPolicy
     from hub_spawner.kubernetes import KubernetesGpuPolicy
 
-    owners = (AffinodeExtension, NodeController, GpuPolicy, KubernetesGpuPolicy)
+    owners = (AffinodeExtension, NodeController, GpuPolicy, DockerGpuPolicy, KubernetesGpuPolicy)
     return {name for each in owners for name in each.class_traits(config=True)}
 
 
