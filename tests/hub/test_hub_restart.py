@@ -54,7 +54,7 @@ def test_a_kernel_and_its_gpu_memory_outlive_a_restart_of_the_hub(native, wait_u
         ).start()
         hub.add("ana")
         hub.spawn("ana")
-        assert hub.follow("ana").events is not None
+        hub.follow("ana").whole()
         wait_until(lambda: hub.server("ana").get("ready"), timeout=120)
         server = UserServer(hub, "ana")
         kernel = server.start_kernel()
