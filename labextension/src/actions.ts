@@ -56,6 +56,17 @@ export function offered(kernel: IKernel): NamedAction[] {
   return possible.filter(([, may]) => may).map(([action]) => action);
 }
 
+/** The user's kernels that are idle and not kept, so that freeing them disturbs nothing. */
+export function idle(kernels: IKernel[]): IKernel[] {
+  return kernels.filter(
+    kernel =>
+      canPark(kernel) &&
+      !kernel.cell_open &&
+      kernel.held_for_s === null &&
+      (kernel.eligible || kernel.eligible_in_s !== null)
+  );
+}
+
 /** What resolves a wait: an action on one of the user's own kernels. */
 export interface IRemedy {
   action: NamedAction;

@@ -126,7 +126,7 @@ export interface IKernel {
   move: IMove | null;
   last_park: ILastMove | null;
   last_resume: ILastMove | null;
-  /** How long bringing it back takes when there is room. */
+  /** How long bringing it back takes when there is room, or would take once it is freed. */
   resume_estimate_s: number | null;
   /** Why its residency changed last. */
   reason_code: string | null;

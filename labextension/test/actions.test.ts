@@ -1,6 +1,6 @@
 import * as assert from 'node:assert';
 import { test } from 'node:test';
-import { offered, remedies } from '../src/actions';
+import { idle, offered, remedies } from '../src/actions';
 import { usedMemory } from '../src/memory';
 import { merge } from '../src/merge';
 import { IBlocker } from '../src/status';
@@ -58,5 +58,27 @@ test('memory in use follows events between two looks', () => {
   assert.deepStrictEqual(
     [looked, freed].map(each => each.node && usedMemory(each.node).used),
     [10 * GIB, 6 * GIB]
+  );
+});
+
+test('all that is idle leaves out what computes, is kept, is freed or is not the user’s', () => {
+  const resident = {
+    residency: 'resident',
+    resident_bytes: 1,
+    idle_s: 60,
+    eligible_in_s: 5
+  } as const;
+  const kernels = [
+    kernel({ ...resident, id: 'idle' }),
+    kernel({ ...resident, id: 'eligible', eligible: true, eligible_in_s: null }),
+    kernel({ ...resident, id: 'computes', cell_open: true }),
+    kernel({ ...resident, id: 'kept', held_for_s: 100 }),
+    kernel({ ...resident, id: 'not ours', own: false }),
+    kernel({ ...resident, id: 'freed', residency: 'parked' }),
+    kernel({ ...resident, id: 'never freed', eligible_in_s: null })
+  ];
+  assert.deepStrictEqual(
+    idle(kernels).map(each => each.id),
+    ['idle', 'eligible']
   );
 });

@@ -62,7 +62,9 @@ def _last_move(kernel: KernelRecord, which: str, moment: str, now: float) -> Jso
 def _resume_estimate_s(
     kernel: KernelRecord, seen: Kernel | None, speeds: Mapping[str, Speed]
 ) -> float | None:
-    """Return how long resuming it takes once there is room, by the measured speeds."""
-    if seen is None or kernel.residency not in (Residency.PARKED, Residency.QUEUED):
+    """Return how long resuming it takes, or would take once it is parked, when there is room, by the measured speeds."""
+    if seen is None or kernel.residency not in (Residency.RESIDENT, Residency.PARKED, Residency.QUEUED):
+        return None
+    if not any(gpu.resident_bytes + gpu.parked_bytes for gpu in kernel.by_gpu().values()):
         return None
     return round(resume_s(seen, speeds), 2)

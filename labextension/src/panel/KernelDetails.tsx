@@ -1,21 +1,25 @@
 import { Button } from '@jupyterlab/ui-components';
 import * as React from 'react';
-import { endable, offered, remedies } from '../actions';
+import { canPark, endable, offered, remedies } from '../actions';
 import { whichGpu } from '../memory';
 import { ActionButton } from '../shell/ActionButton';
+import { commandOf } from '../shell/commandOf';
 import { IKernel, ownership } from '../status';
 import {
   actionLabel,
+  actionOn,
   aged,
   bytes,
   depthRefusalText,
   estimateText,
   freedText,
+  givesText,
   hostMemory,
   keptText,
   lastMoveText,
   lostText,
   moveText,
+  onGpu,
   reasonText,
   refusalText,
   resumeEstimateText,
@@ -26,6 +30,7 @@ import {
   waitText
 } from '../words';
 import { Activity } from './Activity';
+import { KeepUntil } from './KeepUntil';
 import { face, Ticking } from './Ticking';
 import { IView } from './view';
 
@@ -69,6 +74,7 @@ export function Details(props: IDetailsProps): JSX.Element {
               trans={trans}
             />
           ))}
+          <KeepUntil kernel={kernel} view={view} />
           {mayCount && (
             <Button
               small
@@ -107,11 +113,27 @@ function Wait(props: IDetailsProps): JSX.Element {
 /** What the user can do about the kernels in the way. */
 function Remedies(props: IDetailsProps): JSX.Element {
   const { kernel, view } = props;
-  const { trans } = view;
+  const { commands, trans } = view;
   const found = remedies(kernel, id => view.affinode.kernel(id));
   const resolving = found.filter(({ action }) => action !== 'open'); // its row is here already
+  const size = resolving.reduce((sum, remedy) => sum + onGpu(remedy.kernel), 0);
   return (
     <>
+      {resolving.length > 1 && (
+        <Button
+          small
+          type="button"
+          className="jp-affinode-button"
+          data-control="remedies"
+          onClick={() => {
+            for (const { action, kernel: other } of resolving) {
+              void commands.execute(commandOf[action], { kernelId: other.id });
+            }
+          }}
+        >
+          {trans.__('All of these (%1)', bytes(size))}
+        </Button>
+      )}
       {resolving.map(({ action, kernel: other }) => (
         <ActionButton
           key={`${action} ${other.id}`}
@@ -119,6 +141,11 @@ function Remedies(props: IDetailsProps): JSX.Element {
           action={action}
           commands={view.commands}
           kernel={other}
+          label={trans.__(
+            '%1 (%2)',
+            actionOn(action, title(other, trans), trans),
+            bytes(onGpu(other))
+          )}
           slot={`${action} ${other.id}`}
           trans={trans}
         />
@@ -138,6 +165,7 @@ function Facts(props: IDetailsProps): JSX.Element {
   const facts = [
     whichGpu(kernel, view.node.gpus, trans),
     hostMemory(kernel, trans),
+    canPark(kernel) ? trans.__('Free %1', givesText(kernel, trans)) : null,
     kernel.residency === 'parked' ? resumeEstimateText(kernel.resume_estimate_s, trans) : null
   ].filter((fact): fact is string => fact !== null);
   const age = affinode.age(kernel.id);

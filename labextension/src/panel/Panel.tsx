@@ -9,6 +9,7 @@ import { HistorySection } from '../history/HistorySection';
 import { Empty, Problem } from './Empty';
 import { HEADING_CARET } from './headingCaret';
 import { moveByArrow, useKeptFocus } from './focus';
+import { useFreeIdle } from './FreeIdle';
 import { KernelRow } from './KernelRow';
 import { Gpus, HostMemory } from './Memory';
 import { Policy } from './Policy';
@@ -201,6 +202,7 @@ function Kernels(
     []
   );
   const found = sections(kernels, filter, trans);
+  const offers = useFreeIdle(kernels, view);
   const shown = SECTIONS.filter(section => found.get(section)?.length);
   const isAll = filter.text === '' && !filter.here;
   const others = isAll && !found.get('others')?.length ? othersText(node.others, trans) : null;
@@ -232,6 +234,7 @@ function Kernels(
             key={section}
             count={rows.length}
             isOpen={isOpen}
+            offer={offers(section)}
             onToggle={() => toggle(section, !isOpen)}
             section={section}
             trans={trans}
@@ -266,6 +269,8 @@ function Section(props: {
   children: React.ReactNode;
   count: number;
   isOpen: boolean;
+  /** What can be done with all of its kernels at once. */
+  offer: JSX.Element | null;
   onToggle: () => void;
   section: SectionId;
   trans: TranslationBundle;
@@ -287,6 +292,7 @@ function Section(props: {
           <span className="jp-affinode-count">{props.count}</span>
         </button>
       </h3>
+      {props.offer}
       {isOpen && <ul className="jp-affinode-kernels">{props.children}</ul>}
     </section>
   );

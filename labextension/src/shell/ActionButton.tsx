@@ -39,7 +39,7 @@ export function ActionButton(props: {
         }
       }}
     >
-      {named ? actionOn(action, name, trans) : label}
+      {named ? (props.label ?? actionOn(action, name, trans)) : label}
     </Button>
   );
 }

@@ -21,6 +21,7 @@ import {
   actionCaption,
   actionLabel,
   errorText,
+  givesText,
   NamedAction,
   notice,
   span,
@@ -151,7 +152,7 @@ class KernelCommands {
         }
       },
       label: args => (args.short ? actionLabel(command.action, this._trans) : command.label()),
-      caption: () => this._caption(command.action),
+      caption: args => this._caption(command.action, this._kernelOf(args)),
       icon: command.icon,
       isVisible: args => {
         const kernel = this._kernelOf(args);
@@ -232,10 +233,14 @@ class KernelCommands {
     return this._affinode.status?.may_act ?? true;
   }
 
-  private _caption(action: NamedAction): string {
-    return this._mayAct
-      ? actionCaption(action, this._holdS, this._trans)
-      : this._trans.__('You may look but not change anything here.');
+  private _caption(action: NamedAction, kernel?: IKernel): string {
+    if (!this._mayAct) {
+      return this._trans.__('You may look but not change anything here.');
+    }
+    const caption = actionCaption(action, this._holdS, this._trans);
+    return action === 'park' && kernel && canPark(kernel)
+      ? this._trans.__('%1 It %2.', caption, givesText(kernel, this._trans))
+      : caption;
   }
 
   private get _holdS(): number {

@@ -7,6 +7,7 @@
 
 export * from './actions';
 export * from './figures';
+export * from './freeing';
 export * from './history';
 export * from './moves';
 export * from './notices';
