@@ -3,8 +3,8 @@ import * as React from 'react';
 import { canResume, idle } from '../actions';
 import { commandOf } from '../shell/commandOf';
 import { IKernel } from '../status';
-import { freeIdleText } from '../words';
-import { SectionId } from './rows';
+import { bytes, freeIdleText } from '../words';
+import { MANY, SectionId } from './rows';
 import { IView } from './view';
 
 /** How long what was freed together can be brought back together. */
@@ -35,7 +35,12 @@ export function useFreeIdle(
       return (
         <HeadButton
           control="free idle"
-          label={freeIdleText(size, trans)}
+          label={
+            kernels.length > MANY
+              ? trans.__('Free idle (%1)', bytes(size))
+              : freeIdleText(size, trans)
+          }
+          title={freeIdleText(size, trans)}
           onClick={() => {
             setFreed(found.map(kernel => kernel.id));
             each('park', found);

@@ -1,6 +1,6 @@
 import { Button } from '@jupyterlab/ui-components';
 import * as React from 'react';
-import { canHold } from '../actions';
+import { canHold, canStopWaiting } from '../actions';
 import { commandOf } from '../shell/commandOf';
 import { IKernel } from '../status';
 import { keepChoices, title } from '../words';
@@ -12,7 +12,7 @@ export function KeepUntil(props: { kernel: IKernel; view: IView }): JSX.Element 
   const { commands, trans } = view;
   const [isOpen, setOpen] = React.useState(false);
   const toggle = React.useRef<HTMLSpanElement>(null);
-  if (!canHold(kernel)) {
+  if (!canHold(kernel) || canStopWaiting(kernel)) {
     return null;
   }
   const name = title(kernel, trans);

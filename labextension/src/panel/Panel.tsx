@@ -279,20 +279,22 @@ function Section(props: {
   const id = `jp-affinode-section-${section}`;
   return (
     <section className="jp-affinode-section" aria-labelledby={id}>
-      <h3 className="jp-affinode-heading">
-        <button
-          type="button"
-          id={id}
-          data-control={`section ${section}`}
-          aria-expanded={isOpen}
-          onClick={props.onToggle}
-        >
-          {HEADING_CARET}
-          {sectionTitle(section, trans)}
-          <span className="jp-affinode-count">{props.count}</span>
-        </button>
-      </h3>
-      {props.offer}
+      <div className="jp-affinode-head">
+        <h3 className="jp-affinode-heading">
+          <button
+            type="button"
+            id={id}
+            data-control={`section ${section}`}
+            aria-expanded={isOpen}
+            onClick={props.onToggle}
+          >
+            {HEADING_CARET}
+            {sectionTitle(section, trans)}
+            <span className="jp-affinode-count">{props.count}</span>
+          </button>
+        </h3>
+        {props.offer}
+      </div>
       {isOpen && <ul className="jp-affinode-kernels">{props.children}</ul>}
     </section>
   );
