@@ -62,7 +62,7 @@ def _last_move(kernel: KernelRecord, which: str, moment: str, now: float) -> Jso
 def _resume_estimate_s(
     kernel: KernelRecord, seen: Kernel | None, speeds: Mapping[str, Speed]
 ) -> float | None:
-    """Return how long resuming it takes, or would take once it is parked, when there is room, by the measured speeds."""
+    """Return how long resuming it takes when there is room, or would take if it were parked, by measured speeds."""
     if seen is None or kernel.residency not in (Residency.RESIDENT, Residency.PARKED, Residency.QUEUED):
         return None
     if not any(gpu.resident_bytes + gpu.parked_bytes for gpu in kernel.by_gpu().values()):
