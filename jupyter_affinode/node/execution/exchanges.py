@@ -33,6 +33,7 @@ from ..state.records.ownership import entitlements_of
 from ..state.records.process import Process
 from ..state.registry import NodeState
 from . import group_commit as together
+from .failed_moves import UnusedRoom
 
 NOT_NEEDED = (Status.REVOKED, "the kernel that waited for the memory does not need it now")
 OTHERS_STAY = (Status.REVOKED, "another kernel that was to be freed with it stays on the GPU")
@@ -45,10 +46,18 @@ Promise = Callable[[Process, int], None]
 class Exchanges:
     """Decides when an exchange begins or is called off, for `Moves`."""
 
-    def __init__(self, state: NodeState, log: logging.Logger, bring_in: BringIn, promise: Promise):
+    def __init__(
+        self,
+        state: NodeState,
+        log: logging.Logger,
+        unused_room: UnusedRoom,
+        bring_in: BringIn,
+        promise: Promise,
+    ):
         """Prepare. `bring_in` resumes the waiter, with its room; `promise` reserves lots for a process."""
         self._state = state
         self._log = log
+        self._unused_room = unused_room
         self._bring_in = bring_in
         self._promise = promise
 
@@ -72,6 +81,7 @@ class Exchanges:
             self._call_off(exchange, OTHERS_STAY)
         elif not self._is_awaited(exchange):
             self._call_off(exchange, NOT_NEEDED)
+            self._waiter_left(exchange)
         elif all(move.is_prepared for _, move in parks):
             self._begin(exchange)
 
@@ -98,8 +108,14 @@ class Exchanges:
         self.advance(move.exchange)
 
     def is_waiters_fault(self, move: Move) -> bool:
-        """Return whether a resume failed for another reason than that a victim did not free its memory."""
-        return move.exchange is None or move.exchange.parked >= move.exchange.parks.keys()
+        """Return whether a resume failed for another reason than that a victim did not free its memory, though it may
+        say that it did (failed_moves.py).
+        """
+        if move.exchange is None:
+            return True
+        return move.exchange.parked >= move.exchange.parks.keys() and not any(
+            each.is_hollow for each in move.exchange.parks.values()
+        )
 
     def _parks(self, exchange: Exchange) -> Iterator[tuple[KernelRecord, Move]]:
         """Yield the parks that are under way."""
@@ -111,6 +127,12 @@ class Exchanges:
     def _is_awaited(self, exchange: Exchange) -> bool:
         waiter = self._state.kernels.get(exchange.waiter_id)
         return waiter is not None and waiter.move is None and waiter.residency is Residency.QUEUED
+
+    def _waiter_left(self, exchange: Exchange) -> None:
+        """Count a waiter that went while others prepared to leave for it: their gates were closed in vain."""
+        waiter = self._state.kernels.get(exchange.waiter_id)
+        if waiter is not None and waiter.move is None:
+            self._unused_room.was_left(waiter, min(move.began for move in exchange.parks.values()))
 
     def _begin(self, exchange: Exchange) -> None:
         now, waiter = time.monotonic(), self._state.kernels[exchange.waiter_id]

@@ -1,7 +1,7 @@
 """Moves that kept other users waiting in vain: parks for a waiter that came to nothing, and reserved room that was not
 taken. Both count against the kernel's user (`UserBackOff`) and are logged.
 
-A victim is chosen by what pages show, and any user can write a page. So each failure deprioritizes all kernels of its
+A victim is chosen by what NVML bears out, and still may never free it. So each failure deprioritizes all kernels of its
 user behind other users', for ten seconds at first. A park has failed if it was refused for whatever
 reason, was not answered, lasts far longer than it should (`eviction_cost.is_late`) however it ends, or if NVML shows as
 much memory in use afterwards as before. A kernel that computes again is an honest reason, and the pause is short enough
@@ -20,22 +20,27 @@ from __future__ import annotations
 import logging
 import time
 
-from ...settings.policy import GIB
+from ...settings.policy import GIB, MIB
 from ...units import duration_in_words
 from ..model.snapshot import Node
 from ..policy.victims.eviction_cost import is_late
 from ..protocol.wire import Status
+from ..state.gpus.gpu_processes import used_by
 from ..state.gpus.reservations import Reserved
 from ..state.records.kernel import KernelRecord
-from ..state.records.moves import Move
+from ..state.records.moves import Claimed, Move
 from ..state.registry import NodeState
 
 # a computing process is parked at its next call, and waits for the GPU (shim/src/mover/park.c)
 PREEMPTS_WITHIN_S = 4.0
 SHOWN_AFTER_S = 0.5  # NVML's figures show what a park freed after that
-LEAST_BYTES = 1 * GIB  # smaller parks are not checked: other programs' memory changes by as much
+# Smaller parks are not checked: other programs' memory changes by as much; where NVML names pids, the kernel's own.
+LEAST_BYTES, LEAST_NAMED_BYTES = 1 * GIB, 64 * MIB
 PROMPT_S = 1.0  # a resume that fails sooner keeps hardly anything from others
 HOLLOW_PART = 0.75  # of what was to become free: if so much is still in use, the kernel did not have it
+
+
+NOT_TAKEN = "did not take the GPU memory that was reserved for it"
 
 
 class FailedParks:
@@ -47,15 +52,21 @@ class FailedParks:
         self._parked: list[tuple[KernelRecord, Move, float]] = []  # parked as their shims report, and when
 
     def park_begins(self, kernel: KernelRecord, move: Move) -> None:
-        """Note by GPU what the kernel claims to have, and how much memory in use belongs to no kernel."""
+        """Note by GPU what the kernel claims to have, and what NVML shows of it by its pids; where it names none, how
+        much memory in use belongs to no kernel.
+        """
         if move.for_kernel is None or kernel.account.charged_user is None:
             return
         sizes = {uuid: gpu.resident_bytes for uuid, gpu in kernel.by_gpu().items()}
-        move.claims = {
-            uuid: (min(sizes[uuid], gpu.used_bytes), self._unmanaged(uuid))
-            for uuid, gpu in self._state.gpus.measured.items()
-            if sizes.get(uuid, 0) >= LEAST_BYTES
-        }
+        pids = frozenset(process.pid for process in kernel.processes.values())
+        claims = {}
+        for uuid, gpu in self._state.gpus.measured.items():
+            size, named = min(sizes.get(uuid, 0), gpu.used_bytes), used_by(gpu, pids)
+            if named is not None and min(size, named) >= LEAST_NAMED_BYTES:
+                claims[uuid] = Claimed(min(size, named), named, pids)
+            elif named is None and size >= LEAST_BYTES:
+                claims[uuid] = Claimed(size, self._unmanaged(uuid), None)
+        move.claims = claims
 
     def look(self, node: Node, now: float) -> None:
         """Count the parks that last so long that other kernels are parked too, and those that freed nothing."""
@@ -91,18 +102,29 @@ class FailedParks:
             if sample is not None and sample.began <= parked_at + SHOWN_AFTER_S:
                 continue
             self._parked.remove(each)
-            if sample is not None and self._is_hollow(move):
+            if sample is not None and self._is_hollow(kernel, move, parked_at):
+                move.is_hollow = True
                 self._count(kernel, move, "its memory is not free", sample.began)
 
-    def _is_hollow(self, move: Move) -> bool:
-        """Return whether unmanaged memory has grown by what the park was to free, less what others were granted.
+    def _is_hollow(self, kernel: KernelRecord, move: Move, parked_at: float) -> bool:
+        """Return whether the kernel's processes still have what the park was to free, by their pids. Where NVML names
+        none: whether unmanaged memory has grown by that, less what others were granted.
 
-        A program without a shim that took as much in the same second is mistaken for it; that does little harm.
+        A program without a shim that took as much in the same second is mistaken for it then; that does little harm.
         """
-        for uuid in move.claims.keys() & self._state.gpus.measured.keys():
-            size, before = move.claims[uuid]
-            given = sum(entry.bytes for entry in self._state.reservations.entries if entry.gpu == uuid)
-            if self._unmanaged(uuid) - before - given >= HOLLOW_PART * size:
+        was_moved = kernel.move is not None or kernel.last_move.ended_at > parked_at
+        measured = self._state.gpus.measured
+        for uuid in move.claims.keys() & measured.keys():
+            claimed = move.claims[uuid]
+            if claimed.pids is None:
+                given = sum(entry.bytes for entry in self._state.reservations.entries if entry.gpu == uuid)
+                stays = self._unmanaged(uuid) - claimed.before_bytes - given
+            elif was_moved:
+                continue
+            else:
+                has = used_by(measured[uuid], claimed.pids) or 0
+                stays = claimed.bytes - (claimed.before_bytes - has)
+            if stays >= HOLLOW_PART * claimed.bytes:
                 return True
         return False
 
@@ -142,18 +164,23 @@ class UnusedRoom:
                 kernel.move.is_given_up = True
                 kernel.move.has_begun |= entry.is_verified
             if not entry.is_verified:
-                self._count(kernel, entry, now)
+                self._count(kernel, NOT_TAKEN, entry.began, now)
 
     def resume_failed(self, kernel: KernelRecord, reserved: list[Reserved], now: float) -> None:
         """Count a failed resume, unless it failed at once or had taken its room."""
         is_unused = reserved and not any(entry.is_verified for entry in reserved)
         if is_unused and now - reserved[0].began > PROMPT_S:
-            self._count(kernel, reserved[0], now)
+            self._count(kernel, NOT_TAKEN, reserved[0].began, now)
 
-    def _count(self, kernel: KernelRecord, entry: Reserved, now: float) -> None:
-        if self._state.unused_room.failed(kernel.account.charged_user, entry.began, now):
+    def was_left(self, kernel: KernelRecord, began: float) -> None:
+        """Count a waiter that went while others prepared to leave the GPU for it."""
+        self._count(kernel, "went while others left the GPU for it", began, time.monotonic())
+
+    def _count(self, kernel: KernelRecord, what: str, began: float, now: float) -> None:
+        if self._state.unused_room.failed(kernel.account.charged_user, began, now):
             self._log.warning(
-                "%s did not take the GPU memory that was reserved for it: its user's kernels are given none for %s",
+                "%s %s: its user's kernels are given no room for %s",
                 kernel.id,
+                what,
                 duration_in_words(self._state.unused_room.until(kernel.account.charged_user) - now),
             )

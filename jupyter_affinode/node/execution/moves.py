@@ -62,7 +62,7 @@ class Moves:
         self._observer = observer
         self._failed_parks = FailedParks(state, log)
         self._unused_room = UnusedRoom(state, log)
-        self._exchanges = Exchanges(state, log, self._bring_in, promise)
+        self._exchanges = Exchanges(state, log, self._unused_room, self._bring_in, promise)
 
     def park(self, kernel: KernelRecord, action: Park, budget_bytes: int | None) -> None:
         """Tell every resident process to park, and how much host memory they may take together; None: as they like.

@@ -65,6 +65,11 @@ class UserBackOff:
         failed = None if charged_user is None else self._users.get(charged_user)
         return 0.0 if failed is None else failed.retry_at
 
+    def is_remembered(self, charged_user: str | None, now: float) -> bool:
+        """Return whether failures of the user are not forgotten yet."""
+        failed = None if charged_user is None else self._users.get(charged_user)
+        return failed is not None and now <= _forgotten_at(failed)
+
     def failed(self, charged_user: str | None, began: float, now: float) -> bool:
         """Count a failure of a move that began at `began`; return whether it counts.
 

@@ -116,13 +116,12 @@ class Kernel:
 
     id: str
     residency: Residency
-    resident_bytes: Mapping[str, int] = field(default_factory=dict)  # movable, by GPU
+    # movable, by GPU: no more than NVML bears out (state/gpus/gpu_processes.py)
+    resident_bytes: Mapping[str, int] = field(default_factory=dict)
     parked_bytes: Mapping[str, int] = field(default_factory=dict)
     context_bytes: Mapping[str, int] = field(default_factory=dict)  # room that resuming it takes beside these
     may_park_context: bool = False  # its CUDA context may be parked too
     context_frees_bytes: Mapping[str, int] = field(default_factory=dict)  # … which frees so much, by GPU
-    # the most that parking it can free, on GPUs where its pages claim more
-    most_bytes: Mapping[str, int] = field(default_factory=dict)
     migration_targets: tuple[str, ...] = ()  # other GPUs that it may migrate to
     unmovable_bytes: Mapping[str, int] = field(default_factory=dict)  # unmovable, by GPU
     # of these, what a park in part left there: movable again once the rest is resumed
@@ -215,15 +214,6 @@ class Kernel:
         return sum(self.resident_bytes.values())
 
     @property
-    def trusted_bytes(self) -> Mapping[str, int]:
-        """Return its movable memory by GPU, capped at what NVML confirms."""
-        if not self.most_bytes:
-            return self.resident_bytes
-        return {
-            uuid: min(size, self.most_bytes.get(uuid, size)) for uuid, size in self.resident_bytes.items()
-        }
-
-    @property
     def image_bytes(self) -> int:
         """Return the host memory that the driver takes for its CUDA context when that is parked too; no budget limits
         it.
@@ -235,8 +225,8 @@ class Kernel:
         """Return the bytes that parking it would free, by GPU."""
         context_frees = self.context_frees_bytes
         if not context_frees:
-            return self.trusted_bytes if self.most_bytes else self.resident_bytes
-        return {uuid: size + context_frees.get(uuid, 0) for uuid, size in self.trusted_bytes.items()}
+            return self.resident_bytes
+        return {uuid: size + context_frees.get(uuid, 0) for uuid, size in self.resident_bytes.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -311,7 +311,12 @@ class NodeState:
 
     def snapshot(self, now: float, *, is_settled: bool, is_complete: bool = True) -> Node:
         """Return the snapshot for a decision."""
-        look(self.kernels.values(), self.gpus.measured if self.settings.lot_bytes != 0 else {})
+        failed = self.failed_parks
+        look(
+            self.kernels.values(),
+            self.gpus.measured,
+            lambda kernel: failed.is_remembered(kernel.account.charged_user, now),
+        )
         speeds, are_open = self.speeds.by_gpu(), self._open_gpus()
         kernels = tuple(
             self._kernel(kernel, are_open, now) for kernel in self.kernels.values() if kernel.processes

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...settings.policy import Settings
 from ..model.snapshot import HostUse, Kernel, Residency, RoomRequest
-from ..protocol.page import Depth, PageGpu, State, UnmovableReason
+from ..protocol.page import Depth, State, UnmovableReason
 from ..protocol.wire import HelloFlag
 from .gpus.context_depth import freed_with_context, kernel_needs, other_gpus
 from .gpus.gpu_table import GpuTable
@@ -23,6 +23,7 @@ Fields = dict[str, Any]  # some of a `Kernel`'s, by name
 
 FAILED_GRANTS_MAX = 5  # an allocation that failed this often although there was room …
 FAILING_AFTER_S = 3.0  # … for so long, will fail again
+UNBOUNDED = 1 << 62
 
 
 def kernel_picture(
@@ -75,15 +76,14 @@ def disk_return_s(kernel: KernelRecord, bytes_per_s: float) -> float:
 def _memory(kernel: KernelRecord, gpus: GpuTable) -> Fields:
     """Return where its memory is, by GPU, and what moving that copies."""
     uses, processes = kernel.by_gpu(), kernel.processes.values()
-    left = _left_bytes(kernel)
+    resident, unmovable, left = _on_gpus(kernel, gpus)
     beside = {uuid: size - uses[uuid].parked_bytes for uuid, size in kernel_needs(kernel).items()}
     return {
-        "resident_bytes": _resident_bytes(uses, left, gpus),
+        "resident_bytes": resident,
         "left_bytes": left,
         "parked_bytes": {uuid: gpu.parked_bytes for uuid, gpu in uses.items()},
         "context_bytes": beside if any(beside.values()) else {},
-        "most_bytes": most_bytes(kernel, uses, gpus),
-        "unmovable_bytes": {uuid: sum(gpu.unmovable_bytes) + left.get(uuid, 0) for uuid, gpu in uses.items()},
+        "unmovable_bytes": {uuid: size + left.get(uuid, 0) for uuid, size in unmovable.items()},
         "park_copies_bytes": sum(park_copies(process) for process in processes),
         "resume_copies_bytes": sum(resume_copies(process) for process in processes),
     }
@@ -189,38 +189,34 @@ def _host_use(
     return use if kernel.exchange is None else replace(use, spillable_bytes=0)
 
 
-def _left_bytes(kernel: KernelRecord) -> dict[str, int]:
-    """Return what its parked processes still have on each GPU; only an exchange parks in part."""
+def _on_gpus(kernel: KernelRecord, gpus: GpuTable) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    """Return what it has on each GPU: what can be moved, what cannot, and what its parked processes have left there;
+    only an exchange parks in part.
+
+    Pages are claims. Where there are other users, no more of them counts than NVML bears out (gpu_processes.py):
+    parking it would free no more, and ask for as much host memory. On a user's own controller, and where NVML's figures
+    are from before its last move, a GPU's size is the bound.
+    """
+    resident: dict[str, int] = {}
+    unmovable: dict[str, int] = {}
     left: dict[str, int] = {}
+    sizes = gpus.sizes or {}
+    largest = max(sizes.values(), default=UNBOUNDED)
+    sampled_at = -math.inf if gpus.sample is None else gpus.sample.began
+    is_shown = kernel.account.charged_user is not None and sampled_at > kernel.last_move.ended_at
     for process in kernel.processes.values():
-        for gpu in process.data.gpus if process.is_parked and exchanges([process]) else ():
-            if gpu.resident_bytes:
-                left[gpu.uuid] = left.get(gpu.uuid, 0) + gpu.resident_bytes
-    return left
-
-
-def _resident_bytes(uses: Mapping[str, PageGpu], left: Mapping[str, int], gpus: GpuTable) -> dict[str, int]:
-    """Return what it has on each GPU, capped at the GPU's size, since parking it would ask for as much host memory."""
-    sizes = gpus.sizes
-    found = {uuid: gpu.resident_bytes - left.get(uuid, 0) for uuid, gpu in uses.items()}
-    if not sizes:
-        return found
-    largest = max(sizes.values())
-    return {uuid: min(size, sizes.get(uuid, largest)) for uuid, size in found.items()}
-
-
-def most_bytes(kernel: KernelRecord, uses: Mapping[str, PageGpu], gpus: GpuTable) -> dict[str, int]:
-    """Return all that NVML sees in use, on the GPUs where the kernel's pages claim more."""
-    sample = gpus.sample
-    if (
-        sample is None or sample.began <= kernel.last_move.ended_at
-    ):  # older figures than its last move are right otherwise
-        return {}
-    return {
-        gpu.uuid: gpu.used_bytes
-        for gpu in sample.gpus
-        if gpu.uuid in uses and uses[gpu.uuid].resident_bytes > gpu.used_bytes
-    }
+        shown = process.borne_out if is_shown else None
+        movable = left if process.is_parked and exchanges([process]) else resident
+        for gpu in process.data.gpus:
+            uuid = gpu.uuid
+            most = sizes.get(uuid, largest) if shown is None else shown.get(uuid, 0)
+            moves = min(gpu.resident_bytes, most)
+            movable[uuid] = movable.get(uuid, 0) + moves
+            resident.setdefault(uuid, 0)
+            stays = min(sum(gpu.unmovable_bytes), most - moves)
+            unmovable[uuid] = unmovable.get(uuid, 0) + stays
+    whole = {uuid: min(size, sizes.get(uuid, largest)) for uuid, size in resident.items()}
+    return whole, unmovable, {uuid: size for uuid, size in left.items() if size}
 
 
 def _moves_since(kernel: KernelRecord) -> float | None:

@@ -68,10 +68,39 @@ def test_a_late_park_of_a_user_that_is_behind_keeps_no_host_memory_from_others()
     slow = resident("slow", 40 * GIB, is_moving=True)
     slow = replace(slow, residency=Residency.PARKING, host=HostUse(obeys_budget=True, budget_bytes=60 * GIB))
     waiter, honest = queued("waiter", waits=60), resident("honest", 30 * GIB)
-    for since, behind, parked in ((100, NOW + 1, ["honest"]), (15, NOW + 1, []), (100, 0, [])):
+    for since, behind, parked in ((100, NOW + 1, ["honest"]), (15, 0, []), (100, 0, [])):
         moving = replace(slow, moves_since=NOW - since, demoted_until=behind)
         assert is_late(NOW, moving, {}) is (since == 100)
         assert parked_for([waiter, moving, honest], host=64 * GIB) == parked
+
+
+def test_no_waiter_waits_for_a_park_of_a_user_that_is_behind():
+    """Neither for its GPU memory, nor for an end of moves on the GPU."""
+    moving = resident("moving", 40 * GIB, is_moving=True, moves_since=NOW - 1)
+    moving = replace(moving, residency=Residency.PARKING, may_park_in_parts=True)
+    waiter = replace(queued("waiter", waits=60), may_resume_in_parts=True)
+    honest = resident("honest", 30 * GIB, may_park_in_parts=True)
+    assert parked_for([waiter, moving, honest], host=128 * GIB) == []
+    for waits in (60, 5):
+        waiter = replace(waiter, wants_since=NOW - waits)
+        assert parked_for([waiter, replace(moving, **BEHIND), honest], host=128 * GIB) == ["honest"]
+
+
+def test_of_users_that_are_behind_no_more_are_asked_than_would_do():
+    first = resident("first", 8 * GIB, is_moving=True, moves_since=NOW - 1, **BEHIND)
+    second = resident("second", 8 * GIB, **BEHIND)
+    waiter = queued("waiter", waits=60)
+    assert parked_for([waiter, first, second]) == []
+    assert parked_for([waiter, replace(first, resident_bytes={A: 1 * GIB}), second]) == ["second"]
+
+
+def test_no_kernel_of_a_user_that_is_behind_takes_part_in_an_exchange():
+    """It could break that off for all others."""
+    waiter = replace(queued("waiter", waits=60), may_resume_in_parts=True)
+    victim = resident("victim", may_park_in_parts=True)
+    for behind, exchanges in (({}, True), (BEHIND, False)):
+        (park,) = decide(NOW, node(waiter, replace(victim, **behind), total=80 * GIB), SETTINGS)
+        assert (park.kernel_id, park.exchanges) == ("victim", exchanges)
 
 
 # ---- a crowd

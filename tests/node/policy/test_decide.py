@@ -8,17 +8,11 @@ import pytest
 from snapshots import IDLE, NEEDED, NOW, A, B, asks, node, parked, parks, resident
 
 from jupyter_affinode.node.model.actions import DenyRoom, GrantRoom, Park, RefusePark, Resume
-from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.model.reasons import Cause
 from jupyter_affinode.node.model.snapshot import Gpu, Host, Reservation, Residency, RoomRequest
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.queue import waiters
 from jupyter_affinode.node.policy.victims.eligibility import eligible_at
-from jupyter_affinode.node.protocol.page import PageGpu
-from jupyter_affinode.node.state.gpus.gpu_table import GpuTable
-from jupyter_affinode.node.state.records.kernel import KernelRecord, LastMove
-from jupyter_affinode.node.state.snapshot_builder import most_bytes
-from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.settings.policy import GIB, MIB
 
 # ---- eligibility
@@ -61,16 +55,7 @@ def test_a_hold_ends():
     assert parks(decide(NOW, node(held), IDLE)) == ["k"]
 
 
-# ---- claims beyond what a kernel has
-
-
-def test_a_kernel_that_claims_more_than_the_gpu_has_in_use_keeps_no_other_there():
-    asker = asks(resident("asker", GIB, idle=0), 6 * GIB, waits=1)
-    liar = resident("liar", 40 * GIB, park_copies_bytes=0)
-    crowd = [asker, liar, resident("honest", 8 * GIB)]
-    assert parks(decide(NOW, node(*crowd), NEEDED)) == ["liar"], "there is no better figure"
-    crowd[1] = replace(liar, most_bytes={A: 4 * GIB})
-    assert "honest" in parks(decide(NOW, node(*crowd), NEEDED))
+# ---- parks that never end
 
 
 @pytest.mark.parametrize(("since", "found"), [(5, []), (1000, ["honest"])])
@@ -79,17 +64,6 @@ def test_a_park_that_never_ends_is_not_waited_for_by_all(since, found):
     endless = resident("endless", 8 * GIB, is_moving=True, moves_since=NOW - since)
     for going in (endless, replace(endless, residency=Residency.PARKING)):
         assert parks(decide(NOW, node(asker, going, resident("honest", 8 * GIB)), NEEDED)) == found
-
-
-def test_more_than_nvml_sees_in_use_is_not_believed_once_it_has_looked_again():
-    gpu = NvmlGpu(A, 0, "A GPU", 16 * GIB, 5 * GIB, 11 * GIB, 0)
-    gpus, kernel = GpuTable(), KernelRecord("k", last_move=LastMove(NOW))
-    uses = {A: PageGpu(A, 6 * GIB, 0, (0,) * 8)}
-    assert most_bytes(kernel, uses, gpus) == {}, "there is no NVML"
-    for looked_at, found in ((NOW - 1, {}), (NOW + 1, {A: 5 * GIB})):
-        gpus.take(NvmlSample(looked_at, "580", (gpu,)), NEEDED)
-        assert most_bytes(kernel, uses, gpus) == found
-    assert most_bytes(kernel, {A: PageGpu(A, 5 * GIB, 0, (0,) * 8)}, gpus) == {}
 
 
 # ---- when

@@ -33,6 +33,8 @@ def is_exchange(plan: Plan, head: Waiter, first: int) -> bool:
         victim = by_id[action.kernel_id]
         if victim.residency is not Residency.RESIDENT or not victim.may_park_in_parts:
             return False
+        if victim.demoted_until > plan.now:  # it might break the exchange off for all others
+            return False
     return plan.will_fit(plan.limits.needs(head))
 
 
@@ -56,7 +58,8 @@ def room_to_begin(
     """
     plan = Plan(now, node, settings)
     waiter = next((each for each in plan.queue if each.kernel.id == kernel_id and each.room is None), None)
-    if waiter is None or not plan.will_fit(plan.limits.needs(waiter)):
+    # All victims are prepared, whichever user's they are.
+    if waiter is None or not plan.will_fit(plan.limits.needs(waiter), with_doubtful=True):
         return None
     if not (may_resume_handing_over if hands_over else _may_resume)(plan, waiter.kernel):
         return None

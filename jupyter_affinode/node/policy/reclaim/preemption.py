@@ -34,7 +34,7 @@ def make_room_when_full(plan: Plan, missing: Mapping[str, int], head: Waiter) ->
     if not lacks:
         return None
     if plan.settings.when_full == "time_slice":
-        chosen = _sufficient(_with_slice_over(plan, lacks, head), lacks, attrgetter("trusted_bytes"))
+        chosen = _sufficient(_with_slice_over(plan, lacks, head), lacks, attrgetter("resident_bytes"))
         return _preempt(plan, chosen, head) if chosen else None
     if plan.settings.when_full == "terminate_newest":
         _end_newest(plan, lacks, head)
@@ -77,7 +77,7 @@ def preempt_for_slots(plan: Plan, gpus: Collection[str], head: Waiter) -> None:
             lacks[uuid] = len(stays) + 1 - plan.slots.most
             computing.update(kernel.id for kernel in stays)
     over = [kernel for kernel in _with_slice_over(plan, lacks, head) if kernel.id in computing]
-    chosen = _sufficient(over, lacks, lambda kernel: dict.fromkeys(kernel.trusted_bytes, 1))
+    chosen = _sufficient(over, lacks, lambda kernel: dict.fromkeys(kernel.resident_bytes, 1))
     if chosen and _preempt(plan, chosen, head) is HostMemory.LATER:
         plan.host.is_awaited = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ....units import bytes_in_words, duration_in_words
@@ -35,20 +36,23 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
     missing = dict(short)
 
     def candidates() -> Iterator[Kernel]:
-        yield from plan.candidates.eligible_on(missing)
-        yield from plan.candidates.blocked_behind(place, missing)
-        yield from _barred_on(plan, missing, head)
+        found = itertools.chain(
+            plan.candidates.eligible_on(missing),
+            plan.candidates.blocked_behind(place, missing),
+            _barred_on(plan, missing, head),
+        )
+        return _behind_last(plan, found, missing)
 
     if plan.now - head.since < SETTLES_WITHIN_S:
         if plan.is_outdated(short):
             return
         if is_for_later(plan, head, short):
-            _make_host_memory_ready(plan, _behind_last(plan, candidates()), missing)
+            _make_host_memory_ready(plan, candidates(), missing)
             return
     first, refused = len(plan.actions), plan.host.refusals()
-    if hand_over(plan, head, missing, lambda: _behind_last(plan, candidates()), _told(head)):
+    if hand_over(plan, head, missing, candidates, _told(head)):
         return
-    found = _park_until(plan, missing, lambda: _behind_last(plan, candidates()), _park_for(plan, head))
+    found = _park_until(plan, missing, candidates, _park_for(plan, head))
     if is_exchange(plan, head, first):
         plan.exchange(head.kernel, first)
     is_for_start = head.room is not None and head.room.is_for_start
@@ -56,7 +60,7 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
         found = make_room_when_full(plan, missing, head) or found
     if found is HostMemory.LATER:
         plan.host.is_awaited = True
-    elif found is HostMemory.SHORT and read_back(plan, head, _behind_last(plan, candidates())):
+    elif found is HostMemory.SHORT and read_back(plan, head, candidates()):
         plan.host.forget_refusals(but=refused)
     elif found is HostMemory.SHORT:
         plan.barred.add(head.kernel.id)
@@ -96,15 +100,18 @@ def park_idle(plan: Plan) -> None:
                 plan.park(kernel, f"idle {idle}", Cause.IDLE)
 
 
-def _behind_last(plan: Plan, kernels: Iterable[Kernel]) -> Iterator[Kernel]:
-    """Yield the kernels, last those that are deprioritized after failed parks (failed_moves.py)."""
+def _behind_last(plan: Plan, kernels: Iterable[Kernel], missing: Mapping[str, int]) -> Iterator[Kernel]:
+    """Yield the kernels, last those that are deprioritized after failed parks (failed_moves.py); none of these while
+    parks of such kernels are under way that would be enough.
+    """
     behind = []
     for kernel in kernels:
         if kernel.demoted_until > plan.now:
             behind.append(kernel)
         else:
             yield kernel
-    yield from behind
+    if not plan.is_asked_of_demoted(missing):
+        yield from behind
 
 
 def _park_for(plan: Plan, head: Waiter) -> Callable[[Kernel], bool]:

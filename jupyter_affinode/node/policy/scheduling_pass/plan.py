@@ -43,7 +43,8 @@ class Plan:
         for reservation in node.reservations:
             self.room[reservation.gpu] = self.room.get(reservation.gpu, 0) - reservation.bytes
         self.room.update(self.limits.room)
-        self.incoming = dict.fromkeys(self.room, 0)  # free when everything under way is done
+        self.incoming = dict.fromkeys(self.room, 0)  # free when everything under way is done, but for …
+        self.doubtful: dict[str, int] = {}  # … what demoted users' parks free: no waiter waits for these
         self._on_the_move: set[str] = set()  # resources whose memory is on its way to or from the host
         self.slots = ComputeSlots(now, node, settings)
         self.candidates = Candidates(now, node, settings, self.queue, self.limits, self.is_free)
@@ -104,7 +105,7 @@ class Plan:
             size = self._expect(kernel, kernel.host.budget_bytes)
             # The driver may have taken its part already; to count it twice here only means to look again later.
             size += kernel.host.retained_bytes + kernel.image_bytes
-            self.host.room.is_passing(kernel, max(size, kernel.movable_bytes))
+            self._passes(kernel, max(size, kernel.movable_bytes))
 
     def is_free(self, kernel: Kernel) -> bool:
         """Return whether nothing is under way or decided for the kernel."""
@@ -230,10 +231,15 @@ class Plan:
                 return False
         return True
 
-    def will_fit(self, needs: Mapping[str, int]) -> bool:
+    def will_fit(self, needs: Mapping[str, int], *, with_doubtful: bool = False) -> bool:
         """Return whether there is room for `needs` when everything under way is done, without a margin."""
         room, incoming = self.room, self.incoming
-        return all(size <= room.get(key, 0) + incoming.get(key, 0) for key, size in needs.items() if size)
+        doubtful = self.doubtful if with_doubtful else {}
+        return all(
+            size <= room.get(key, 0) + incoming.get(key, 0) + doubtful.get(key, 0)
+            for key, size in needs.items()
+            if size
+        )
 
     def shortage(self, needs: Mapping[str, int]) -> dict[str, int]:
         """Return what is missing for `needs` by resource even when everything under way is done."""
@@ -244,6 +250,12 @@ class Plan:
             if need and missing > 0:
                 short[resource] = missing
         return short
+
+    def is_asked_of_demoted(self, missing: Mapping[str, int]) -> bool:
+        """Return whether the parks of demoted users that are under way would free what is missing: no other of theirs
+        is asked then.
+        """
+        return all(size <= self.doubtful.get(resource, 0) for resource, size in missing.items())
 
     def take_room(self, needs: Mapping[str, int]) -> None:
         """Use up room."""
@@ -321,7 +333,7 @@ class Plan:
         to_context = kernel.may_park_context and not preempts
         self.act(Park(kernel.id, reason, budget, lots, to_context, preempts, cause, for_kernel))
         size = self._expect(kernel, budget if kernel.host.obeys_budget else None, lots)
-        self.host.room.is_passing(kernel, size + kernel.host.retained_bytes)
+        self._passes(kernel, size + kernel.host.retained_bytes)
         return True
 
     def make_host_memory_ready(self, kernel: Kernel, *, to_disk: bool = True) -> bool:
@@ -380,11 +392,18 @@ class Plan:
         return self.host.room.expect(kernel, budget, lots)
 
     def _expect_room(self, kernel: Kernel) -> None:
-        """Count on what a kernel has on GPUs."""
+        """Count on what a kernel has on GPUs, unless parks of its user came to nothing: then no waiter waits for it."""
+        is_doubtful = kernel.demoted_until > self.now
+        coming = self.doubtful if is_doubtful else self.incoming
         for resource, size in self.limits.frees(kernel).items():
-            self.incoming[resource] = self.incoming.get(resource, 0) + size
-            if size:
+            coming[resource] = coming.get(resource, 0) + size
+            if size and not is_doubtful:
                 self._on_the_move.add(resource)
+
+    def _passes(self, kernel: Kernel, size: int) -> None:
+        """Count `size` bytes of host memory of a kernel that is being parked as memory that it can release later."""
+        if kernel.demoted_until <= self.now:
+            self.host.room.is_passing(kernel, size)
 
     def _note_resuming(self, kernel: Kernel) -> None:
         """Note that a kernel is being resumed; the copy that it leaves in the host can be released then.

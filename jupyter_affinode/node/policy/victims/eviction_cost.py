@@ -52,7 +52,7 @@ def in_order(
 def freed_per_cost(now: float, kernel: Kernel, node: Node, gpus: Collection[str] | None = None) -> float:
     """Return the byte-seconds of GPU memory freed for each second of expected delay."""
     frees = 0
-    for uuid, size in kernel.trusted_bytes.items():
+    for uuid, size in kernel.resident_bytes.items():
         if gpus is None or uuid in gpus:
             frees += size
     return frees / eviction_cost(now, kernel, node)
@@ -81,7 +81,7 @@ def break_even_s(kernel: Kernel, speeds: Speeds) -> float:
 
 def park_s(kernel: Kernel, speeds: Speeds) -> float:
     """Return how long parking the kernel will probably take. GPUs copy side by side: the slowest counts."""
-    sizes = kernel.trusted_bytes
+    sizes = kernel.resident_bytes
     takes_s = _slowest(sizes, kernel.park_copies_bytes, speeds, Speed.park_s)
     touch_s = 0.0
     for uuid in sizes if speeds else ():
@@ -104,14 +104,14 @@ def is_late(now: float, kernel: Kernel, speeds: Speeds) -> bool:
 
 def _fresh_bytes(kernel: Kernel) -> int:
     """Return the host memory that parking the kernel takes and that its processes do not have yet."""
-    size = sum(kernel.trusted_bytes.values())
+    size = sum(kernel.resident_bytes.values())
     copied = size if kernel.park_copies_bytes is None else min(max(kernel.park_copies_bytes, 0), size)
     return max(copied - max(kernel.host.retained_bytes, kernel.host.lot_bytes), 0)
 
 
 def resume_s(kernel: Kernel, speeds: Speeds) -> float:
     """Return how long resuming the kernel will probably take, from where it is now or once it is parked."""
-    sizes = kernel.trusted_bytes
+    sizes = kernel.resident_bytes
     if any(kernel.parked_bytes.values()):
         sizes = {
             uuid: sizes.get(uuid, 0) + kernel.parked_bytes.get(uuid, 0)

@@ -7,9 +7,10 @@ other numbers, or none. Then only the sum of what is not ours is known, and noth
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ....printable import printable
 from ...model.gpu import NvmlGpu
@@ -119,66 +120,89 @@ def sees_all_pids() -> bool:
         return False
 
 
-# ---- how much of what our processes claim NVML confirms
+# ---- how much of what our processes claim NVML bears out
 #
-# A page is its process's own claim. Lots (lots.py) cannot be taken back, so they go by what NVML shows of a process
-# where it names processes by the pids that we know. Elsewhere, in containers, NVML's sum for a GPU bounds all claims on
-# it. If the claims together are larger, the users that claim least are confirmed first.
+# A page is its process's own claim, and a claim gives its user no influence on others: only what NVML bears out makes a
+# kernel a victim, or entitles it to lots (lots.py), which cannot be taken back. Where NVML's pids are those that we
+# know, that is its figure for the process. Elsewhere, in containers, where NVML names no process or no figure, what is
+# in use on a GPU beside all these figures bounds the claims of the processes without one, all together. If the claims
+# are larger, those of users whose parks came to nothing are borne out last, and the users that claim least first.
 
-Claim = tuple[str, Process, int]  # an owner, a process of theirs, and the bytes that its page says
+
+class Claim(NamedTuple):
+    """What a process's page says that it has on a GPU."""
+
+    owner: str
+    process: Process
+    bytes: int
+    is_doubted: bool  # parks of its user came to nothing
 
 
-def look(kernels: Iterable[KernelRecord], measured: Mapping[str, NvmlGpu]) -> None:
-    """Note for each process how much of its movable GPU memory NVML confirms. `measured`: GPUs by UUID; empty without
-    NVML.
+def look(
+    kernels: Iterable[KernelRecord],
+    measured: Mapping[str, NvmlGpu],
+    is_doubted: Callable[[KernelRecord], bool],
+) -> None:
+    """Note for each process how much of its GPU memory NVML bears out. `measured`: GPUs by UUID; empty without NVML.
+    `is_doubted`: whether parks of the kernel's user came to nothing.
     """
     claims: dict[str, list[Claim]] = {}
     for kernel in kernels:
+        doubted = bool(measured) and is_doubted(kernel)
         for process in kernel.processes.values():
-            process.verified_bytes = 0 if measured else None
+            process.borne_out = {} if measured else None
             for gpu in process.data.gpus if measured else ():
-                if gpu.resident_bytes:
-                    claims.setdefault(gpu.uuid, []).append((owner_of(kernel), process, gpu.resident_bytes))
+                if gpu.on_gpu_bytes:
+                    claim = Claim(owner_of(kernel), process, gpu.on_gpu_bytes, doubted)
+                    claims.setdefault(gpu.uuid, []).append(claim)
     for uuid in claims.keys() & measured.keys():
-        known = measured[uuid]
-        if known.pids is not None and sees_all_pids():
-            _verify_by_pid(known, claims[uuid])
-        else:
-            _verify_by_sum(known, claims[uuid])
+        _verify(measured[uuid], claims[uuid])
 
 
 def shown_bytes(kernel: KernelRecord, gpu: NvmlGpu, managed_bytes: int, *, is_clear: bool) -> ShownBytes:
     """Return what NVML shows of a kernel on a GPU. `managed_bytes`: what all pages together name there."""
-    if gpu.pids is not None and sees_all_pids():
-        used = [gpu.used_by.get(process.pid, 0) for process in kernel.processes.values()]
-        if None not in used:
-            return ShownBytes(sum(filter(None, used)))
+    used = used_by(gpu, {process.pid for process in kernel.processes.values()})
+    if used is not None:
+        return ShownBytes(used)
     own = kernel.by_gpu().get(gpu.uuid)
     own_bytes = 0 if own is None else own.on_gpu_bytes
     return ShownBytes(gpu.used_bytes, managed_bytes - own_bytes, is_clear)
 
 
-def _verify_by_pid(gpu: NvmlGpu, claims: Iterable[Claim]) -> None:
-    for _, process, size in claims:
-        if process.pid in (gpu.pids or ()):
-            used = gpu.used_by.get(process.pid)  # None: NVML does not say how much
-            _add_verified(process, size if used is None else min(size, used))
+def used_by(gpu: NvmlGpu, pids: Set[int]) -> int | None:
+    """Return what these pids have on a GPU; None where NVML does not tell, or its pids are not ours."""
+    if gpu.pids is None or not sees_all_pids():
+        return None
+    used = [gpu.used_by.get(pid, 0) for pid in pids]
+    return None if None in used else sum(filter(None, used))
 
 
-def _verify_by_sum(gpu: NvmlGpu, claims: Iterable[Claim]) -> None:
-    of_owner: dict[str, list[Claim]] = {}
+def _verify(gpu: NvmlGpu, claims: Iterable[Claim]) -> None:
+    """Note how much of the claims on one GPU NVML bears out: by pid, and the rest by what is left of the sum."""
+    pids = (
+        gpu.pids if gpu.pids and sees_all_pids() else frozenset()
+    )  # an empty list: it cannot tell, or none has any
+    named = {pid: size for pid in pids if (size := gpu.used_by.get(pid)) is not None}
+    left = gpu.used_bytes - sum(named.values())
+    others = []
     for claim in claims:
-        of_owner.setdefault(claim[0], []).append(claim)
-    left = gpu.used_bytes
-    for theirs in sorted(of_owner.values(), key=_size_of):
-        for _, process, size in sorted(theirs, key=lambda claim: (claim[2], claim[1].key)):
-            _add_verified(process, min(size, left))
-            left -= min(size, left)
+        if claim.process.pid in named:  # its processes of one pid share its figure
+            named[claim.process.pid] -= _bear_out(gpu, claim, named[claim.process.pid])
+        elif not pids or claim.process.pid in pids:
+            others.append(claim)
+    claimed: dict[str, int] = {}
+    for claim in others:
+        claimed[claim.owner] = claimed.get(claim.owner, 0) + claim.bytes
+
+    def order(claim: Claim) -> tuple[bool, int, str, int, int]:
+        return claim.is_doubted, claimed[claim.owner], claim.owner, claim.bytes, claim.process.key
+
+    for claim in sorted(others, key=order):
+        left -= _bear_out(gpu, claim, left)
 
 
-def _size_of(claims: Iterable[Claim]) -> int:
-    return sum(size for _, _, size in claims)
-
-
-def _add_verified(process: Process, size: int) -> None:
-    process.verified_bytes = (process.verified_bytes or 0) + size
+def _bear_out(gpu: NvmlGpu, claim: Claim, most: int) -> int:
+    """Note that NVML bears out as much of a claim as there is, `most` bytes; return how much that is."""
+    size = max(min(claim.bytes, most), 0)
+    claim.process.borne_out = {**(claim.process.borne_out or {}), gpu.uuid: size}
+    return size

@@ -40,8 +40,9 @@ class Move:
     failure: tuple[Status, str] | None = None  # why it was aborted
     decided_at: float | None = None
     for_kernel: str | None = None  # PARK: the kernel that waits for its memory
-    claims: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # PARK: see failed_moves.py
+    claims: Mapping[str, Claimed] = field(default_factory=dict)  # PARK: by GPU, see failed_moves.py
     is_late: bool = False  # PARK: it lasts so long that this counted as a failure (failed_moves.py)
+    is_hollow: bool = False  # PARK: its memory is not free, whatever its shims say
     # RESUME: NVML showed no progress for so long that its reservation expired (reservations.py)
     is_given_up: bool = False
     has_begun: bool = False  # … although NVML had shown progress
@@ -60,6 +61,15 @@ class Move:
         fault.
         """
         return self.phase is Phase.PREPARING and bool(self.pending) and self.pending.keys() == self.prepared
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """What a kernel has on a GPU before a park, to see afterwards whether that freed it."""
+
+    bytes: int
+    before_bytes: int  # in use by the pids of its processes, or by no kernel
+    pids: frozenset[int] | None  # None: NVML does not name them
 
 
 @dataclass(eq=False)

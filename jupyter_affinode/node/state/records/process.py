@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...link.connection import Connection
@@ -62,13 +62,14 @@ class Process:
     is_told_stuck: bool = False  # its owner was told
     parked_at: float | None = None  # when it was last seen to have been parked, and brought back
     resumed_at: float | None = None
-    verified_bytes: int | None = None  # of its resident memory, as NVML shows it; None: not looked at
     # the host memory that it has by the operating system, for it alone; None: not looked at, or it cannot be seen
     host_bytes: int | None = None
     host_bytes_seen: tuple[float, int] = (
         -math.inf,
         0,
     )  # when that was looked at, and what its page showed then
+    # of its memory by GPU, what NVML bears out (gpu_processes.py); None: there is no NVML
+    borne_out: Mapping[str, int] | None = None
     # the GPUs that it was started to see (state/gpus/context_depth.py); None: all
     visible: tuple[str, ...] | None = ()
 
@@ -97,6 +98,14 @@ class Process:
     def resident_bytes(self) -> int:
         """Return the bytes that parking it would free."""
         return sum(gpu.resident_bytes for gpu in self.data.gpus)
+
+    @property
+    def verified_bytes(self) -> int | None:
+        """Return how much of `resident_bytes` NVML bears out; None where there is no NVML."""
+        shown = self.borne_out
+        if shown is None:
+            return None
+        return sum(min(gpu.resident_bytes, shown.get(gpu.uuid, 0)) for gpu in self.data.gpus)
 
     @property
     def last_activity(self) -> float:

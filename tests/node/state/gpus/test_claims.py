@@ -117,7 +117,7 @@ def test_a_page_that_claims_to_be_parking_delays_no_other_park(kernels, is_share
         kernels.refresh(now)
         actions = decide(now, kernels.snapshot(now, is_settled=True), kernels.settings)
         parked = [action.kernel_id for action in actions if isinstance(action, Park)]
-        assert parked == (["uid-1/honest"] if is_shared else [])
+        assert parked == ["uid-1/honest"]
 
 
 def test_no_kernel_is_taken_to_have_more_on_a_gpu_than_there_is(kernels):
@@ -162,7 +162,7 @@ def test_a_kernel_without_gpu_memory_gets_no_lots(lots, monkeypatch, sees_all):
     says_it_has(lots, "uid-2", 3 * GIB, pid=10_000_003, kernel_id="other")
     given = lots_given(lots, {10_000_002: 4 * GIB, 10_000_003: 1 * GIB}, 7 * GIB)
     other = 1 * GIB if sees_all else 3 * GIB
-    assert given == {"uid-1/k": 0, "uid-2/k": 4 * GIB, "uid-2/other": other}
+    assert given == {"uid-2/k": 4 * GIB, "uid-2/other": other}
 
 
 def test_where_nvml_names_no_processes_small_claims_of_one_person_count_together(lots):
@@ -201,3 +201,87 @@ def test_no_kernel_is_parked_before_its_server_can_have_spoken_for_it(kernels):
     assert parks(is_complete=True)
     kernels.kernels["uid-1/k"].describe(server="alice's")
     assert parks(is_complete=False)
+
+
+# ---- victims
+
+
+def claims(kernels, pids, used, *uuids):
+    """What the policy sees of each kernel on the first of the GPUs (default: the only one)."""
+    gpus = [
+        NvmlGpu(
+            uuid,
+            0,
+            "A GPU",
+            TOTAL,
+            used,
+            TOTAL - used,
+            0,
+            None if pids is None else frozenset(pids),
+            pids or {},
+        )
+        for uuid in uuids or (GPU,)
+    ]
+    kernels.take_sample(NvmlSample(9.0, "580", tuple(gpus)))
+    kernels.refresh(10.0)
+    return {each.id: each.resident_bytes for each in kernels.snapshot(10.0, is_settled=True).kernels}
+
+
+@pytest.fixture
+def names(monkeypatch):
+    """NVML's pids are ours."""
+    monkeypatch.setattr(gpu_processes, "sees_all_pids", lambda: True)
+
+
+def test_no_kernel_is_a_victim_for_more_than_nvml_shows_of_its_own_processes(kernels, names):
+    """Not for what the GPU's other users have: a claim beside that is worth nothing."""
+    says_it_has(kernels, "uid-1", 30 * GIB, pid=1)
+    for number in range(40):
+        says_it_has(kernels, "uid-2", 40 * GIB, pid=2 + number % 2, kernel_id=f"fake-{number}")
+    found = claims(kernels, {1: 30 * GIB, 3: 1 * GIB, 77: 9 * GIB}, 40 * GIB)
+    assert found.pop("uid-1/k") == {GPU: 30 * GIB}
+    assert sum(each[GPU] for each in found.values()) == 1 * GIB, "fakes of one process share what it has"
+
+
+def test_a_claim_on_another_gpu_counts_there_alone(kernels, names):
+    other = gpu_uuid(bytes([7] * 16))
+    page = Says(State.RESIDENT)
+    page.say(gpus=(PageGpu(GPU, GIB, 0, (0,) * 8), PageGpu(other, 30 * GIB, 0, (0,) * 8)))
+    comes(kernels, page, 1.0, pid=5)
+    claims(kernels, {5: 2 * GIB}, 2 * GIB, GPU, other)
+    (seen,) = kernels.snapshot(10.0, is_settled=True).kernels
+    assert seen.resident_bytes == {GPU: GIB, other: 2 * GIB}
+    assert seen.frees_bytes[other] == 2 * GIB
+
+
+def test_what_nvml_names_no_process_for_is_shared_by_those_that_it_does_not_name(kernels, names):
+    """As where it names none at all (WSL), or not how much each has (virtual GPUs)."""
+    says_it_has(kernels, "uid-1", 30 * GIB, pid=1)
+    says_it_has(kernels, "uid-2", 20 * GIB, pid=2)
+    assert claims(kernels, {}, 55 * GIB) == {"uid-1/k": {GPU: 30 * GIB}, "uid-2/k": {GPU: 20 * GIB}}
+    assert claims(kernels, {1: None}, 55 * GIB) == {"uid-1/k": {GPU: 30 * GIB}, "uid-2/k": {GPU: 0}}
+
+
+def test_where_nvml_names_no_processes_users_whose_parks_failed_are_believed_last(kernels):
+    says_it_has(kernels, "uid-1", 30 * GIB)
+    for number in range(40):
+        says_it_has(kernels, "uid-2", GIB // 4, kernel_id=f"fake-{number}")
+
+    def honest():
+        return claims(kernels, None, 30 * GIB)["uid-1/k"][GPU]
+
+    for kernel in kernels.kernels.values():
+        kernel.account.charged_user = kernel.account.owner
+    assert honest() == 20 * GIB
+    kernels.failed_parks.failed("uid-2", 1.0, 2.0)
+    assert honest() == 30 * GIB
+
+
+def test_figures_from_before_a_kernels_last_move_say_nothing_of_it(kernels):
+    says_it_has(kernels, "uid-1", 30 * GIB)
+    assert claims(kernels, {}, 0) == {"uid-1/k": {GPU: 0}}
+    kernels.kernels["uid-1/k"].last_move.ended_at = 9.5
+    assert claims(kernels, {}, 0) == {"uid-1/k": {GPU: 30 * GIB}}
+    kernels.take_sample(None)
+    (seen,) = kernels.snapshot(11.0, is_settled=True).kernels
+    assert seen.resident_bytes == {GPU: 30 * GIB}, "without NVML there is no better figure"
