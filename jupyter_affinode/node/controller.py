@@ -446,8 +446,8 @@ class Controller:
         is_first, self._nvml_answered = not self._nvml_answered, True
         if sample is not None:
             try:
-                for gpu in sample.gpus:
-                    self._election.serve_gpu(gpu.uuid)
+                for uuid in (*(gpu.uuid for gpu in sample.gpus), *sample.unsized):
+                    self._election.serve_gpu(uuid)
             except (GpuServed, OSError) as refused:
                 self.log.error("this controller ends: %s", refused)
                 self.exit_status = 3

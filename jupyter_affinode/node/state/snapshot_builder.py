@@ -209,7 +209,7 @@ def _on_gpus(kernel: KernelRecord, gpus: GpuTable) -> tuple[dict[str, int], dict
         movable = left if process.is_parked and exchanges([process]) else resident
         for gpu in process.data.gpus:
             uuid = gpu.uuid
-            most = sizes.get(uuid, largest) if shown is None else shown.get(uuid, 0)
+            most = sizes.get(uuid, largest) if shown is None or uuid in gpus.unsized else shown.get(uuid, 0)
             moves = min(gpu.resident_bytes, most)
             movable[uuid] = movable.get(uuid, 0) + moves
             resident.setdefault(uuid, 0)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..model.gpu import NvmlGpu
 
 # A GPU that says so has fallen off the bus or needs a reset; the machine's others go on.
 DEAD = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_UNKNOWN)
+STANDS_S = 15.0  # for so long a GPU's last figures stand if NVML does not answer for it
 RETRY_S = 30.0  # how long until NVML is looked for again where it was missing
 SLOW_S = 5.0
 
@@ -33,6 +35,7 @@ class NvmlSample:
     driver_version: str
     gpus: tuple[NvmlGpu, ...]
     dead: tuple[int, ...] = ()  # the numbers of GPUs that do not answer any more
+    unsized: tuple[str, ...] = ()  # the UUIDs of GPUs that have no figures of their memory
 
 
 class NvmlMissing(Exception):
@@ -45,69 +48,125 @@ class Nvml:
     def __init__(self) -> None:
         self._ready = False
         self._utilization_seen: dict[str, int] = {}  # the driver's time of the newest sample, by GPU
+        # by number, what each GPU said last, and when
+        self._last: dict[int, tuple[float, list[NvmlGpu], list[str]]] = {}
+        self._found_dead_at: float | None = None
 
     def read(self) -> NvmlSample:
-        """Look at all GPUs once; return the figures. Raises NvmlMissing. Blocks."""
+        """Look at all GPUs once; return the figures. Raises NvmlMissing. Blocks.
+
+        What goes wrong with one GPU hides no other's figures.
+        """
         began = time.monotonic()
         try:
+            if self._found_dead_at is not None and began - self._found_dead_at > RETRY_S:
+                self.close()  # one that was reset is found again by an NVML that begins anew
             if not self._ready:
                 pynvml.nvmlInit()
                 self._ready = True
-            count = pynvml.nvmlDeviceGetCount()
-            gpus, dead = self._all_gpus(count)
-            return NvmlSample(began, _text(pynvml.nvmlSystemGetDriverVersion()), gpus, dead)
+            sample = self._all_gpus(began, pynvml.nvmlDeviceGetCount())
         except pynvml.NVMLError as error:
             self.close()
             raise NvmlMissing(str(error)) from None
+        if sample.dead and self._found_dead_at is None:
+            self._found_dead_at = began
+        elif not sample.dead:
+            self._found_dead_at = None
+        return sample
 
-    def _all_gpus(self, count: int) -> tuple[tuple[NvmlGpu, ...], tuple[int, ...]]:
-        """Return those that answer, and the numbers of those that are dead. Raises NVMLError."""
+    def _all_gpus(self, began: float, count: int) -> NvmlSample:
+        """Look at each GPU. Raises NVMLError if none answers."""
         gpus: list[NvmlGpu] = []
+        unsized: list[str] = []
         dead: list[int] = []
         for index in range(count):
             try:
-                gpus += self._gpus(index)
+                found, without = self._gpus(index)
+                self._last[index] = began, found, without
             except pynvml.NVMLError as error:
-                if error.value not in DEAD or count == 1:
+                if len(dead) == count - 1:
                     raise
-                dead.append(index)
-                if len(dead) == count:
-                    raise
-        return tuple(gpus), tuple(dead)
+                then, found, without = self._last.get(index, (-math.inf, [], []))
+                if error.value in DEAD or began - then > STANDS_S:
+                    found, without = [], []
+                    dead.append(index)
+            gpus += found
+            unsized += without
+        return NvmlSample(
+            began, _text_of(pynvml.nvmlSystemGetDriverVersion) or "", tuple(gpus), tuple(dead), tuple(unsized)
+        )
 
-    def _gpus(self, index: int) -> list[NvmlGpu]:
-        """Return a GPU, or its parts where it is used in parts."""
+    def _gpus(self, index: int) -> tuple[list[NvmlGpu], list[str]]:
+        """Return a GPU, or its parts where it is used in parts; and the UUIDs of those that have no figures of their
+        memory.
+        """
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         parts = _parts(handle)
         if parts:
-            return [_gpu(part, index, None, is_mig=True) for part in parts]
+            return _of_parts(parts, index)
         uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
         is_first_look = uuid not in self._utilization_seen
         busy, seen = _busy_since(handle, self._utilization_seen.get(uuid, 0))
         self._utilization_seen[uuid] = seen
-        return [_gpu(handle, index, None if is_first_look else busy, is_mig=parts is not None)]
+        gpu = _gpu(handle, index, None if is_first_look else busy, is_mig=parts is not None)
+        return ([], [uuid]) if gpu is None else ([gpu], [])
 
     def close(self) -> None:
         """Shut NVML down."""
         if self._ready:
-            self._ready = False
+            self._ready, self._found_dead_at = False, None
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
 
 
-def _gpu(handle: Any, index: int, busy: frozenset[int] | None, *, is_mig: bool) -> NvmlGpu:
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+def _of_parts(parts: Sequence[Any], index: int) -> tuple[list[NvmlGpu], list[str]]:
+    """Return the parts that answer, and the UUIDs of those without figures of their memory. Raises NVMLError if none
+    answers.
+    """
+    found: list[NvmlGpu] = []
+    unsized: list[str] = []
+    failed: pynvml.NVMLError | None = None
+    for part in parts:
+        try:
+            gpu = _gpu(part, index, None, is_mig=True)
+            if gpu is None:
+                unsized.append(_as_the_driver_says(_text(pynvml.nvmlDeviceGetUUID(part))))
+            else:
+                found.append(gpu)
+        except pynvml.NVMLError as error:  # of this part
+            failed = error
+    if failed is not None and not found and not unsized:
+        raise failed
+    return found, unsized
+
+
+def _as_the_driver_says(uuid: str) -> str:
+    """Return a UUID as shims know it: the driver API gives a part's 16 bytes as it gives a GPU's; only NVML tells them
+    apart by name.
+    """
+    return "GPU-" + uuid.removeprefix("MIG-") if uuid.startswith("MIG-") else uuid
+
+
+def _gpu(handle: Any, index: int, busy: frozenset[int] | None, *, is_mig: bool) -> NvmlGpu | None:
+    """Return a GPU's figures; None if it has none of its memory, as some whose memory is the host's. Raises
+    NVMLError.
+    """
+    visible = _text(pynvml.nvmlDeviceGetUUID(handle))
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError as error:
+        if error.value in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+            return None
+        raise
     try:
         utilization = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
     except pynvml.NVMLError:  # MIG and some virtual GPUs have no such figure
         utilization = None
-    visible, name = _text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle))
     used_by = _used_by(handle)
     return NvmlGpu(
-        # The driver API gives a part's 16 bytes as it gives a GPU's; only NVML tells them apart by name.
-        "GPU-" + visible.removeprefix("MIG-") if visible.startswith("MIG-") else visible,
+        _as_the_driver_says(visible),
         index,
-        name,
+        _text_of(lambda: pynvml.nvmlDeviceGetName(handle)) or "GPU",
         int(memory.total),
         int(memory.used),
         int(memory.free),
@@ -161,6 +220,14 @@ def _busy_since(handle: Any, seen: int) -> tuple[frozenset[int] | None, int]:
     newest = max((int(sample.timeStamp) for sample in samples), default=seen)
     busy = frozenset(int(sample.pid) for sample in samples if sample.smUtil and int(sample.timeStamp) > seen)
     return busy, max(newest, seen)
+
+
+def _text_of(ask: Callable[[], str | bytes]) -> str | None:
+    """Return what is only shown; None where NVML does not tell."""
+    try:
+        return _text(ask())
+    except pynvml.NVMLError:
+        return None
 
 
 def _text(value: str | bytes) -> str:

@@ -198,16 +198,18 @@ def test_an_unforeseen_error_does_not_end_the_looks(monkeypatch):
 class Pynvml:
     """Three GPUs; `errors` by number."""
 
-    def __init__(self, errors):
-        self.errors = errors
+    def __init__(self, errors=()):
+        self.errors, self.memory_errors = dict(errors), {}
+        self.parts, self.inits = {}, 0
 
     def __getattr__(self, name):
         return getattr(pynvml, name)
 
     def nvmlInit(self):
-        """It is there."""
+        self.inits += 1
 
-    nvmlShutdown = nvmlInit
+    def nvmlShutdown(self):
+        """It ends."""
 
     def nvmlSystemGetDriverVersion(self):
         return "580.1"
@@ -226,13 +228,26 @@ class Pynvml:
     def nvmlDeviceGetName(self, handle):
         return "A GPU"
 
+    def nvmlDeviceGetMigMode(self, handle):
+        if handle not in self.parts:
+            self._none()
+        return 1, 1
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle):
+        return len(self.parts[handle])
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):
+        return self.parts[handle][index]
+
     def nvmlDeviceGetMemoryInfo(self, handle):
+        if handle in self.memory_errors:
+            raise pynvml.NVMLError(self.memory_errors[handle])
         return SimpleNamespace(total=10, used=4, free=6)
 
     def _none(self, *_):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
-    nvmlDeviceGetMigMode = nvmlDeviceGetProcessUtilization = nvmlDeviceGetUtilizationRates = _none
+    nvmlDeviceGetProcessUtilization = nvmlDeviceGetUtilizationRates = _none
     nvmlDeviceGetComputeRunningProcesses = nvmlDeviceGetGraphicsRunningProcesses = _none
 
 
@@ -246,7 +261,8 @@ LOST, UNKNOWN = pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN
         ({1: LOST}, ["GPU-0", "GPU-2"], (1,)),
         ({0: UNKNOWN, 2: pynvml.NVML_ERROR_RESET_REQUIRED}, ["GPU-1"], (0, 2)),
         ({0: LOST, 1: LOST, 2: LOST}, None, None),
-        ({1: pynvml.NVML_ERROR_TIMEOUT}, None, None),
+        ({1: pynvml.NVML_ERROR_TIMEOUT}, ["GPU-0", "GPU-2"], (1,)),
+        ({0: pynvml.NVML_ERROR_NO_PERMISSION, 1: 12345}, ["GPU-2"], (0, 1)),
     ],
 )
 def test_a_lost_gpu_does_not_hide_the_other_gpus_figures(monkeypatch, errors, seen, dead):
@@ -258,6 +274,71 @@ def test_a_lost_gpu_does_not_hide_the_other_gpus_figures(monkeypatch, errors, se
     else:
         sample = reader.read()
         assert ([gpu.uuid for gpu in sample.gpus], sample.dead) == (seen, dead)
+
+
+@pytest.fixture
+def fake_pynvml(monkeypatch):
+    made = Pynvml()
+    monkeypatch.setattr(nvml_module, "pynvml", made)
+    return made
+
+
+def names(sample):
+    return [gpu.uuid for gpu in sample.gpus]
+
+
+NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
+
+
+def test_a_gpu_without_memory_figures_hides_no_other(fake_pynvml):
+    """As GPUs whose memory is the host's. It is named all the same."""
+    fake_pynvml.memory_errors[1] = NOT_SUPPORTED
+    sample = nvml_module.Nvml().read()
+    assert (names(sample), sample.unsized, sample.dead) == (["GPU-0", "GPU-2"], ("GPU-1",), ())
+
+
+def test_one_part_of_a_gpu_hides_neither_the_others_nor_other_gpus(fake_pynvml):
+    fake_pynvml.parts[1] = ["a", "b", "c"]
+    fake_pynvml.memory_errors.update(a=LOST, b=NOT_SUPPORTED)
+    sample = nvml_module.Nvml().read()
+    assert (names(sample), sample.unsized) == (["GPU-0", "GPU-c", "GPU-2"], ("GPU-b",))
+    fake_pynvml.memory_errors.update(b=LOST, c=LOST)
+    assert nvml_module.Nvml().read().dead == (1,)
+
+
+def test_a_gpus_last_figures_stand_for_a_while_if_it_does_not_answer(fake_pynvml, monkeypatch):
+    """Without figures every kernel would seem to fit there. Those of a lost GPU do not stand."""
+    reader = nvml_module.Nvml()
+    whole = reader.read()
+    for number, error in enumerate((pynvml.NVML_ERROR_TIMEOUT, NOT_SUPPORTED, UNKNOWN, LOST)):
+        fake_pynvml.errors[1] = error
+        sample = reader.read()
+        assert (sample.gpus == whole.gpus) == (not sample.dead) == (number < 2)
+    fake_pynvml.errors[1] = pynvml.NVML_ERROR_TIMEOUT
+    monkeypatch.setattr(nvml_module, "STANDS_S", 0.0)
+    assert reader.read().dead == (1,)
+
+
+def test_a_gpu_that_was_reset_is_found_again(fake_pynvml, monkeypatch):
+    """By an NVML that begins anew, which is not done at every look."""
+    reader = nvml_module.Nvml()
+    fake_pynvml.errors[1] = LOST
+    assert [reader.read().dead for _ in range(3)] == [(1,)] * 3
+    assert fake_pynvml.inits == 1
+    monkeypatch.setattr(nvml_module, "RETRY_S", 0.0)
+    reader.read()
+    assert fake_pynvml.inits == 2
+    fake_pynvml.errors.clear()
+    assert (len(reader.read().gpus), reader.read().dead) == (3, ())
+    before = fake_pynvml.inits
+    reader.read()
+    assert fake_pynvml.inits == before
+
+
+def test_what_is_only_shown_may_be_missing(fake_pynvml):
+    fake_pynvml.nvmlSystemGetDriverVersion = fake_pynvml.nvmlDeviceGetName = fake_pynvml._none
+    sample = nvml_module.Nvml().read()
+    assert (sample.driver_version, {gpu.name for gpu in sample.gpus}) == ("", {"GPU"})
 
 
 def test_a_gpu_that_is_lost_is_named_once(nvml, caplog):

@@ -72,7 +72,12 @@ class GpuTable:
     @property
     def uuids(self) -> list[str]:
         """Return every GPU that NVML or a shim named, in NVML's order first."""
-        return list(dict.fromkeys([*self.measured, *self._known]))
+        return list(dict.fromkeys([*self.measured, *self.unsized, *self._known]))
+
+    @property
+    def unsized(self) -> tuple[str, ...]:
+        """Return the GPUs of whose memory NVML says nothing: pages are all that is known of it."""
+        return () if self.sample is None else self.sample.unsized
 
     def managed_bytes(self, uuid: str) -> int:
         """Return what our kernels have on a GPU, by their pages."""

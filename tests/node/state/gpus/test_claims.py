@@ -285,3 +285,16 @@ def test_figures_from_before_a_kernels_last_move_say_nothing_of_it(kernels):
     kernels.take_sample(None)
     (seen,) = kernels.snapshot(11.0, is_settled=True).kernels
     assert seen.resident_bytes == {GPU: 30 * GIB}, "without NVML there is no better figure"
+
+
+def test_of_a_gpu_without_memory_figures_pages_are_all_that_is_known(kernels, names):
+    """Beside one with figures: kernels are parked there as without NVML."""
+    page = Says(State.RESIDENT)
+    page.say(gpus=(PageGpu("GPU-unsized", GIB, 0, (0,) * 8), PageGpu("GPU-made-up", GIB, 0, (0,) * 8)))
+    comes(kernels, page, 1.0, pid=5)
+    gpu = NvmlGpu(GPU, 0, "A GPU", TOTAL, 0, TOTAL, 0, frozenset({5}), {5: 0})
+    kernels.take_sample(NvmlSample(9.0, "580", (gpu,), unsized=("GPU-unsized",)))
+    kernels.refresh(10.0)
+    node = kernels.snapshot(10.0, is_settled=True)
+    assert node.kernels[0].resident_bytes == {"GPU-unsized": GIB, "GPU-made-up": 0}
+    assert not node.gpus["GPU-unsized"].is_measured
