@@ -1,11 +1,12 @@
 """Blockers: which kernels keep a waiter from the GPUs that it waits for; pure.
 
-A kernel is named only while it has memory there that the waiter needs. Unmanaged programs are one blocker without an
-id.
+A kernel is named only while it has memory there that the waiter needs, and only if it is one of a smallest set that has
+enough: else a user would be told to release a kernel for nothing. Unmanaged programs are one blocker without an id.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,8 @@ from .scheduling_pass.plan import ON_THE_MOVE, Plan
 from .victims.eviction_cost import park_s
 
 BLOCKERS_MAX = 5
+CHOICES_OF = 12  # of so many of the largest, the most important that suffice are chosen …
+CHOSEN_MOST = 2  # … where so many suffice: 66 choices
 CONTEXT_BYTES = GIB  # an upper bound of a CUDA context's size, which no page shows
 # A waiter's user can do something about the first at once; the last are about to be parked anyway.
 IMPORTANCE = (
@@ -49,7 +52,7 @@ class Blockers:
         self._plan = plan
         self._parkable_at = parkable_at
         self._found: dict[str, Blocker] = {}
-        self._on: dict[str, list[Blocker]] = {}
+        self._on: dict[str, list[tuple[int, Blocker]]] = {}
 
     def of(self, kernel: Kernel) -> Blocker:
         """Return the kernel as a blocker: why it stays on its GPU."""
@@ -58,16 +61,34 @@ class Blockers:
             found = self._found[kernel.id] = _blocker(self._plan, kernel, self._parkable_at.get(kernel.id))
         return found
 
-    def on(self, uuid: str, waiter: Waiter) -> list[Blocker]:
-        """Return what has memory on a GPU that a waiter lacks there, the most important first; no more than are
-        shown.
+    def on(self, uuid: str, waiter: Waiter, lacks: int) -> list[Blocker]:
+        """Return a smallest set of what has the `lacks` bytes of a GPU that a waiter lacks there, the most important
+        first: of several such sets, the one that its user can do most about. If all together have less, all are in the
+        way.
         """
+        others = (each for each in self._by_size(uuid) if each[1].kernel_id != waiter.kernel.id)
+        found: list[tuple[int, Blocker]] = []
+        left = lacks
+        while left > 0 and (largest := next(others, None)) is not None:
+            found.append(largest)
+            left -= largest[0]
+        if left <= 0 and len(found) <= CHOSEN_MOST:
+            few = [*found, *itertools.islice(others, CHOICES_OF - len(found))]
+            choices = itertools.combinations(sorted(few, key=lambda each: _rank(each[1])), len(found))
+            found = next(list(each) for each in choices if sum(size for size, _ in each) >= lacks)
+        return in_order([blocker for _, blocker in found[:CHOICES_OF]])
+
+    def _by_size(self, uuid: str) -> list[tuple[int, Blocker]]:
+        """Return what has memory on a GPU, the largest first."""
         found = self._on.get(uuid)
         if found is None:
-            kernels = [self.of(kernel) for kernel in self._plan.candidates.resident_on([uuid])]
-            outside = [Blocker(None, BlockerReason.OUTSIDE)] if self.outside_bytes(uuid) else []
-            found = self._on[uuid] = in_order([*kernels, *outside])[: BLOCKERS_MAX + 1]
-        return [each for each in found if each.kernel_id != waiter.kernel.id]
+            there = self._plan.candidates.resident_on([uuid])
+            found = [(kernel.frees_bytes[uuid], self.of(kernel)) for kernel in there]
+            if outside := self.outside_bytes(uuid):
+                found.append((outside, Blocker(None, BlockerReason.OUTSIDE)))
+            found.sort(key=lambda each: (-each[0], _rank(each[1])))
+            self._on[uuid] = found
+        return found
 
     def outside_bytes(self, uuid: str) -> int:
         """Return the bytes of a GPU that unmanaged programs surely have: all that is in use and no kernel's."""
@@ -97,11 +118,11 @@ class Blockers:
 
 def in_order(blockers: Iterable[Blocker]) -> list[Blocker]:
     """Return each blocker once, the most important first; of the same kind, the one that stays longest."""
-    known = dict.fromkeys(blockers)
-    return sorted(
-        known,
-        key=lambda each: (IMPORTANCE.index(each.why), -(math.inf if each.free_at is None else each.free_at)),
-    )
+    return sorted(dict.fromkeys(blockers), key=_rank)
+
+
+def _rank(blocker: Blocker) -> tuple[int, float]:
+    return IMPORTANCE.index(blocker.why), -(math.inf if blocker.free_at is None else blocker.free_at)
 
 
 def _blocker(plan: Plan, kernel: Kernel, moment: float | None) -> Blocker:

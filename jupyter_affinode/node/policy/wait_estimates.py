@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from ...settings.policy import Settings
@@ -246,6 +247,7 @@ class _View:
             moving = [blockers.of(kernel) for kernel in self._moving(uuid)[:BLOCKERS_MAX]]
             return Look(WaitReason.MOVING, "memory is being freed for it", until, moving)
         chosen: list[Kernel] = []
+        sizes: dict[str, int] = {}
         everything, is_host_full = lacks, False
         for moment, size, kernel in parkable.get(uuid, ()):
             if kernel is waiter.kernel:
@@ -256,6 +258,7 @@ class _View:
                     continue
                 lacks, chosen = size, []  # alone, then
             chosen.append(kernel)
+            sizes[kernel.id] = size
             lacks -= size
             if lacks <= 0:
                 begins = max(moment, begins, waiter.kernel.reclaim_after)
@@ -263,7 +266,7 @@ class _View:
                 at = self._with_margin(-lacks, at, may_park)
                 if slices:  # preemption leaves the margin out: what is idle by then may be parked for it
                     at = _last_end(begins, at, may_park)
-                needed = [blockers.of(each) for each in [kernel, *chosen[: BLOCKERS_MAX - 1]]]
+                needed = [blockers.of(each) for each in _fewest(chosen, sizes, everything)]
                 if kernel.is_held(plan.now) and kernel.held_until == moment:
                     whose = (
                         "another notebook of yours" if _is_own(kernel, waiter) else "another user's notebook"
@@ -273,8 +276,8 @@ class _View:
         if is_host_full:
             words = "the GPU is full, and so is the machine's RAM: nothing can be freed"
             return Look(WaitReason.HOST_MEMORY, words)
-        found = blockers.on(uuid, waiter)
-        words = "the GPU is full, and its kernels are computing" + self._or_held(uuid, waiter)
+        found = blockers.on(uuid, waiter, everything)
+        words = "the GPU is full, and its kernels are computing" + self._or_held(found, waiter)
         return Look(_code_of(found), words, None, found)
 
     def _with_margin(self, left: int, at: float, parks: Sequence[tuple[float, float]]) -> float:
@@ -283,14 +286,17 @@ class _View:
         """
         return at if left >= self.plan.settings.margin_bytes else at + _slowest_s(at, parks)
 
-    def _or_held(self, uuid: str, waiter: Waiter) -> str:
-        """Return what a reason adds about held kernels on a GPU."""
-        held = [
-            kernel for kernel in self.plan.candidates.resident_on([uuid]) if kernel.is_held(self.plan.now)
-        ]
+    def _or_held(self, found: Sequence[Blocker], waiter: Waiter) -> str:
+        """Return what a reason adds about the held kernels that are in the way."""
+        there = (self._by_id.get(blocker.kernel_id or "") for blocker in found)
+        held = [kernel for kernel in there if kernel is not None and kernel.is_held(self.plan.now)]
         if not held:
             return ""
         return " or kept by you" if all(_is_own(each, waiter) for each in held) else " or kept by their users"
+
+    @cached_property
+    def _by_id(self) -> Mapping[str, Kernel]:
+        return {kernel.id: kernel for kernel in self.plan.node.kernels}
 
     def _moving(self, uuid: str) -> list[Kernel]:
         return [
@@ -377,6 +383,20 @@ def _last_end(begins: float, at: float, parks: Sequence[tuple[float, float]]) ->
         if may_begin <= at:
             at = max(at, max(may_begin, begins) + lasts_s)
     return at
+
+
+def _fewest(chosen: Sequence[Kernel], sizes: Mapping[str, int], lacks: int) -> list[Kernel]:
+    """Return the fewest of the chosen kernels that have what is missing, the last chosen first: without it the others
+    do not.
+    """
+    *others, last = chosen
+    needed, left = [last], lacks - sizes[last.id]
+    for kernel in sorted(others, key=lambda each: -sizes[each.id]):
+        if left <= 0:
+            break
+        needed.append(kernel)
+        left -= sizes[kernel.id]
+    return needed
 
 
 def _code_of(blockers: Sequence[Blocker]) -> WaitReason:

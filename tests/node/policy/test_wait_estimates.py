@@ -309,6 +309,34 @@ def test_programs_that_are_not_managed_are_named_only_where_they_have_the_memory
     assert (told.code, told.blockers) == (WaitReason.TOO_LARGE, ())
 
 
+HELD, BUSY = {"held_until": NOW + 600}, {"calls_in_flight": 1}
+
+
+@pytest.mark.parametrize(
+    ("kernels", "named"),
+    [
+        ([("small", 10, HELD), ("large", 60, BUSY)], ["large"]),  # releasing the small one would not help
+        ([("held", 30, HELD), ("large", 30, BUSY)], ["held"]),  # it would
+        ([("a", 30, BUSY), ("b", 25, BUSY), ("c", 25, HELD)], ["c", "a"]),  # two, and the one to be released
+        ([("a", 45, BUSY), ("b", 31, BUSY), ("c", 4, HELD)], ["a", "b"]),
+        ([("a", 30, BUSY), ("b", 20, HELD), ("c", 20, BUSY), ("d", 10, HELD)], ["b", "a"]),
+        ([("small", 15, HELD), ("own", 25, {"is_opted_out": True}), ("large", 40, BUSY)], ["small", "large"]),
+    ],
+)
+def test_a_wait_names_a_smallest_set_that_suffices(kernels, named):
+    """Of several, the one that a user can do most about."""
+    told = waiting_for(*(resident(name, size, **fields) for name, size, fields in kernels), size=50)
+    assert [each.kernel_id for each in told.blockers] == named
+    is_held = any(each.why is BlockerReason.HELD for each in told.blockers)
+    assert ("kept" in told.reason) == is_held
+
+
+def test_of_the_idle_kernels_that_will_be_parked_those_that_are_needed_are_named():
+    early = [resident(f"early-{number}", 2, last_activity=NOW - 200) for number in range(4)]
+    late = resident("late", 60, **HELD)
+    assert [each.kernel_id for each in waiting_for(*early, late, size=50).blockers] == ["late"]
+
+
 def test_a_kernel_that_has_gone_or_is_not_in_the_way_is_not_named():
     idle, busy = resident("idle", 30, last_activity=NOW - 500), resident("busy", 20, calls_in_flight=1)
     told = waiting_for(idle, busy, size=50)
