@@ -12,7 +12,7 @@ import socket as sockets
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ..printable import fitting
@@ -30,6 +30,14 @@ UNAWAITED_TIMEOUT_S = 10.0  # then the connection of a message is closed unanswe
 PIECE_BYTES = 64 * 1024
 
 
+class PlacedOn(NamedTuple):
+    """The GPUs that a new kernel should see, the best first, as CUDA names them."""
+
+    uuids: list[str]
+    numbers: list[int] | None  # the same by number; None where CUDA's numbers are not sure
+    gpu_count: int  # of the machine
+
+
 class KernelMessages:
     """Speaks of one kernel to the controller at `socket`, by default the one that `environment.socket_path` finds.
 
@@ -45,13 +53,10 @@ class KernelMessages:
         """Describe the kernel as `ControllerClient.register` does. Raises ControllerRefused if that is refused."""
         ask(self._socket, "PUT", kernel_path(self._kernel_id), description_body(description))
 
-    def place(self) -> list[str]:
-        """Return the GPUs that the kernel should see when it starts, the best first, as CUDA names them.
-
-        Raises ControllerRefused.
-        """
+    def place(self) -> PlacedOn:
+        """Return the GPUs that the kernel should see when it starts, the best first. Raises ControllerRefused."""
         answer = ask(self._socket, "POST", kernel_path(self._kernel_id, "place"), {})
-        return list(answer["visible_devices"])
+        return PlacedOn(answer["visible_devices"], answer.get("numbers"), answer.get("gpu_count", 0))
 
     def tell_cancel(self, process_group: int | None = None) -> None:
         """The kernel was interrupted: calls that wait for the GPU fail, in the processes of that group."""

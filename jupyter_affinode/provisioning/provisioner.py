@@ -15,14 +15,14 @@ from jupyter_client.provisioning import LocalProvisioner
 # Not `client.api`: a program's first kernel would wait for its import. And nothing is imported by a thread, since a
 # process that is forked meanwhile would wait for that for ever.
 from ..client.errors import ControllerRefused, ControllerUnavailable
-from ..client.kernel_messages import KernelMessages
+from ..client.kernel_messages import KernelMessages, PlacedOn
 from ..client.starting import ensure_controller
 from ..threads import on_own_thread
 from .kernelspec import scheduling_fields
 from .preload import Unmanaged, manage
 from .shim_sight import lacks_shim
+from .visible_gpus import VISIBLE, visible_gpus
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 # the most that preloading the shim may add to a start; its two trials have 10 s each
 PREPARE_TIMEOUT_S = 25.0
 PLACE_TIMEOUT_S = 3.0  # the most that choosing a GPU may add to a start
@@ -181,17 +181,17 @@ class AffinodeProvisioner(LocalProvisioner):
         if not self.places or VISIBLE in env:
             return
 
-        def ask() -> list[str]:
+        def ask() -> PlacedOn:
             return KernelMessages(self.kernel_id, ensure_controller()).place()
 
         try:
-            devices = await on_own_thread(ask, timeout_s=PLACE_TIMEOUT_S)
+            placed = await on_own_thread(ask, timeout_s=PLACE_TIMEOUT_S)
         except (ControllerUnavailable, ControllerRefused, asyncio.TimeoutError, OSError) as error:
             self.log.info("Kernel %s is not placed on a GPU: %r", self.kernel_id, error)
             return
-        if devices:
-            env[VISIBLE] = ",".join(devices)
-            self.log.info("Kernel %s is placed on %s.", self.kernel_id, devices[0])
+        if placed.uuids:
+            env.update(visible_gpus(placed, env))
+            self.log.info("Kernel %s is placed on %s.", self.kernel_id, placed.uuids[0])
 
     def _introduce(self) -> None:
         """Start the controller if none answers, and describe the kernel to it; the body of a thread."""

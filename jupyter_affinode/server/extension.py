@@ -50,7 +50,9 @@ class AffinodeExtension(
         False,
         help="""Whether new kernels are told which GPU to use, on machines with several: the one with the most room
         once idle kernels are parked comes first in CUDA_VISIBLE_DEVICES, others of the same kind after it. A
-        CUDA_VISIBLE_DEVICES of the server or of a kernelspec stays as it is.""",
+        CUDA_VISIBLE_DEVICES of the server or of a kernelspec stays as it is. GPUs are named by number, with
+        CUDA_DEVICE_ORDER=PCI_BUS_ID; by UUID where GPUs are used in parts (MIG), where a container has only some of
+        the machine's GPUs, or where another CUDA_DEVICE_ORDER is set.""",
     ).tag(config=True)
 
     _follows = False  # whether kernels and controller are followed

@@ -83,7 +83,17 @@ class PlaceHandler(Handler):
         kernel = self.made_known(kernel_id)
         gpus = self.controller.place(kernel)
         self.controller.servers.speaks_for(self.speaker(), kernel, self.identity)
-        await self.finish({"visible_devices": [gpu.visible_as or gpu.uuid for gpu in gpus]})
+        sample = self.controller.state.gpus.sample
+        all_gpus = () if sample is None else sample.gpus
+        # With a part of a GPU, or a dead one, CUDA's numbers are others than NVML's.
+        is_numbered = sample is not None and not sample.dead and not any(gpu.is_mig for gpu in all_gpus)
+        await self.finish(
+            {
+                "visible_devices": [gpu.visible_as or gpu.uuid for gpu in gpus],
+                "numbers": [gpu.index for gpu in gpus] if is_numbered else None,
+                "gpu_count": len(all_gpus) + (0 if sample is None else len(sample.unsized)),
+            }
+        )
 
 
 class EndHandler(Handler):

@@ -187,8 +187,13 @@ def test_the_controller_spreads_new_kernels(node, machine, shim, wait_until):
     assert placed("n1") == ["GPU-second", first]  # asked again, it is still one
     assert placed("n2") == [first, "GPU-second"]  # n1 is expected to take as much as k has
     assert placed("n3") == ["GPU-second", first]
+    answer = machine.ask("POST", "/kernels/n4/place", {})[1]
+    assert (answer["numbers"], answer["gpu_count"]) == ([0, 1], 2)
 
 
 def test_without_nvml_no_kernel_is_placed(node, machine):
     node()
-    assert machine.ask("POST", "/kernels/n/place", {}) == (200, {"visible_devices": []})
+    assert machine.ask("POST", "/kernels/n/place", {}) == (
+        200,
+        {"visible_devices": [], "numbers": None, "gpu_count": 0},
+    )
