@@ -78,7 +78,7 @@ def test_unknown_gpus_are_shown_only_to_the_user_who_named_them(kernels):
 def test_other_peoples_programs_are_named_to_administrators_alone():
     row = {"pid": 5, "command": "thesis.py", "bytes": 7}
     gpu = {"uuid": GPU, "total_bytes": TOTAL, "unmanaged": [row]}
-    node = {"gpus": [gpu], "queue": [], "settings": Settings().as_dict()}
+    node = {"gpus": [gpu], "queue": [], "starting": [], "settings": Settings().as_dict()}
 
     def seen(identity):
         return node_view(identity, node, {})["gpus"][0]["unmanaged"]
