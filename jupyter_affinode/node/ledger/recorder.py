@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
+from ..identity.rate_limits import TokenBucket
 from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Residency, Waiter
 from ..policy.wait_estimates import WaitEstimate
@@ -23,6 +24,11 @@ from .waits import WaitEnded, WaitWatch
 from .writer import Ledger
 
 LOOK_EVERY_S = 1.0
+ROWS_PER_S, ROWS_AT_ONCE = (
+    2.0,
+    2000.0,
+)  # that a user may have written: more than kernels that change places all day
+PACES_MAX = 4096
 SAMPLED_EVERY_S = 10
 LOOKS_A_SAMPLE = round(SAMPLED_EVERY_S / HISTORY_EVERY_S)
 KERNELS_WRITTEN_EVERY_S = 60.0  # as exact is what is known of a kernel whose end no controller saw
@@ -74,7 +80,8 @@ class History(Observer):
         self._meter = Meter()
         self._waits = WaitWatch()
         self._began: dict[str, KernelRow] = {}
-        self._users: dict[str, str] = {}
+        self._users: dict[str, tuple[str, str]] = {}  # by kernel: its user, and the charged user
+        self._paces: dict[str, TokenBucket] = {}  # by charged user
         self._looked_at = 0.0
         self._kernels_written_at = 0.0
         self._sampled_at = 0
@@ -157,9 +164,9 @@ class History(Observer):
         for kernel, gpu, sums in self._meter.look(now, wall, seen):
             self._figures.metered(kernel, gpu, sums)
         self._figures.seen(seen, now)
-        self._users = {
-            plain(kernel_id): self._user(kernel) for kernel_id, kernel in self._state.kernels.items()
-        }
+        self._users = {}
+        for record in self._state.kernels.values():
+            self._user(record)
         usage = self._meter.take()
         if self.ledger is not None:
             self.ledger.usage(usage)
@@ -222,6 +229,8 @@ class History(Observer):
             if kernel_id not in living:
                 continue
             row, known = self._row(kernel, wall), self._began.get(kernel_id)
+            if known is None and not self._may_write(kernel_id):
+                continue
             if is_due or known is None or known.gpus != row.gpus:
                 self._began[kernel_id] = row
                 ledger.kernel(row)
@@ -250,18 +259,33 @@ class History(Observer):
     def _write_wait(self, ended: WaitEnded) -> None:
         if self.ledger is not None:
             kernel_id = plain(ended.kernel_id)
-            of_kernel = (self._wall(), EventKind.WAIT.value, kernel_id, self._users.get(kernel_id, ""))
+            user, _ = self._users.get(kernel_id, ("", ""))
+            of_kernel = (self._wall(), EventKind.WAIT.value, kernel_id, user)
             row = EventRow(
                 *of_kernel, ended.gpu, outcome=ended.outcome, bytes=ended.bytes, waited_s=ended.waited_s
             )
-            self.ledger.event(row)
+            self._event(row)
 
     def _write(self, kind: EventKind, kernel: KernelRecord, *, gpu: str = "", **columns: Any) -> None:
         """Write an event; `columns`: the others of EventRow."""
         if self.ledger is not None:
             of_kernel = (self._wall(), kind.value, plain(kernel.id), self._user(kernel))
             columns["gpus"] = self._gpu_names(kernel)
-            self.ledger.event(EventRow(*of_kernel, gpu or kernel.main_gpu(), **columns))
+            self._event(EventRow(*of_kernel, gpu or kernel.main_gpu(), **columns))
+
+    def _event(self, row: EventRow) -> None:
+        if self.ledger is not None and self._may_write(row.kernel_id):
+            self.ledger.event(row)
+
+    def _may_write(self, kernel_id: str) -> bool:
+        """Return whether a kernel's user has not had too much written lately, and count a row."""
+        _, charged = self._users.get(kernel_id, ("", ""))
+        pace = self._paces.get(charged)
+        if pace is None:
+            if len(self._paces) >= PACES_MAX:
+                self._paces.clear()
+            pace = self._paces[charged] = TokenBucket(ROWS_PER_S, ROWS_AT_ONCE)
+        return pace.take()
 
     def _gpu_names(self, kernel: KernelRecord) -> str:
         """Return the GPUs that a kernel has memory on or parked from, with commas."""
@@ -269,7 +293,8 @@ class History(Observer):
 
     def _user(self, kernel: KernelRecord) -> str:
         """Return the kernel's user; remembered for the waits that end because the kernel is gone."""
-        user = self._users[plain(kernel.id)] = plain(owner_of(kernel))
+        user = plain(owner_of(kernel))
+        self._users[plain(kernel.id)] = user, plain(kernel.account.charged_user or user)
         if self.ledger is not None:
             self.ledger.user(user, plain(owner_name(kernel)))
         return user

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 
@@ -23,6 +24,18 @@ PURGED_SHARE = 0.1  # of the events, when the file is too large
 _USERS_SOMEWHERE = " UNION ".join(
     f"SELECT user FROM {table}" for table in ("events", "kernels", "usage", "audit")
 )
+# By name, which a user's containers share with the user, whatever user ids they have.
+_OF_NAME = "(SELECT coalesce((SELECT name FROM users WHERE users.user = {table}.user), {table}.user))"
+_NAMED = " UNION ALL ".join(
+    f"SELECT {_OF_NAME.format(table=table)} AS name, {moment} AS at FROM {table}"
+    for table, moment in (("events", "at"), ("kernels", "seen"))
+)
+_ROWS_BY_USER = f"SELECT name, count(*) FROM ({_NAMED}) GROUP BY name"
+_NTH_OLDEST = f"SELECT at FROM ({_NAMED}) WHERE name = ? ORDER BY at LIMIT 1 OFFSET ?"
+_DELETE_OLDEST = [
+    f"DELETE FROM {table} WHERE {_OF_NAME.format(table=table)} = ? AND {moment} <= ?"
+    for table, moment in (("events", "at"), ("kernels", "seen"))
+]
 
 
 @dataclass(frozen=True)
@@ -148,7 +161,10 @@ class LedgerStore:
             raise
 
     def purge(self, keep: Retention, now: float) -> None:
-        """Forget what is too old, then the oldest events until the file is small enough. Raises sqlite3.Error."""
+        """Forget what is too old, then the largest users' oldest rows until the file is small enough.
+
+        Raises sqlite3.Error.
+        """
         oldest = now - keep.days * DAY_S
         for statement in (
             "DELETE FROM events WHERE at < ?",
@@ -160,7 +176,7 @@ class LedgerStore:
         for table in ("usage", "measured"):
             self._db.execute(f"DELETE FROM {table} WHERE day < ?", (oldest // DAY_S,))
         self._db.execute(f"DELETE FROM users WHERE user NOT IN ({_USERS_SOMEWHERE})")
-        while self.size_bytes > keep.bytes and self._purge_oldest():
+        while self.size_bytes > keep.bytes and self._purge_largest():
             pass
         self._db.execute("PRAGMA incremental_vacuum").fetchall()
 
@@ -203,27 +219,33 @@ class LedgerStore:
             list(usage.measured_s.items()),
         )
 
-    def _purge_oldest(self) -> bool:
-        """Delete a share of the events: the oldest of the user with the most, so that no user displaces another's; else
-        the oldest of the kernels.
+    def _purge_largest(self) -> bool:
+        """Delete a share of the events and kernels, the oldest of the users with the most: no user displaces another's.
 
         Return False where nothing is left.
         """
-        most = self._db.execute(
-            "SELECT user, sum(count(*)) OVER () FROM events GROUP BY user ORDER BY count(*) DESC LIMIT 1"
-        ).fetchone()
-        if most is not None:
-            self._db.execute(
-                "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE user = ? ORDER BY at LIMIT ?)",
-                (most[0], max(int(most[1] * PURGED_SHARE), 1)),
-            )
-            return True
-        (count,) = self._db.execute("SELECT count(*) FROM kernels").fetchone()
-        self._db.execute(
-            "DELETE FROM kernels WHERE kernel_id IN (SELECT kernel_id FROM kernels ORDER BY seen LIMIT ?)",
-            (max(int(count * PURGED_SHARE), 1),),
-        )
-        return bool(count)
+        counts: dict[str, int] = dict(self._db.execute(_ROWS_BY_USER).fetchall())
+        share = max(int(sum(counts.values()) * PURGED_SHARE), 1)
+        for user, count in surplus(counts, share).items():
+            (until,) = self._db.execute(_NTH_OLDEST, (user, count - 1)).fetchone()
+            for statement in _DELETE_OLDEST:
+                self._db.execute(statement, (user, until))
+        return bool(counts)
+
+
+def surplus(counts: Mapping[str, int], amount: int) -> dict[str, int]:
+    """Return by user how many rows to take from those with the most, so that about `amount` go and none falls below
+    another from whom rows are taken.
+    """
+    level, taken = 0, 0
+    ordered = sorted(counts.values(), reverse=True)
+    for number, count in enumerate(ordered, 1):
+        following = ordered[number] if number < len(ordered) else 0
+        if taken + number * (count - following) >= amount:
+            level = count - -(-(amount - taken) // number)
+            break
+        taken += number * (count - following)
+    return {user: count - level for user, count in counts.items() if count > level}
 
 
 def _insert_into(table: str, row: type) -> str:

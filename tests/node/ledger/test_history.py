@@ -17,6 +17,7 @@ from fake_shim import BUSY, MIB
 
 from jupyter_affinode import environment
 from jupyter_affinode.cli import main
+from jupyter_affinode.node.ledger import recorder
 from jupyter_affinode.node.ledger import writer as ledger_module
 from jupyter_affinode.node.ledger.store import Batch, LedgerStore
 from jupyter_affinode.node.metrics.history_options import HistoryOptions
@@ -80,6 +81,20 @@ def test_parks_resumes_waits_and_refusals_are_written_with_their_reasons(node, s
             (bytes_, user) == (300 * MIB, f"uid-{os.getuid()}") and gpu.startswith("GPU-") and duration >= 0
         )
     assert rows(path, "SELECT name FROM users") == [(ME,)]
+
+
+def test_a_user_with_ever_new_kernels_has_only_so_many_written(node, shim, path, wait_until, monkeypatch):
+    monkeypatch.setattr(recorder, "ROWS_AT_ONCE", 3.0)
+    monkeypatch.setattr(recorder, "ROWS_PER_S", 1e-6)
+    machine = node(history=HistoryOptions(path))
+    for number in range(6):
+        shim(f"k{number}", resident=MIB)
+    wait_until(lambda: len(machine.kernels()) == 6)
+    wait_until(lambda: len(rows(path, "SELECT * FROM kernels")) == 3)
+    assert machine.ask("POST", "/kernels/k5/park", {})[0] == 200
+    wait_until(lambda: rows(path, "SELECT * FROM usage"))
+    node.stop()
+    assert len(rows(path, "SELECT * FROM kernels")) == 3 and rows(path, "SELECT * FROM events") == []
 
 
 def test_a_kernel_without_host_memory_to_go_to_is_a_refusal(node, shim, path, wait_until):

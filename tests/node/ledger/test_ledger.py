@@ -22,7 +22,15 @@ import waiting
 from jupyter_affinode.node.ledger import store as ledger_store
 from jupyter_affinode.node.ledger import writer as ledger_module
 from jupyter_affinode.node.ledger.schema import MIGRATIONS, LedgerTooNew, user_version
-from jupyter_affinode.node.ledger.store import Batch, EventRow, KernelRow, LedgerStore, Retention, on_network
+from jupyter_affinode.node.ledger.store import (
+    Batch,
+    EventRow,
+    KernelRow,
+    LedgerStore,
+    Retention,
+    on_network,
+    surplus,
+)
 from jupyter_affinode.node.ledger.usage import DAY_S, ByteSeconds, Usage, UsageKey
 from jupyter_affinode.node.ledger.writer import Ledger
 
@@ -154,6 +162,42 @@ def test_a_users_events_do_not_displace_other_users_events(folder):
     store.close()
     counts = dict(rows(folder / "l", "SELECT user, count(*) FROM events GROUP BY user"))
     assert counts["alice"] == 1 and 0 < counts["mallory"] < 10_000
+
+
+def test_a_users_kernels_do_not_displace_other_users_history(folder):
+    """New kernel ids are rows as events are; those of a user's containers have other users of the same name."""
+    store = LedgerStore(folder / "l")
+    many = {
+        f"m{number}": KernelRow(
+            f"m{number}", f"uid-{100_000 + number % 5000}", NOW, NOW + number, None, False
+        )
+        for number in range(20_000)
+    }
+    names = {f"uid-{100_000 + number}": "mallory" for number in range(5000)} | {"alice": "Alice"}
+    own = KernelRow("k", "alice", NOW - DAY_S, NOW - DAY_S, None, False)
+    events = [event(NOW - DAY_S + number) for number in range(100)]
+    store.write(Batch(NOW, events, {"k": own, **many}, users=names))
+    store.purge(Retention(bytes=store.size_bytes // 2), NOW)
+    store.close()
+    assert rows(folder / "l", "SELECT count(*) FROM events") == [(100,)]
+    ((kept, oldest),) = rows(folder / "l", "SELECT count(*), min(seen) FROM kernels WHERE user <> 'alice'")
+    assert rows(folder / "l", "SELECT kernel_id FROM kernels WHERE user = 'alice'") == [("k",)]
+    assert 0 < kept < 15_000 and oldest == NOW + 20_000 - kept
+
+
+@pytest.mark.parametrize(
+    ("counts", "amount", "taken"),
+    [
+        ({}, 5, {}),
+        ({"a": 10}, 4, {"a": 4}),
+        ({"a": 10, "b": 3}, 4, {"a": 4}),
+        ({"a": 10, "b": 8}, 6, {"a": 4, "b": 2}),
+        ({"a": 5, "b": 5, "c": 1}, 3, {"a": 2, "b": 2}),
+        ({"a": 2, "b": 1}, 9, {"a": 2, "b": 1}),
+    ],
+)
+def test_rows_are_taken_from_the_largest_users_down_to_one_level(counts, amount, taken):
+    assert surplus(counts, amount) == taken
 
 
 def test_each_migration_of_an_older_file_keeps_what_is_in_it(folder):
