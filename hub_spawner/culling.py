@@ -82,7 +82,7 @@ def _kernels_of(server: Json, kernels: list[Json]) -> list[Json]:
     return [
         kernel
         for kernel in kernels
-        if kernel["server"] == full_name
+        if kernel.get("server") == full_name
         and (kernel["user"] == granted or not (kernel["user"] or "").startswith(GRANTED))
     ]
 

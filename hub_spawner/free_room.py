@@ -43,12 +43,24 @@ class FreeRoom:
 
 
 def free_room(pictures: Iterable[NodePicture]) -> FreeRoom:
-    """Return the totals: free memory, and what kernels that are idle long enough would give back."""
-    known = [picture for picture in pictures if picture.node is not None]
-    rooms = [room for picture in known for room in _rooms(picture)]
-    nodes = [picture.node for picture in known if picture.node is not None]
-    waiting = sum(len(node["queue"]) for node in nodes)
-    return FreeRoom(tuple(sorted(rooms, reverse=True)), waiting, any(node["simulated"] for node in nodes))
+    """Return the totals: free memory, and what kernels that are idle long enough would give back.
+
+    Machines whose answer has an unexpected shape are left out.
+    """
+    rooms: list[int] = []
+    waiting, is_simulated = 0, False
+    for picture in pictures:
+        if picture.node is None:
+            continue
+        try:
+            found, queue = _rooms(picture), len(picture.node["queue"])
+            is_simulated = is_simulated or bool(picture.node["simulated"])
+        except (LookupError, TypeError, ValueError, AttributeError):
+            logging.getLogger(__name__).warning("the answer of %s has an unexpected shape", picture.name)
+            continue
+        rooms += found
+        waiting += queue
+    return FreeRoom(tuple(sorted(rooms, reverse=True)), waiting, is_simulated)
 
 
 async def free_room_line(nodes: Nodes, size: int) -> str:
@@ -75,7 +87,7 @@ def _rooms(picture: NodePicture) -> list[int]:
             for use in kernel["gpus"]:
                 idle[use["uuid"]] = idle.get(use["uuid"], 0) + use["resident_bytes"]
     return [
-        gpu["free_bytes"] + min(idle.get(gpu["uuid"], 0), parkable)
+        int(gpu["free_bytes"]) + min(idle.get(gpu["uuid"], 0), parkable)
         for gpu in picture.node["gpus"]
         if gpu["free_bytes"] is not None  # null without NVML
     ]

@@ -7,6 +7,7 @@ answer in time is a finding and no error.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,9 +25,11 @@ from .room import controller_socket
 
 ANSWER_WITHIN_S = 3.0
 GRANT_S = 60.0  # how long a grant for one request is valid
+UNEXPECTED = "its controller's answer has an unexpected shape"
 ANYONE = "affinode"  # in the grants of requests that change nothing: no administrator made them
 
 Json = dict[str, Any]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -124,8 +127,13 @@ class Nodes:
             return NodePicture(name, problem=f"its controller did not answer within {timeout_s:g} s")
         except (ControllerUnavailable, ControllerRefused) as error:
             return NodePicture(name, problem=str(error))
+        except Exception:  # whatever answers there: the other machines' pictures do not depend on it
+            log.exception("%s answers in an unexpected way", name)
+            return NodePicture(name, problem=UNEXPECTED)
+        if not isinstance(machine, dict) or not isinstance(kernels, list):
+            return NodePicture(name, problem=UNEXPECTED)
         title = name if isinstance(node.place, Path) else str(machine.get("name") or name)
-        return NodePicture(name, machine, kernels, title=title)
+        return NodePicture(name, machine, [each for each in kernels if isinstance(each, dict)], title=title)
 
 
 class NetworkClient(ControllerClient):

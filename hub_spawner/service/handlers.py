@@ -19,7 +19,7 @@ from jupyter_affinode.client.grant_signing import CannotSign
 
 from ..free_room import free_room
 from ..grants import GrantNotGiven, renewed
-from ..nodes import ANSWER_WITHIN_S, NodePicture
+from ..nodes import ANSWER_WITHIN_S, UNEXPECTED, NodePicture
 from . import figures
 
 if TYPE_CHECKING:
@@ -160,13 +160,31 @@ class OverviewHandler(AdminHandler):
             self.set_header("Refresh", str(REFRESH_S))
         self.render(
             "overview.html",
-            figures=figures,
-            labels=LABELS,
-            machines=list(zip(pictures, reports, audits, strict=True)),
+            sections=[self._section(*machine) for machine in zip(pictures, reports, audits, strict=True)],
             message=self.take_message(),
             now=time.strftime("%H:%M:%S", time.gmtime()),
             refreshes=refreshes,
             refresh_s=REFRESH_S,
+        )
+
+    def _section(self, picture: NodePicture, report: tuple[Any, str], audit: tuple[Any, str]) -> bytes:
+        """Return one machine's part of the page; an answer of an unexpected shape costs no other machine its part."""
+        try:
+            return self._rendered(picture, report, audit)
+        except Exception:  # it may have any shape
+            self.service.log.exception("the answer of %s cannot be shown", picture.name)
+            return self._rendered(NodePicture(picture.name, problem=UNEXPECTED), (None, ""), (None, ""))
+
+    def _rendered(self, picture: NodePicture, report: tuple[Any, str], audit: tuple[Any, str]) -> bytes:
+        return self.render_string(
+            "machine.html",
+            figures=figures,
+            labels=LABELS,
+            picture=picture,
+            report=report[0],
+            no_report=report[1],
+            audit=audit[0],
+            no_audit=audit[1],
         )
 
     async def _asked(
@@ -182,6 +200,8 @@ class OverviewHandler(AdminHandler):
             return None, "the controller did not answer in time"
         except (ControllerRefused, ControllerUnavailable) as error:
             return None, str(error)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            return None, UNEXPECTED
 
 
 class KernelHandler(AdminHandler):
@@ -209,8 +229,12 @@ class PolicyHandler(AdminHandler):
         try:
             settings = await asyncio.wait_for(client.policy(), ANSWER_WITHIN_S)
         except (ControllerRefused, ControllerUnavailable, asyncio.TimeoutError) as error:
-            raise HTTPError(502, str(error) or "the controller did not answer in time") from None
-        self.render("policy.html", node=node, settings=figures.settings_form(settings))
+            raise HTTPError(502, "%s", str(error) or "the controller did not answer in time") from None
+        try:
+            form = figures.settings_form(settings)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            raise HTTPError(502, "%s", UNEXPECTED) from None
+        self.render("policy.html", node=node, settings=form)
 
     @authenticated
     async def post(self) -> None:

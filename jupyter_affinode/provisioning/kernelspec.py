@@ -10,6 +10,7 @@ from typing import Any
 from jupyter_client.kernelspec import KernelSpec
 
 SECTION = "affinode"
+PRIORITY_MAX = 1000  # the controller takes no more
 
 
 def scheduling_fields(spec: KernelSpec) -> dict[str, Any]:
@@ -17,7 +18,8 @@ def scheduling_fields(spec: KernelSpec) -> dict[str, Any]:
     section = (spec.metadata or {}).get(SECTION)
     section = section if isinstance(section, dict) else {}
     park, priority = section.get("park"), section.get("priority")
+    is_class = isinstance(priority, int) and not isinstance(priority, bool) and abs(priority) <= PRIORITY_MAX
     return {
         "may_park": park if isinstance(park, bool) else None,
-        "priority": priority if isinstance(priority, int) and not isinstance(priority, bool) else None,
+        "priority": priority if is_class else None,
     }

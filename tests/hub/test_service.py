@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import html
+import http.server
+import json
 import re
+import socketserver
 import ssl
 import threading
 from types import SimpleNamespace
+from typing import ClassVar
 
 import jwt
 import pytest
@@ -44,11 +48,44 @@ def node(version):
         yield made
 
 
+class OddController(socketserver.ThreadingUnixStreamServer):
+    """Answers each path with what `answers` has for its last word; with nothing where that has none."""
+
+    daemon_threads = True
+    answers: ClassVar[dict[str, object]] = {}
+
+    class RequestHandlerClass(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            last = self.path.partition("?")[0].rpartition("/")[2]
+            answers = OddController.answers
+            body = (json.dumps(answers[last]) if last in answers else "{").encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def address_string(self):
+            return "here"
+
+        def log_message(self, *_):
+            pass
+
+
 @pytest.fixture(scope="module")
-def hub(node, version):
+def odd(node):
+    """A controller whose answers have a shape that no page expects."""
+    path = node.machine.folder / "odd.sock"
+    with OddController(str(path), OddController.RequestHandlerClass) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield path
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def hub(node, version, odd):
     """A Hub with the service."""
     key, _ = make_hub_keys(node.machine.folder)
-    nodes = {"gpu1": str(node.machine.socket), "gpu2": "/nowhere/node.sock"}
+    nodes = {"gpu1": str(node.machine.socket), "gpu2": "/nowhere/node.sock", "gpu3": str(odd)}
     service = {"nodes": nodes, "grant_key": str(key), "grant_audience": ["tests"]}
     made = Hub(node.machine, version, service=service).start()
     yield made
@@ -105,6 +142,49 @@ def test_a_server_that_waits_for_room_is_shown_with_its_user_size_and_age(hub, n
     words = text_of(page(hub, admin)).partition("Queue")[2].partition("Kernels")[0]
     assert re.search(rf"{BOB} a server that starts, for 79 GiB waits \d", words), words
     waiting.join()
+
+
+def odd_answers(node):
+    """Answers of a controller to /node, /kernels, /report and /audit, of which one or more are of no use."""
+    good = {name: node.machine.ask("GET", path)[1] for name, path in (
+        ("node", "/node"), ("kernels", "/kernels"), ("report", "/report?by=user"), ("audit", "/audit"))}  # fmt: skip
+    for name in good:
+        for odd in (
+            None,
+            [],
+            {},
+            "x",
+            5,
+            [None],
+            {"kernels": None},
+            {"kernels": [5]},
+            {"kernels": [{}]},
+            {"rows": 5},
+            {"audit": {"a": 1}},
+        ):
+            yield {**good, name: odd}
+    for name in good["node"]:
+        for odd in (None, "x", -5, [{}], {"a": []}):
+            yield {**good, "node": {**good["node"], name: odd}}
+    (kernel, *_) = good["kernels"]["kernels"]
+    for name in kernel:
+        for odd in (None, [], {}, "x"):
+            yield {**good, "kernels": {"kernels": [{**kernel, name: odd}]}}
+    yield {}
+
+
+def test_a_controller_with_answers_of_an_unexpected_shape_costs_no_other_machine_its_part(hub, node, admin):
+    token = hub.ask("POST", "/users/admin/tokens", {})[1]["token"]
+    for answers in list(odd_answers(node)):
+        OddController.answers = answers
+        answer = page(hub, admin)
+        assert answer.status_code == 200, (answers, answer.text)
+        words = text_of(answer)
+        assert "work/analysis.ipynb ana/" in words and "gpu3" in words
+    room = requests.get(
+        f"{hub.url}/services/affinode/room", headers={"Authorization": f"token {token}"}, timeout=60
+    )
+    assert (room.status_code, room.json()["gpus"]) == (200, 2)
 
 
 @pytest.mark.parametrize(

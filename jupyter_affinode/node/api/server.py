@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import socket
 from typing import Any
 
@@ -12,7 +11,7 @@ from tornado.http1connection import HTTP1ServerConnection
 from tornado.iostream import IOStream
 from tornado.web import Application
 
-from ...settings.declaration import SettingsRefused
+from ...settings.declaration import LONGEST_S, SettingsRefused
 from ...settings.policy import check_each
 from ..controller import Controller
 from ..model.reasons import Refusal
@@ -141,8 +140,8 @@ class PolicyHandler(Handler):
         try:
             moment = now if text is None else float(text)
         except ValueError:
-            moment = math.nan
-        if math.isnan(moment):
+            moment = float("nan")
+        if not abs(moment) <= LONGEST_S:  # NaN neither
             raise ApiError(400, Refusal.BAD_REQUEST, "configured_at must be a moment in monotonic seconds")
         return min(moment, now)
 

@@ -37,7 +37,7 @@ from .host.host_figures import HostFigures
 from .host.host_usage import awaits_bytes
 from .persistence import StoredRequests
 from .records.kernel import KernelRecord
-from .records.process import BadPages, Process, read_pages
+from .records.process import BadPages, Process, read_pages, within
 from .room_requests import RequestedRoom
 from .snapshot_builder import kernel_picture
 from .stuck import Stuck, stuck
@@ -114,8 +114,9 @@ class NodeState:
                 kernel_id = old.kernel_id
             was_asked = was_asked or self.kernels[old.kernel_id].requests.resume
             self.remove_process(old, now, lives=True)
+        said = within(page.last, self.gpus.sizes)
         process = Process(
-            key, kernel_id, hello, page, page.last, connection, connection.peer.pid, connected_at=now
+            key, kernel_id, hello, page, said, connection, connection.peer.pid, connected_at=now
         )
         process.peer_uid, process.calls_changed_at = connection.peer.uid, now
         if page.last.state is State.PARKED:
@@ -200,13 +201,13 @@ class NodeState:
     def read_pages(self, now: float) -> tuple[bool, BadPages]:
         """Read every page; return whether any is new, and the malformed ones."""
         before = [process.data for process in self.processes()]
-        bad = read_pages(self.processes(), now)
+        bad = read_pages(self.processes(), self.gpus.sizes, now)
         is_new = any(process.data is not data for process, data in zip(self.processes(), before, strict=True))
         return is_new, bad
 
     def look_at(self, kernel: KernelRecord, now: float) -> tuple[Kernel | None, BadPages]:
         """Return one kernel as it is now (None without processes), and its processes whose page is malformed."""
-        bad = read_pages(kernel.processes.values(), now)
+        bad = read_pages(kernel.processes.values(), self.gpus.sizes, now)
         self._refresh_kernel(kernel, now)
         return self._kernel(kernel, self._open_gpus(), now) if kernel.processes else None, bad
 
@@ -214,7 +215,7 @@ class NodeState:
         """Read every page and update the table; return the processes whose page is malformed, for the caller
         to drop.
         """
-        bad = read_pages(self.processes(), now)
+        bad = read_pages(self.processes(), self.gpus.sizes, now)
         for size, seconds in self.speeds.look(
             self.processes(), self.gpus.sizes, lambda process: self._last_move_s(process, now)
         ):

@@ -191,6 +191,7 @@ def node_json(
     measured = state.gpus.measured
     kernels = [kernel.by_gpu().values() for kernel in state.kernels.values()]
     parked = sum(gpu.parked_bytes for gpus in kernels for gpu in gpus)
+    total, spill = state.host.memory.total_bytes, _spill_json(state)
     limits = [limit.headroom_bytes for limit in state.host.limits.values()]
     simulated = any(gpu.is_simulated for gpu in measured.values()) or any(
         process.is_simulated for process in state.processes()
@@ -210,12 +211,13 @@ def node_json(
         "history": history,
         "gpus": _gpus_json(state, simulated),
         "host": {
-            "total_bytes": state.host.memory.total_bytes,
+            "total_bytes": total,
             "available_bytes": state.host.memory.available_bytes,
             "reserve_bytes": state.settings.host_reserve(state.host.memory.total_bytes),
-            "parked_bytes": parked,
-            "copy_bytes": sum(process.data.copy_bytes for process in state.processes()),
-            "kept_bytes": sum(process.data.kept_bytes for process in state.processes()),
+            # Pages may claim anything: no more than there is.
+            "parked_bytes": min(parked, total + (0 if spill is None else spill["limit_bytes"])),
+            "copy_bytes": min(sum(process.data.copy_bytes for process in state.processes()), total),
+            "kept_bytes": min(sum(process.data.kept_bytes for process in state.processes()), total),
             "lots": {
                 "limit_bytes": lots.limit_bytes(state.settings),
                 "ready_bytes": lots.ready_bytes,
@@ -223,7 +225,7 @@ def node_json(
             },
             "cgroup_headroom_bytes": min(limits) if limits else None,
         },
-        "spill": _spill_json(state),
+        "spill": spill,
         "settings": state.settings.as_dict(),
         "policy": {
             "may_change": not is_system,
@@ -328,7 +330,7 @@ def _unmeasured_gpu_json(state: NodeState, uuid: str, place: int, simulated: boo
 def _gpu_json(
     state: NodeState, gpu: NvmlGpu, known: Sequence[Process], processes: Sequence[Process]
 ) -> dict[str, Any]:
-    managed = state.gpus.managed_bytes(gpu.uuid)
+    managed = min(state.gpus.managed_bytes(gpu.uuid), gpu.used_bytes)  # pages may claim anything
     contexts = contexts_bytes(gpu, known, processes)
     others = other_programs(gpu, known, {process.pid for process in processes})
     return {

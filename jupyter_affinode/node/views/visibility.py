@@ -45,7 +45,7 @@ def node_view(identity: Identity, node: Json, kernels: dict[str, KernelRecord]) 
         "queue": queue,
         "starting": node["starting"] if identity.is_admin else [],
         "settings": settings_view(identity, node["settings"]),
-        "others": others(identity, kernels.values(), node["queue"]),
+        "others": others(identity, kernels.values(), node),
     }
 
 
@@ -56,15 +56,23 @@ def settings_view(identity: Identity, settings: Json) -> Json:
     return {**settings, **dict.fromkeys(ABOUT_USERS, "")}
 
 
-def others(identity: Identity, kernels: Iterable[KernelRecord], queue: list[str]) -> Json:
-    """Return all other users' kernels as sums."""
+def others(identity: Identity, kernels: Iterable[KernelRecord], node: Json) -> Json:
+    """Return all other users' kernels as sums, which are no larger than what the machine's own figures leave room for:
+    pages may claim anything.
+    """
     theirs = [kernel for kernel in kernels if kernel.account.owner != identity.owner and kernel.processes]
-    memory = [gpu for kernel in theirs for gpu in kernel.by_gpu().values()]
-    waiting = set(queue)
+    resident: dict[str, int] = {}
+    parked = 0
+    for kernel in theirs:
+        for gpu in kernel.by_gpu().values():
+            resident[gpu.uuid] = resident.get(gpu.uuid, 0) + gpu.on_gpu_bytes
+            parked += gpu.parked_bytes
+    used = {gpu["uuid"]: gpu["used_bytes"] for gpu in node["gpus"]}
+    waiting = set(node["queue"])
     return {
         "kernels": len(theirs),
-        "resident_bytes": sum(gpu.on_gpu_bytes for gpu in memory),
-        "parked_bytes": sum(gpu.parked_bytes for gpu in memory),
+        "resident_bytes": sum(min(size, used.get(uuid, 0)) for uuid, size in resident.items()),
+        "parked_bytes": min(parked, node["host"]["parked_bytes"]),
         "waiting": sum(kernel.id in waiting for kernel in theirs),
     }
 

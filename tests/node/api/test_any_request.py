@@ -22,7 +22,7 @@ import requests
 import schemathesis
 from api_answers import DOCUMENT
 from fake_shim import MIB, FakeShim
-from live_machine import Machine
+from live_machine import Machine, UnixConnection
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from thread_controller import ThreadController
 
@@ -132,3 +132,57 @@ def test_any_request_is_answered_as_described(api, path, method, mode, wait_unti
         except hypothesis.errors.Unsatisfiable:  # there is nothing that could be wrong
             assert mode == "negative" and "requestBody" not in DOCUMENT["paths"][path][method]
     wait_until(lambda: machine.node() is not None)  # one person's requests are limited, its own too
+
+
+def numbers_in(schema, path=()):
+    """Each number that a schema describes, and where."""
+    kinds = schema.get("type") or ()
+    if {"integer", "number"} & ({kinds} if isinstance(kinds, str) else set(kinds)):
+        yield path, schema
+    for name, inner in schema.get("properties", {}).items():
+        yield from numbers_in(inner, (*path, name))
+
+
+def test_every_number_of_every_request_is_bounded():
+    for path, item in DOCUMENT["paths"].items():
+        for operation in item.values():
+            body = operation.get("requestBody", {}) if isinstance(operation, dict) else {}
+            schemas = [("body", body.get("content", {}).get("application/json", {}).get("schema", {}))]
+            schemas += [
+                (each["name"], each["schema"])
+                for each in (operation.get("parameters", ()) if isinstance(operation, dict) else ())
+                if "schema" in each
+            ]
+            for name, schema in schemas:
+                for where, number in numbers_in(schema):
+                    assert "maximum" in number and {"minimum", "exclusiveMinimum"} & number.keys(), (
+                        path,
+                        name,
+                        where,
+                    )
+    for where, number in numbers_in(DOCUMENT["components"]["schemas"]["SettingsChange"]):
+        assert {"minimum", "maximum"} <= number.keys(), where
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+@pytest.mark.parametrize(
+    ("method", "path", "name"),
+    [
+        ("PUT", "/kernels/k", "priority"),
+        ("POST", "/kernels/k/hold", "duration_s"),
+        ("POST", "/kernels/k/end", "process"),
+        ("POST", "/room", "bytes"),
+        ("POST", "/room", "priority"),
+        ("PATCH", "/policy", "idle_timeout_s"),
+        ("PATCH", "/policy", "lot_bytes"),
+    ],
+)
+def test_a_number_of_thousands_of_digits_is_refused(controller, method, path, name, sign):
+    whole = {"bytes": 1, "timeout_s": 1} if path == "/room" else {}
+    controller.ask("PUT", "/kernels/k", {})
+    for number in ("9" * 4290, "1e300"):
+        text = json.dumps({**whole, name: 0}).replace(f'"{name}": 0', f'"{name}": {sign}{number}')
+        with contextlib.closing(UnixConnection(controller.socket)) as connection:
+            connection.request(method, f"/api/v1{path}", text, {"Content-Type": "application/json"})
+            assert connection.getresponse().status == 400, text[:60]
+    assert "Traceback" not in controller.controller_log()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...link.connection import Connection
-from ...protocol.page import PageData, PageError, PageFlag, State
+from ...protocol.page import PageData, PageError, PageFlag, PageGpu, State
 from ...protocol.wire import Hello, HelloFlag
 from ...system.host_memory import memory_of_process
 from ...system.mapped_page import Page
@@ -36,7 +36,7 @@ class Process:
     kernel_id: str
     hello: Hello
     page: Page
-    data: PageData
+    data: PageData  # what the page says, within the GPUs' sizes
     connection: Connection | None
     pid: int
     watch: ProcessWatch | None = None
@@ -70,6 +70,8 @@ class Process:
     )  # when that was looked at, and what its page showed then
     # of its memory by GPU, what NVML bears out (gpu_processes.py); None: there is no NVML
     borne_out: Mapping[str, int] | None = None
+    said: PageData | None = None  # the page's own words, and the sizes that they were bounded by
+    bounds: Mapping[str, int] | None = None
     # the GPUs that it was started to see (state/gpus/context_depth.py); None: all
     visible: tuple[str, ...] | None = ()
 
@@ -145,8 +147,8 @@ def read_host_bytes(processes: Iterable[Process], now: float) -> None:
             process.host_bytes_seen = now, process.data.copy_bytes
 
 
-def read_pages(processes: Iterable[Process], now: float) -> BadPages:
-    """Read the pages; return the processes whose page is malformed, for the caller to drop."""
+def read_pages(processes: Iterable[Process], sizes: Mapping[str, int] | None, now: float) -> BadPages:
+    """Read the pages; return the processes whose page is malformed, for the caller to drop. `sizes`: see `within`."""
     bad = []
     for process in processes:
         try:
@@ -160,5 +162,31 @@ def read_pages(processes: Iterable[Process], now: float) -> BadPages:
             process.parked_at = now
         if data.resumes != process.data.resumes:
             process.resumed_at = now
-        process.data = data
+        if data is not process.said or sizes != process.bounds:
+            process.said, process.bounds = data, sizes
+            process.data = within(data, sizes)
     return bad
+
+
+def within(data: PageData, sizes: Mapping[str, int] | None) -> PageData:
+    """Return what a page says, no more of each GPU than that has: a page may claim anything, and users are shown it.
+
+    `sizes` are bytes by GPU; None without NVML. What NVML does not know is bounded by the largest that it does.
+    """
+    if not sizes:
+        return data
+    largest = max(sizes.values())
+    gpus = tuple(_within(gpu, sizes.get(gpu.uuid, largest)) for gpu in data.gpus)
+    return data if gpus == data.gpus else replace(data, gpus=gpus)
+
+
+def _within(gpu: PageGpu, size: int) -> PageGpu:
+    most = max(gpu.resident_bytes, gpu.parked_bytes, *gpu.unmovable_bytes)
+    if most <= size:
+        return gpu
+    return replace(
+        gpu,
+        resident_bytes=min(gpu.resident_bytes, size),
+        parked_bytes=min(gpu.parked_bytes, size),
+        unmovable_bytes=tuple(min(each, size) for each in gpu.unmovable_bytes),
+    )

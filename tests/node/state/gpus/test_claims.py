@@ -23,7 +23,7 @@ from jupyter_affinode.node.state.registry import NodeState
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.node.views.serializers import node_json
-from jupyter_affinode.node.views.visibility import node_view
+from jupyter_affinode.node.views.visibility import node_view, others
 from jupyter_affinode.settings.policy import GIB, Settings
 
 GPU, TOTAL = gpu_uuid(bytes(16)), 80 * GIB
@@ -77,14 +77,40 @@ def test_unknown_gpus_are_shown_only_to_the_user_who_named_them(kernels):
 
 def test_other_peoples_programs_are_named_to_administrators_alone():
     row = {"pid": 5, "command": "thesis.py", "bytes": 7}
-    gpu = {"uuid": GPU, "total_bytes": TOTAL, "unmanaged": [row]}
-    node = {"gpus": [gpu], "queue": [], "starting": [], "settings": Settings().as_dict()}
+    gpu = {"uuid": GPU, "total_bytes": TOTAL, "used_bytes": 7, "unmanaged": [row]}
+    node = {
+        "gpus": [gpu],
+        "host": {"parked_bytes": 0},
+        "queue": [],
+        "starting": [],
+        "settings": Settings().as_dict(),
+    }
 
     def seen(identity):
         return node_view(identity, node, {})["gpus"][0]["unmanaged"]
 
     assert seen(Identity("uid-0", is_admin=True)) == [row]
     assert seen(Identity("uid-1")) == [{"pid": None, "command": None, "bytes": 7}]
+
+
+def test_no_user_is_shown_more_of_others_than_the_machine_has(kernels):
+    """However many pages claim it: on the GPU as much as is in use, and in RAM as much as there is."""
+    for number in range(40):
+        comes(kernels, Says(State.RESIDENT, 1 << 50, parked=1 << 50), 1.0, kernel_id=f"liar-{number}")
+    kernels.take_sample(
+        NvmlSample(1.0, "580", (NvmlGpu(GPU, 0, "A GPU", TOTAL, TOTAL - 3 * GIB, 3 * GIB, 0),))
+    )
+    kernels.refresh(2.0)
+    host = {"parked_bytes": 5 * GIB}
+    node = {"gpus": [{"uuid": GPU, "used_bytes": TOTAL - 3 * GIB}], "host": host, "queue": []}
+    shown = others(Identity("uid-honest"), kernels.kernels.values(), node)
+    assert (shown["kernels"], shown["resident_bytes"], shown["parked_bytes"]) == (
+        40,
+        TOTAL - 3 * GIB,
+        5 * GIB,
+    )
+    for process in kernels.processes():
+        assert all(max(gpu.resident_bytes, gpu.parked_bytes) <= TOTAL for gpu in process.data.gpus)
 
 
 def test_a_report_counts_for_no_kernel_more_than_a_gpu_has(kernels):
@@ -97,6 +123,7 @@ def test_a_report_counts_for_no_kernel_more_than_a_gpu_has(kernels):
     history = History(kernels, SimpleNamespace())
     assert history._gpus(kernel) == {GPU: (TOTAL, TOTAL + 2 * GIB), "": (TOTAL, 0)}
     kernels.take_sample(None)
+    kernels.refresh(2.0)
     assert history._gpus(kernel)[made_up] == (LARGEST_BYTES, 0), "there is no better figure"
 
 
