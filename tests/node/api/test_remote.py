@@ -70,6 +70,14 @@ def test_an_administrator_elsewhere_sees_and_moves_all_users_kernels(remote, wai
     ana.close()
 
 
+def test_a_hub_elsewhere_asks_for_room_in_a_users_name(remote):
+    body = {"bytes": 16 * MIB, "timeout_s": 0.1, "user": "hub:ben"}
+    assert remote.ask("POST", "/room", body, remote.grant())[0] == 200
+    assert "hub:ben asks for room for 16 MiB" in remote.machine.controller_log()
+    assert remote.ask("POST", "/room", body, remote.grant(is_administrator=False))[0] == 401
+    assert remote.ask("POST", "/room", body)[0] == 401
+
+
 def test_each_request_shows_an_administrators_grant_for_this_very_address(remote):
     other, _ = make_keys()
     here = f"affinode:{IP}:{remote.port}"
@@ -101,7 +109,6 @@ def test_an_administrators_grant_lets_no_process_in(remote):
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", "/room"),
         ("GET", "/events"),
         ("PUT", "/kernels/k"),
         ("DELETE", "/kernels/k"),
