@@ -2,12 +2,14 @@
 #include "driver/symbol_finder.h"
 
 #include <dlfcn.h>
+#include <gnu/libc-version.h>
 #include <string.h>
 
 typedef void *(*dlsym_fn)(void *, const char *);
 
-/* musl has none.  */
+/* musl has neither.  */
 #pragma weak dlvsym
+#pragma weak gnu_get_libc_version
 
 /* Called by dlsym.S for names that are not ours, after it has been set by find_dlsyms.  */
 __attribute__((visibility("hidden"))) dlsym_fn affinode_next_dlsym;
@@ -15,8 +17,25 @@ __attribute__((visibility("hidden"))) dlsym_fn affinode_next_dlsym;
 /* libc's own.  */
 static dlsym_fn libc_dlsym;
 
-/* The versions under which libc has had dlsym: x86-64 since 2.2.5 and, in libc proper, 2.34; aarch64 since 2.17.  */
-static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5"};
+/* The versions under which libc has dlsym, 2.34 only if it is that new: what is not found costs libc a malloc for the words of
+ * dlerror, and an allocator that is being initialised, and that asks dlsym itself, would come back here.  */
+static const char *const versions[] = {
+#ifdef __aarch64__
+	"GLIBC_2.17",
+#else
+	"GLIBC_2.2.5",
+#endif
+	"GLIBC_2.34",
+};
+
+/* Without a function that a sanitizer hooks: it may ask while it is being initialised. "2.34" has four characters, as has each
+ * version from 2.10 to 2.99.  */
+static unsigned known_versions(void)
+{
+	const char *version = gnu_get_libc_version ? gnu_get_libc_version() : "2.17";
+
+	return version[2] > '3' || (version[2] == '3' && version[3] >= '4') ? 2 : 1;
+}
 
 bool is_same_object(const void *one, const void *other)
 {
@@ -43,7 +62,7 @@ static dlsym_fn versioned_dlsym(bool of_libc)
 {
 	dlsym_fn fn;
 
-	for (unsigned i = 0; dlvsym && i < sizeof(versions) / sizeof(versions[0]); i++) {
+	for (unsigned i = 0; dlvsym && i < known_versions(); i++) {
 		fn = as_dlsym(dlvsym(RTLD_NEXT, "dlsym", versions[i]));
 		if (fn && is_libcs(fn) == of_libc)
 			return fn;
@@ -57,22 +76,35 @@ static void *no_symbol(void *handle, const char *name)
 	return NULL;
 }
 
+static void use_dlsyms(dlsym_fn libc, dlsym_fn next)
+{
+	__atomic_store_n(&libc_dlsym, libc ? libc : no_symbol, __ATOMIC_RELEASE);
+	__atomic_store_n(&affinode_next_dlsym, next ? next : no_symbol, __ATOMIC_RELEASE);
+}
+
 /* A library after ours may have a dlsym of its own, without a version or with one: tools that limit a process's GPU memory
- * do. What a program asks for is asked of that.  */
+ * do. What a program asks for is asked of that. A lookup from inside, by an allocator that libc asks for memory here, is answered
+ * by libc.  */
 static void find_dlsyms(void)
 {
-	dlsym_fn libc = versioned_dlsym(true), next = NULL;
+	static __thread bool is_inside __attribute__((tls_model("initial-exec")));
+	static __thread dlsym_fn libc __attribute__((tls_model("initial-exec")));
+	dlsym_fn next = NULL;
 
+	if (is_inside) {
+		use_dlsyms(libc, libc);
+		return;
+	}
+	is_inside = true;
+	libc = versioned_dlsym(true);
 	if (!libc)
 		libc = as_dlsym(symbol_beside((void *)dladdr, "dlsym"));
 	if (libc)
 		next = as_dlsym(libc(RTLD_NEXT, "dlsym"));
 	if (!next || is_libcs(next))
 		next = versioned_dlsym(false);
-	if (!next)
-		next = libc ? libc : no_symbol;
-	__atomic_store_n(&libc_dlsym, libc ? libc : next, __ATOMIC_RELEASE);
-	__atomic_store_n(&affinode_next_dlsym, next, __ATOMIC_RELEASE);
+	use_dlsyms(libc ? libc : next, next ? next : libc);
+	is_inside = false;
 }
 
 void resolve_prepare_next(void)
