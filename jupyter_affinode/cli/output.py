@@ -99,6 +99,9 @@ def host_memory_text(kernel: dict[str, Any]) -> str:
         return f"takes {bytes_in_words(copies)} of RAM: the rest is zeros"
     if kept > SMALL_BYTES:
         return f"{bytes_in_words(kept)} of RAM hold a copy for the next time"
+    set_aside = kernel.get("set_aside_bytes", 0)
+    if set_aside > SMALL_BYTES:
+        return f"{bytes_in_words(set_aside)} of RAM set aside in advance"
     return ""
 
 

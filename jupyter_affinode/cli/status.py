@@ -107,6 +107,9 @@ def _node_text(node: dict[str, Any]) -> str:
         memory += f", {bytes_in_words(host['copy_bytes'])} hold freed GPU memory"
     if host["kept_bytes"]:
         memory += f", {bytes_in_words(host['kept_bytes'])} hold copies for the next time"
+    in_advance = host.get("set_aside_bytes", 0) + host.get("lots", {}).get("ready_bytes", 0)
+    if in_advance:
+        memory += f", {bytes_in_words(in_advance)} set aside in advance"
     lines.append(memory)
     lines.extend(_spill_lines(node.get("spill")))
     if node["history"]["problem"]:

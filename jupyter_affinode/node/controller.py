@@ -45,8 +45,9 @@ from .policy.queue import waiters, waits_since
 from .policy.wait_estimates import WaitEstimate, estimate_waits
 from .shims import Looks, Shims
 from .state.host.host_figures import disk_used_bytes
-from .state.host.host_usage import parks_take_bytes, promise_lots, promised_bytes, soon_wanted_bytes
+from .state.host.host_usage import parks_take_bytes, promise_lots, promised_bytes
 from .state.host.lots import LotStock
+from .state.host.lots_beforehand import LotsBeforehand
 from .state.observer import Observers
 from .state.persistence import FILE_NAME, StoredRequests
 from .state.records.kernel import KernelRecord
@@ -159,6 +160,7 @@ class Controller:
             is_shared=self.access.is_shared,
             parks_take=lambda: parks_take_bytes(state.kernels.values()),
         )
+        self._lots_beforehand = LotsBeforehand()
         promise = partial(promise_lots, stock=self.lots)
         self.moves = Moves(state, log, self._moved, self.observers, promise)
         self.user_requests = UserRequests(state, self.moves, log, self.poke)
@@ -365,7 +367,7 @@ class Controller:
         most = (
             host.available_bytes + self.lots.ready_bytes - self.state.settings.host_reserve(host.total_bytes)
         )
-        wanted = soon_wanted_bytes(kernels, self.state.settings, most)
+        wanted = self._lots_beforehand.wanted_bytes(self._snapshot, self.state.settings, most, now)
         self.lots.look(self.state.settings, host, self.state.lots_mapped(), wanted, now)
 
     def look_at(self, kernel: KernelRecord, now: float) -> Kernel | None:

@@ -40,7 +40,15 @@ SHOWN = (
     "priority",
     "moved_from",
 )
-SIZES = ("resident_bytes", "parked_bytes", "footprint_bytes", "copy_bytes", "kept_bytes", "disk_bytes")
+SIZES = (
+    "resident_bytes",
+    "parked_bytes",
+    "footprint_bytes",
+    "copy_bytes",
+    "kept_bytes",
+    "set_aside_bytes",
+    "disk_bytes",
+)
 SIZE_PART = 0.01  # of a size: a smaller change is not seen
 
 

@@ -95,11 +95,14 @@ class _Memory:
         None,
         """Host memory that the controller touches in advance, in the background, and lends to kernels that are parked.
         First parks are several times faster with it, one user's kernels use the same memory one after the other, and
-        in Kubernetes parked bytes are then charged to the controller's container, not to the user's. With a figure
+        in Kubernetes parked bytes are then charged to the controller's container, not to the user's. Without a figure
+        it is taken before a park only where one is likely (less than a tenth of a GPU is free, a kernel was parked,
+        waited or could not be parked in the last five minutes, or `park_when` is "idle"), and for kernels that were
+        never parked no more than a third of the machine's memory; else when a park needs it. With a figure
         so much is taken even while no kernel is parked (never of the reserve), and never more. 0: none. Huge pages
         are used where enough of them are set aside (vm.nr_hugepages), or where the controller can have a file system
         in memory of its own.""",
-        shown_default="what idle kernels would need if they were parked; none on a controller of all users",
+        shown_default="what parks that are likely would take; none on a controller of all users",
     )
     spill_dir: str = setting(
         "",

@@ -101,8 +101,10 @@ export interface IKernel {
   parked_bytes: number;
   /** Host memory that holds its parked contents; zeros take none. */
   copy_bytes: number;
-  /** Host memory kept for its next park. */
+  /** Host memory that it retains from its last park for the next. */
   kept_bytes: number;
+  /** Host memory that was set aside for its first park; earlier controllers do not tell. */
+  set_aside_bytes?: number;
   footprint_bytes: number;
   fixed: IFixedBytes[];
   gpus: IKernelOnGpu[];

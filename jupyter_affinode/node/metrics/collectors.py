@@ -245,6 +245,7 @@ class _NodeCollector(Collector):
         use = GaugeMetricFamily("affinode_host_bytes", "Host memory in use for parking.", labels=["use"])
         use.add_metric(["parked"], host["copy_bytes"])
         use.add_metric(["kept"], host["kept_bytes"])
+        use.add_metric(["set_aside"], host["set_aside_bytes"])
         use.add_metric(["lots_ready"], host["lots"]["ready_bytes"])
         use.add_metric(["lots_given"], host["lots"]["given_bytes"])
         yield use

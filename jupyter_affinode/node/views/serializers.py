@@ -21,6 +21,7 @@ from ..state.gpus.gpu_processes import OtherProgram, by_gpu, contexts_bytes, oth
 from ..state.host.host_figures import disk_used_bytes
 from ..state.host.host_usage import on_disk_bytes
 from ..state.host.lots import LotStock
+from ..state.host.lots_beforehand import kept_bytes, set_aside_bytes
 from ..state.records.kernel import KernelRecord
 from ..state.records.process import Process
 from ..state.registry import NodeState
@@ -125,7 +126,8 @@ def _memory_json(kernel: KernelRecord) -> dict[str, Any]:
         "footprint_bytes": sum(gpu.in_all_bytes for gpu in gpus),
         "fixed": _unmovable_json(gpus),
         "copy_bytes": sum(process.data.copy_bytes for process in kernel.processes.values()),
-        "kept_bytes": sum(process.data.kept_bytes for process in kernel.processes.values()),
+        "kept_bytes": kept_bytes(kernel.processes.values()),
+        "set_aside_bytes": set_aside_bytes(kernel.processes.values()),
     }
 
 
@@ -217,7 +219,8 @@ def node_json(
             # Pages may claim anything: no more than there is.
             "parked_bytes": min(parked, total + (0 if spill is None else spill["limit_bytes"])),
             "copy_bytes": min(sum(process.data.copy_bytes for process in state.processes()), total),
-            "kept_bytes": min(sum(process.data.kept_bytes for process in state.processes()), total),
+            "kept_bytes": min(kept_bytes(state.processes()), total),
+            "set_aside_bytes": min(set_aside_bytes(state.processes()), total),
             "lots": {
                 "limit_bytes": lots.limit_bytes(state.settings),
                 "ready_bytes": lots.ready_bytes,

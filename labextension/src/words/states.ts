@@ -163,11 +163,15 @@ export function details(
 /** What a kernel has in RAM, where its size on the GPU does not say it already. */
 export function hostMemory(kernel: IKernel, trans: IWords): string | null {
   const { copy_bytes, disk_bytes, kept_bytes, parked_bytes } = kernel;
+  const set_aside_bytes = kernel.set_aside_bytes ?? 0;
   if (kernel.residency === 'parked' && copy_bytes < parked_bytes - disk_bytes - SMALL) {
     return trans.__('takes %1 of RAM, the rest is zeros', bytes(copy_bytes));
   }
   if (kernel.residency === 'resident' && kept_bytes > SMALL) {
     return trans.__('%1 of RAM kept for the next time', bytes(kept_bytes));
+  }
+  if (kernel.residency === 'resident' && set_aside_bytes > SMALL) {
+    return trans.__('%1 of RAM set aside in advance', bytes(set_aside_bytes));
   }
   return null;
 }

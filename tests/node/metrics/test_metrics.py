@@ -33,6 +33,7 @@ NODE = {
         "reserve_bytes": 0,
         "copy_bytes": 0,
         "kept_bytes": 0,
+        "set_aside_bytes": 0,
         "lots": {"ready_bytes": 0, "given_bytes": 0},
     },
 }
