@@ -241,7 +241,7 @@ def test_a_kernel_soon_to_be_eligible_has_its_lots_ready_before(kernel_with, lot
     kernel = kernel_with("Block(50, seed=9)")
     policy(idle_timeout_s=2)
     wait_until(lambda: lots()["given_bytes"] == 64 * MIB)
-    wait_until(lambda: kernel.state()["kept_bytes"] >= 48 * MIB, message="registered with the GPU")
+    wait_until(lambda: kernel.state()["set_aside_bytes"] >= 48 * MIB, message="registered with the GPU")
     assert kernel.state()["residency"] == "resident"
     assert park(kernel)[0] == 200
     assert is_right(kernel)
