@@ -3,8 +3,8 @@
 A user's controller at the usual place ends as soon as the machine's answers; its shims and clients then find that one
 by themselves, as after any end of a controller. At another place, which its clients would not leave, it is refused the
 GPUs that the machine's controller serves. The machine's controller decides nothing before the users' locks on the GPUs
-are free. Any user can hold a lock: after a time it is not waited for, and that user's memory on the GPU then counts as
-unmanaged.
+are free. Any user can hold a lock: those of users who have nothing on the GPU, as NVML shows it, are not waited for,
+and the others not for ever; such a user's memory then counts as unmanaged.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 
 from ... import environment
+from ..model.gpu import NvmlGpu
+from ..system.peers import user_of
+from ..system.subuid import SubordinateIds
 
 ASK_EVERY_S = 0.5
 ANSWERS_WITHIN_S = 0.02  # else it is looked for the next time
@@ -46,10 +49,30 @@ def serves_gpu(uuid: str) -> bool:
     return environment.NODE_SOCKET.with_name(f"serves-{uuid}.lock").exists() and machine_answers()
 
 
-def users_controllers(uuids: Collection[str]) -> list[str]:
-    """Return the users' controllers that serve one of these GPUs now, in words."""
-    locks = [folder / f"serves-{uuid}.lock" for folder in _users_folders() for uuid in uuids]
+def users_controllers(gpus: Mapping[str, NvmlGpu]) -> list[str]:
+    """Return the users' controllers that serve one of these GPUs now, in words, of users who have a process on it."""
+    subordinate = SubordinateIds()
+    users = {uuid: users_of(gpu, subordinate) for uuid, gpu in gpus.items()}
+    locks = [
+        folder / f"serves-{uuid}.lock"
+        for uid, folder in _users_folders()
+        for uuid, on_it in users.items()
+        if on_it is None or uid in on_it
+    ]
     return [holder for lock in locks if (holder := _holder(lock)) is not None]
+
+
+def users_of(gpu: NvmlGpu, subordinate: SubordinateIds) -> set[int] | None:
+    """Return the user ids of the processes on a GPU, those of a user's containers as the user's. None: not known."""
+    if gpu.pids is None:
+        return None
+    found: set[int] = set()
+    for pid in gpu.pids:
+        uid = user_of(pid)
+        if uid is None:  # it has ended, or is in a pid namespace that we do not see
+            return None
+        found.add(subordinate.owner_of(uid))
+    return found
 
 
 class Standby:
@@ -64,17 +87,17 @@ class Standby:
         self._holders: list[str] | None = None  # None: not known yet
         self._told: list[str] = []
 
-    def look(self, now: float, uuids: Collection[str] | None) -> bool:
+    def look(self, now: float, gpus: Mapping[str, NvmlGpu] | None) -> bool:
         """Return whether it is over; check the locks now and then, and never again once it is.
 
-        `uuids` are the GPUs that NVML sees; None as long as it has not answered.
+        `gpus` are those that NVML sees; None as long as it has not answered.
         """
         if self.is_over or now - self._asked_at < ASK_EVERY_S:
             return self.is_over
         self._asked_at = now
-        if uuids is None and now - self._began < PATIENCE_S:
+        if gpus is None and now - self._began < PATIENCE_S:
             return False
-        self._ask(uuids or ())
+        self._ask(gpus or {})
         holders = self._holders
         if holders is None:
             holders = ["their files do not answer"]
@@ -90,20 +113,22 @@ class Standby:
             self._log.info("waits for users' controllers to give way: %s", "; ".join(holders))
         return self.is_over
 
-    def _ask(self, uuids: Collection[str]) -> None:
+    def _ask(self, gpus: Mapping[str, NvmlGpu]) -> None:
         """Check the locks on a thread: a user's folder may be a file system of that user's, which need not answer."""
         if self._asking is None or not self._asking.is_alive():
-            self._asking = threading.Thread(target=self._find_holders, args=(uuids,), daemon=True)
+            self._asking = threading.Thread(target=self._find_holders, args=(gpus,), daemon=True)
             self._asking.start()
             self._asking.join(ANSWERS_WITHIN_S)
 
-    def _find_holders(self, uuids: Collection[str]) -> None:
-        self._holders = users_controllers(uuids)
+    def _find_holders(self, gpus: Mapping[str, NvmlGpu]) -> None:
+        self._holders = users_controllers(gpus)
 
 
-def _users_folders() -> list[Path]:
-    """Return one folder a user, so that no user can make us look at more; [] where the folder above cannot be read."""
-    folders: list[Path] = []
+def _users_folders() -> list[tuple[int, Path]]:
+    """Return one folder for each user id, so that no user can make us look at more; [] where the folder above cannot be
+    read.
+    """
+    folders: list[tuple[int, Path]] = []
     try:
         entries = list(os.scandir(USERS_FOLDERS))
     except OSError:
@@ -117,7 +142,7 @@ def _users_folders() -> list[Path]:
         except OSError:
             continue
         if stat.S_ISDIR(status.st_mode) and status.st_uid == int(named[1]):
-            folders.append(Path(entry.path))
+            folders.append((status.st_uid, Path(entry.path)))
     return folders
 
 

@@ -161,6 +161,14 @@ def parent_of(pid: int) -> int | None:
         return None
 
 
+def user_of(pid: int) -> int | None:
+    """Return the user id that a process runs as; None if it cannot be seen."""
+    try:
+        return int(_status_of(pid)["Uid"].split()[1]) if pid > 0 else None
+    except (OSError, LookupError, ValueError):
+        return None
+
+
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped now, by a signal or by its debugger; False if it cannot be seen."""
     try:

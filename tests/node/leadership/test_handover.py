@@ -17,6 +17,8 @@ import pytest
 from fake_nvml import UUID, FakeNvml
 from fake_shim import PARK
 from namespaces import run_story
+from people import command_of, needs_root
+from waiting import wait_until
 
 from jupyter_affinode import environment
 from jupyter_affinode.cli.systemd_unit import unit_text
@@ -25,6 +27,8 @@ from jupyter_affinode.client.starting import ensure_controller
 from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.leadership import handover
 from jupyter_affinode.node.leadership.handover import Standby, machine_answers, users_controllers
+from jupyter_affinode.node.model.gpu import NvmlGpu
+from jupyter_affinode.node.system.peers import user_of
 from jupyter_affinode.settings.policy import GIB
 
 STORY = Path(__file__).with_name("handover_story.py")
@@ -40,6 +44,47 @@ def test_kernels_move_over_to_the_machines_controller_as_they_are(gpu_machine):
     run_story(STORY, mounts, env=environ, cwd=gpu_machine.work)
 
 
+def gpus(*uuids, pids=None):
+    """GPUs with these processes, as NVML shows them."""
+    pids = None if pids is None else frozenset(pids)
+    return {uuid: NvmlGpu(uuid, 0, "A GPU", GIB, 0, GIB, None, pids) for uuid in uuids}
+
+
+def test_the_lock_of_a_user_who_has_nothing_on_the_gpu_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(handover, "USERS_FOLDERS", tmp_path)
+    needs_root()
+    folder = tmp_path / "affinode-61001"
+    folder.mkdir()
+    os.chown(folder, 61001, 61001)
+    lock = folder / "serves-GPU-1.lock"
+    with lock.open("w") as file, as_process(61001) as theirs, as_process(61002) as others:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        shown = f"{folder.name}, "  # it says nothing
+        for pids, holders in (
+            ([], []),
+            ([others, os.getpid()], []),
+            ([others, theirs], [shown]),
+            (None, [shown]),  # NVML does not tell
+            ([others, 0], [shown]),  # a process that we do not see
+            ([1 << 22], [shown]),  # likewise
+        ):
+            assert users_controllers(gpus("GPU-1", pids=pids)) == holders, pids
+        assert users_controllers(gpus("GPU-2", pids=[theirs])) == []
+        waiting = Standby(logging.getLogger("standby"))
+        assert waiting.look(waiting._began + 1, gpus("GPU-1", pids=[others]))
+
+
+@contextlib.contextmanager
+def as_process(uid):
+    """A process of that user."""
+    with subprocess.Popen(command_of(uid, "sleep", "60")) as process:
+        wait_until(lambda: user_of(process.pid) == uid)
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
 def test_the_holder_of_a_users_lock_is_waited_for_but_not_for_ever(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(handover, "USERS_FOLDERS", tmp_path)
     folder = tmp_path / f"affinode-{os.getuid()}"
@@ -51,17 +96,17 @@ def test_the_holder_of_a_users_lock_is_waited_for_but_not_for_ever(tmp_path, mon
         file.write("process 5 (/a/b)\n")
         file.flush()
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert users_controllers(["GPU-1", "GPU-2"]) == [f"{folder.name}, process 5 (/a/b)"]
-        assert users_controllers(["GPU-2"]) == []
+        assert users_controllers(gpus("GPU-1", "GPU-2")) == [f"{folder.name}, process 5 (/a/b)"]
+        assert users_controllers(gpus("GPU-2")) == []
         waiting = Standby(logging.getLogger("standby"))
         began = waiting._began
-        assert not waiting.look(began + 1, ["GPU-1"])
-        assert not waiting.look(began + 2, ["GPU-1"])
-        assert waiting.look(began + handover.PATIENCE_S + 1, ["GPU-1"])
+        assert not waiting.look(began + 1, gpus("GPU-1"))
+        assert not waiting.look(began + 2, gpus("GPU-1"))
+        assert waiting.look(began + handover.PATIENCE_S + 1, gpus("GPU-1"))
         assert "not given way" in caplog.text
     free = Standby(logging.getLogger("standby"))
     assert not free.look(began + 1, None)
-    assert free.look(began + 2, ["GPU-1"])
+    assert free.look(began + 2, gpus("GPU-1"))
 
 
 @contextlib.contextmanager
@@ -93,7 +138,7 @@ def test_a_users_lock_that_is_no_regular_file_ends_no_pass(
     lock = folder / f"serves-{UUID}.lock"
     writer = make(lock)
     with locked(lock):
-        assert users_controllers([UUID]) == []
+        assert users_controllers(gpus(UUID)) == []
         node(
             nvml=FakeNvml(15 * GIB, 16 * GIB), access=EveryUserAccess(), park_when="idle", idle_timeout_s=0.1
         )
@@ -106,7 +151,7 @@ def test_a_users_lock_that_is_no_regular_file_ends_no_pass(
 def test_a_users_folder_that_never_answers_is_waited_for_but_stops_nothing(monkeypatch):
     goes_on = threading.Event()
 
-    def never_answers(uuids):
+    def never_answers(_):
         goes_on.wait(60)
         return []
 
@@ -114,16 +159,16 @@ def test_a_users_folder_that_never_answers_is_waited_for_but_stops_nothing(monke
     waiting = Standby(logging.getLogger("standby"))
     began = waiting._began
     for second in (1, 2, 3):
-        assert not waiting.look(began + second, ["GPU-1"])
-    assert waiting.look(began + handover.PATIENCE_S + 1, ["GPU-1"])
+        assert not waiting.look(began + second, gpus("GPU-1"))
+    assert waiting.look(began + handover.PATIENCE_S + 1, gpus("GPU-1"))
     goes_on.set()
 
 
 def test_where_users_locks_cannot_be_seen_no_controller_is_waited_for(tmp_path, monkeypatch):
     """As where the unit was given a /tmp that is not there; else nothing would ever be decided."""
     monkeypatch.setattr(handover, "USERS_FOLDERS", tmp_path / "nowhere")
-    assert users_controllers(["GPU-1"]) == []
-    assert Standby(logging.getLogger("test")).look(1.0, ["GPU-1"])
+    assert users_controllers(gpus("GPU-1")) == []
+    assert Standby(logging.getLogger("test")).look(1.0, gpus("GPU-1"))
 
 
 def test_only_an_administrator_starts_the_machines_controller(tmp_path, monkeypatch):
