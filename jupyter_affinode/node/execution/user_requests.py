@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ...settings.policy import Settings
+from ...time_of_day import clock_in_words
 from ...units import bytes_in_words, duration_in_words
 from ..model.reasons import Refusal
 from ..model.snapshot import Residency
@@ -102,7 +103,7 @@ class UserRequests:
         self._on_change()
         is_cut = duration_s is not None and duration_s > lasts
         limit = ", the longest time that is allowed here" if is_cut else ""
-        return f"the GPU is kept for {duration_in_words(lasts)}{limit}"
+        return f"the GPU is kept until {clock_in_words(lasts)}{limit}"
 
     def release(self, kernel: KernelRecord) -> str:
         """End a hold; return that in words."""

@@ -196,6 +196,10 @@ class NodeState:
             kernel.past.empty_since = now
             kernel.wants_since = None
             kernel.requests.resume = False
+            if not lives:  # what follows, as after a restart, has not been moved, and nothing of it refused
+                kernel.because(None, None)
+                failures = kernel.failures
+                failures.refusal = failures.refusal_code = failures.context_refusal = None
             self.reservations.forget_kernel(kernel.id)
 
     def read_pages(self, now: float) -> tuple[bool, BadPages]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...time_of_day import clock_in_words
 from ...units import bound_in_words, bytes_in_words, duration_in_words, ordinal
 from ..model.snapshot import Residency
 from ..protocol.page import UnmovableReason
@@ -60,15 +61,19 @@ def residency_in_words(
     else:
         text = {
             Residency.NONE: "No GPU used",
-            Residency.RESIDENT: f"On the GPU: {bytes_in_words(resident_bytes)}",
+            Residency.RESIDENT: _on_the_gpu(resident_bytes),
             Residency.PARKING: "Freeing",
             Residency.PARKED: f"{freed}, {_where_parked(parked_bytes, disk_bytes, return_s)}",
             Residency.QUEUED: "Waiting",
             Residency.RESUMING: "Getting it back",
         }[residency]
     if held_for_s is not None and residency is not Residency.LOST:
-        text += f", kept for {duration_in_words(held_for_s)}"
+        text += f", kept until {clock_in_words(held_for_s)}"
     return text + (" (simulated)" if is_simulated and residency is not Residency.NONE else "")
+
+
+def _on_the_gpu(resident_bytes: int) -> str:
+    return f"On the GPU: {bytes_in_words(resident_bytes)}" if resident_bytes else "No GPU memory in use"
 
 
 def _where_parked(parked_bytes: int, disk_bytes: int, return_s: float | None) -> str:

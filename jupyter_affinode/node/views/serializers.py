@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from ...time_of_day import clock_in_words
 from ..execution.evictions import end_shown
 from ..model.gpu import NvmlGpu
 from ..model.reasons import Cause, DepthRefusal
@@ -41,6 +42,7 @@ VOLATILE = frozenset(
         "estimate_s",
         "calls",
         "resume_estimate_s",
+        "as_of_s",
     }
 )
 VOLATILE_PARTS = {  # the same, of an object or a list of objects in a kernel's JSON
@@ -105,12 +107,14 @@ def kernel_json(
         # By the cell as it is told here: by an older one it would be wrong by minutes until the next pass.
         **_idle_json(state, seen and replace(seen, cell_open=kernel.cell.is_open), now, waits_since),
         "held_for_s": None if held is None else round(held, 3),
+        "held_until": None if held is None else clock_in_words(held),
         **wait_json(kernel, estimate, state.kernels, now),
         "end_asked": end_asked,
         "gpus": [_use_json(state, gpu) for gpu in kernel.by_gpu().values()],
         "processes": [_process_json(state, process, now) for process in kernel.processes.values()],
         "simulated": simulated,
         "tracked": bool(kernel.connected()),
+        "as_of_s": round(now, 6),
         **moves_json(kernel, seen, state.speeds.by_gpu(), now),
     }
 
@@ -271,9 +275,6 @@ def without_volatile(kernel: dict[str, Any]) -> dict[str, Any]:
     if kernel["wait"] is not None:
         blockers = [_without(blocker, {"free_in_s"}) for blocker in kernel["wait"]["blockers"]]
         lasting["wait"] = {**kernel["wait"], "blockers": blockers, "ends": kernel["estimate_s"] is not None}
-    lasting["is_held"] = kernel["held_for_s"] is not None
-    if lasting["is_held"]:
-        del lasting["text"]  # says how long it is still held; all else in it is in the figures too
     return lasting
 
 

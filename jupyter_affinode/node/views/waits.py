@@ -5,11 +5,11 @@ A user is told the name and the id of a kernel in the way only where it is the u
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from ...printable import printable
+from ...time_of_day import clock_in_words
 from ..model.reasons import BlockerReason, WaitReason
 from ..policy.wait_blockers import Blocker
 from ..policy.wait_estimates import WaitEstimate
@@ -20,7 +20,6 @@ Json = dict[str, Any]
 
 NAME_BYTES = 40  # of a notebook's name in a reason: the shim has 192 bytes for the whole text
 NAMES_BLOCKER = frozenset({WaitReason.COMPUTING, WaitReason.HELD, WaitReason.FULL})
-DAY_S = 86400.0
 
 
 def wait_json(
@@ -51,11 +50,12 @@ def _blocker_json(
     kernel: KernelRecord, blocker: Blocker, kernels: Mapping[str, KernelRecord], now: float
 ) -> Json | None:
     """Return a blocker as the waiter's user may know it; None if it has ended since."""
-    told = {
+    told: Json = {
         "kernel_id": None,
         "own": False,
         "why": blocker.why,
         "free_in_s": None if blocker.free_at is None else round(max(blocker.free_at - now, 0.0), 1),
+        "held_until": None,
     }
     if blocker.kernel_id is None:
         return told
@@ -63,6 +63,8 @@ def _blocker_json(
     if other is None or not other.processes:
         return None
     is_own = own_or_other(kernel, other) == "own"
+    if blocker.why is BlockerReason.HELD and other.held_until is not None:
+        told["held_until"] = clock_in_words(other.held_until - now)
     return {**told, "kernel_id": other.id if is_own else None, "own": is_own}
 
 
@@ -76,7 +78,7 @@ def _blocker_in_words(
     name = _own_name(other) if is_own else "another user's notebook"
     if blocker.why is BlockerReason.HELD and other.held_until is not None:
         ends = "; `%gpu_release` there ends that" if is_own else ""
-        return f"{name} is kept on the GPU until {_clock(other.held_until - now)}{ends}"
+        return f"{name} is kept on the GPU until {clock_in_words(other.held_until - now)}{ends}"
     return f"{name} {WHY_IN_WORDS[blocker.why]}"
 
 
@@ -99,9 +101,3 @@ def _own_name(kernel: KernelRecord) -> str:
     if len(name.encode()) <= NAME_BYTES:
         return name
     return name.encode()[: NAME_BYTES - 3].decode(errors="ignore") + "…"
-
-
-def _clock(in_s: float) -> str:
-    """Return a moment as this machine's time of day with its zone, and with the date where it is a day away or more."""
-    form = "%H:%M %Z" if in_s < DAY_S else "%Y-%m-%d %H:%M %Z"
-    return time.strftime(form, time.localtime(time.time() + in_s))

@@ -73,8 +73,8 @@ def test_another_users_blocker_has_no_id():
         "code": "computing",
         "args": {"bytes": 5},
         "blockers": [
-            {"kernel_id": "uid-1/own", "own": True, "why": "held", "free_in_s": 60.0},
-            {"kernel_id": None, "own": False, "why": "computing", "free_in_s": None},
+            {"kernel_id": "uid-1/own", "own": True, "why": "held", "free_in_s": 60.0, "held_until": None},
+            {"kernel_id": None, "own": False, "why": "computing", "free_in_s": None, "held_until": None},
         ],
     }
 

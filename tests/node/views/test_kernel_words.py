@@ -46,7 +46,7 @@ def test_places():
         (Residency.NONE, {}, "No GPU used"),
         (Residency.RESIDENT, {}, "On the GPU: 12 GiB"),
         (Residency.RESIDENT, {"is_simulated": True}, "On the GPU: 12 GiB (simulated)"),
-        (Residency.RESIDENT, {"held_for_s": 3600}, "On the GPU: 12 GiB, kept for 1 h"),
+        (Residency.RESIDENT, {"resident_bytes": 0}, "No GPU memory in use"),
         (Residency.RESIDENT, {"place": 2}, "Waiting: 2nd"),
         (Residency.PARKING, {}, "Freeing"),
         (Residency.PARKED, {}, "GPU freed, 5 GiB safe in RAM"),

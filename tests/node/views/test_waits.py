@@ -7,11 +7,16 @@ import time
 import pytest
 
 from jupyter_affinode.node.model.reasons import BlockerReason, WaitReason
+from jupyter_affinode.node.model.snapshot import Residency
 from jupyter_affinode.node.policy.wait_blockers import Blocker
 from jupyter_affinode.node.policy.wait_estimates import WaitEstimate
 from jupyter_affinode.node.protocol.wire import TEXT_BYTES
 from jupyter_affinode.node.state.records.kernel import KernelRecord
-from jupyter_affinode.node.views.kernel_words import notice_in_words, status_in_words
+from jupyter_affinode.node.views.kernel_words import (
+    notice_in_words,
+    residency_in_words,
+    status_in_words,
+)
 from jupyter_affinode.node.views.waits import wait_json
 from jupyter_affinode.printable import TEXT_MAX, is_printable
 
@@ -52,6 +57,21 @@ def test_the_users_own_notebook_in_the_way_is_named():
     assert idle == "train.ipynb is freed when it has been idle for long enough"
     unnamed = kernel("k")
     assert wait(BlockerReason.COMPUTING, unnamed)["wait_reason"] == "another notebook of yours is computing"
+
+
+def test_a_kept_kernel_names_the_same_moment_in_its_own_state_and_to_those_that_wait_for_it():
+    kept = kernel("k", path="train.ipynb", held_for_s=3600)
+    (blocker,) = wait(BlockerReason.HELD, kept, code=WaitReason.HELD)["wait"]["blockers"]
+    state = residency_in_words(
+        Residency.RESIDENT,
+        resident_bytes=2**30,
+        parked_bytes=0,
+        place=None,
+        held_for_s=3600,
+        reason=None,
+        is_simulated=False,
+    )
+    assert (state, blocker["held_until"]) == ("On the GPU: 1 GiB, kept until 09:00 UTC", "09:00 UTC")
 
 
 def test_a_kept_notebook_is_named_with_the_end_and_the_way_to_end_it():
