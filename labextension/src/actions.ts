@@ -2,6 +2,7 @@
 
 import { IBlocker, IKernel, IProcess } from './status';
 import { NamedAction } from './words/actions';
+import { onGpu } from './words/states';
 
 /** What may become possible or impossible for a kernel. */
 export type Possible = Exclude<NamedAction, 'open'>;
@@ -18,7 +19,8 @@ export function canResume(kernel: IKernel): boolean {
 
 /** Whether there is a GPU to keep, or soon will be. */
 export function canHold(kernel: IKernel): boolean {
-  return kernel.own && ['resident', 'queued', 'resuming'].includes(kernel.residency);
+  const hasSome = kernel.residency === 'resident' && onGpu(kernel) > 0;
+  return kernel.own && (hasSome || ['queued', 'resuming'].includes(kernel.residency));
 }
 
 /** Whether it is kept. */
@@ -109,11 +111,15 @@ const RULES: Record<Possible, (kernel: IKernel) => boolean> = {
   end: kernel => endable(kernel).length > 0
 };
 
-/** For each action, the kernels for which it is possible, as one string to compare. */
-export function possibilities(kernels: IKernel[]): Map<Possible, string> {
+/** What Jupyter itself does: the server's GPU part and the controller may be away. */
+export const BY_JUPYTER: ReadonlySet<NamedAction> = new Set(['cancel-wait', 'restart', 'open']);
+
+/** For each action, the kernels for which it is possible, as one string to compare; `isStale`: their state is from before. */
+export function possibilities(kernels: IKernel[], isStale: boolean): Map<Possible, string> {
   return new Map(
     (Object.keys(RULES) as Possible[]).map(action => {
-      const ids = kernels.filter(kernel => RULES[action](kernel)).map(kernel => kernel.id);
+      const isAnswered = !isStale || BY_JUPYTER.has(action);
+      const ids = kernels.filter(kernel => isAnswered && RULES[action](kernel)).map(({ id }) => id);
       return [action, ids.sort().join(' ')];
     })
   );

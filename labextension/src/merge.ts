@@ -1,9 +1,15 @@
 /** How an answer or an event becomes the status that views show. Pure. */
 
+import { clockIn } from './words/figures';
 import { IGpu, IKernel, ILastMove, INode, IResidencyEvent, IStatus } from './status';
+
+/** A controller that has run for less may not have heard of every kernel: their shims connect within seconds. */
+const YOUNG_S = 10;
 
 /** What a server of an earlier version does not say of a kernel. */
 export const UNKNOWN = {
+  as_of_s: null,
+  held_until: null,
   user: null,
   calls: null,
   move: null,
@@ -30,6 +36,7 @@ const CLOCKS: ReadonlySet<string> = new Set([
   'age_s',
   'ago_s',
   'free_in_s',
+  'as_of_s',
   'calls'
 ]);
 
@@ -52,6 +59,7 @@ function completeKernel(kernel: IKernel): IKernel {
   made.reason_args ??= {};
   made.refusal_args ??= {};
   made.disk_bytes ??= 0;
+  made.held_until ??= made.held_for_s === null ? null : clockIn(made.held_for_s);
   if (made.wait) {
     made.wait = { ...made.wait, args: made.wait.args ?? {}, blockers: made.wait.blockers ?? [] };
   }
@@ -76,6 +84,43 @@ function lastMove(move: Partial<ILastMove> | null | undefined): ILastMove | null
     typeof move.ago_s === 'number'
     ? (move as ILastMove)
     : null;
+}
+
+/** Whether what is said of a kernel is from before what is known of it. */
+export function isOlder(
+  said: Pick<Partial<IKernel>, 'as_of_s'>,
+  known: Pick<IKernel, 'as_of_s'>
+): boolean {
+  return (said.as_of_s ?? Infinity) < (known.as_of_s ?? -Infinity);
+}
+
+/**
+ * The status after an answer: of each kernel what is newest, since events may have told more meanwhile. What a controller
+ * that has just started does not know yet stays as it was: only the shims say where their kernels' memory is.
+ */
+export function follow(before: IStatus | null, answer: IStatus): IStatus {
+  let status = answer;
+  for (const known of before?.kernels ?? []) {
+    const said = answer.kernels.find(kernel => kernel.id === known.id);
+    if (isUnheard(known, said, answer.node)) {
+      const blank = said ?? { ...known, residency: 'none', gpus: [], processes: [], copy_bytes: 0 };
+      const kernels = said ? status.kernels : [...status.kernels, blank];
+      status = merge({ ...status, kernels }, known.id, known);
+    } else if (said && isOlder(said, known)) {
+      status = merge(status, known.id, known);
+    }
+  }
+  return status;
+}
+
+/** Whether a kernel with processes is missing only since the controller is too young to have heard of them. */
+export function isUnheard(
+  known: IKernel,
+  said: Partial<IKernel> | undefined,
+  node: INode | null
+): boolean {
+  const uptime_s = node?.controller?.uptime_s ?? Infinity;
+  return known.own && known.processes.length > 0 && !said?.processes?.length && uptime_s < YOUNG_S;
 }
 
 /** What an event says of its kernel; names stay as they are known. */
@@ -115,22 +160,33 @@ export function merge(status: IStatus, id: string, change: Partial<IKernel>): IS
       null
   }));
   const names = { id, name, path, paths, server, language, own };
-  const after = completeKernel({ ...before, ...change, ...names, processes });
+  const held_until = 'held_for_s' in change ? null : before.held_until; // an earlier version says only for how long
+  const after = completeKernel({ ...before, held_until, ...change, ...names, processes });
   const kernels = status.kernels.map(kernel => (kernel.id === id ? after : kernel));
   return { ...status, kernels, node: status.node && shifted(status.node, before, after) };
 }
 
-/** The machine after one kernel changed; the same where no memory moved, for what draws it to notice. */
+/** The machine after one kernel changed; the same where neither memory nor queue did, for what draws it to notice. */
 function shifted(node: INode, before: IKernel, after: IKernel): INode {
   const copy = after.copy_bytes - before.copy_bytes;
   const parked = after.parked_bytes - before.parked_bytes;
   const { host } = node;
-  const gpus = node.gpus.map(gpu => moved(gpu, share(after, gpu) - share(before, gpu)));
-  if (copy === 0 && parked === 0 && gpus.every((gpu, index) => gpu === node.gpus[index])) {
+  const come = after.processes.filter(({ pid }) => !before.processes.some(one => one.pid === pid));
+  const pids = new Set(come.map(({ pid }) => pid));
+  const isYoung = (node.controller?.uptime_s ?? Infinity) < YOUNG_S;
+  const gpus = node.gpus.map(gpu => {
+    const bytes = share(after, gpu) - share(before, gpu);
+    const measured = pids.size > 0 && bytes > 0 ? claimed(gpu, bytes, pids, isYoung) : gpu;
+    return moved(measured, bytes - ((gpu.unmanaged_bytes ?? 0) - (measured.unmanaged_bytes ?? 0)));
+  });
+  const queue = queueWith(node.queue, after);
+  const isSame = gpus.every((gpu, index) => gpu === node.gpus[index]) && queue === node.queue;
+  if (copy === 0 && parked === 0 && isSame) {
     return node;
   }
   return {
     ...node,
+    queue,
     gpus,
     host: {
       ...host,
@@ -139,6 +195,34 @@ function shifted(node: INode, before: IKernel, after: IKernel): INode {
       available_bytes: between(host.available_bytes - copy, host.total_bytes)
     }
   };
+}
+
+/**
+ * A GPU on which programs that were not managed turn out to be a kernel's: what they have was measured already. They are
+ * known by their pids; where those prove nothing, as in containers, only a young controller can have missed them.
+ */
+function claimed(gpu: IGpu, bytes: number, pids: ReadonlySet<number>, isYoung: boolean): IGpu {
+  const isListed = gpu.unmanaged?.some(({ pid }) => pid !== null && pids.has(pid));
+  if (!isListed && !(isYoung && gpu.unmanaged === null)) {
+    return gpu;
+  }
+  const claim = Math.min(bytes, gpu.unmanaged_bytes ?? 0);
+  return {
+    ...gpu,
+    managed_bytes: gpu.managed_bytes + claim,
+    unmanaged_bytes: gpu.unmanaged_bytes === null ? null : gpu.unmanaged_bytes - claim,
+    unmanaged: gpu.unmanaged?.filter(({ pid }) => pid === null || !pids.has(pid)) ?? null
+  };
+}
+
+/** The queue with a kernel at its place, or without it; the same where nothing changed. */
+function queueWith(queue: string[], { id, place }: IKernel): string[] {
+  const at = queue.indexOf(id);
+  if (place === null ? at < 0 : at === place - 1) {
+    return queue;
+  }
+  const others = queue.filter(one => one !== id);
+  return place === null ? others : [...others.slice(0, place - 1), id, ...others.slice(place - 1)];
 }
 
 function moved(gpu: IGpu, bytes: number): IGpu {

@@ -1,12 +1,23 @@
 import { Event, KernelAPI, ServiceManager } from '@jupyterlab/services';
 import { DisposableDelegate, IDisposable } from '@lumino/disposable';
-import { Poll } from '@lumino/polling';
 import { ISignal, Signal } from '@lumino/signaling';
-import { Possible, possibilities } from './actions';
+import { Possible } from './actions';
+import { Ages, pageClock } from './ages';
 import { AffinodeApi, AffinodeError } from './api';
+import { Changes, PossibleActions } from './changes';
 import { IPast } from './history/past';
 import { Hues } from './hues';
-import { changedKernels, complete, differs, merge, told } from './merge';
+import {
+  changedKernels,
+  complete,
+  differs,
+  follow,
+  isOlder,
+  isUnheard,
+  merge,
+  told
+} from './merge';
+import { PacedLooks } from './pace';
 import { passes, problemOf, problemOfError } from './problems';
 import { IRate, Rates } from './rates';
 import { DEFAULT_SETTINGS, ISettings } from './settings';
@@ -29,36 +40,25 @@ import { IWords } from './words';
 /** What comes together leads to one request, or to one signal. */
 const PAUSE_MS = 150;
 
-/** The longest pause between tries while the server does not answer. */
-const LONGEST_PAUSE_MS = 60_000;
-
 /**
  * The one status store of the page.
  *
- * It asks at the start, when kernels come or go and when the controller does, and on time only while a view watches. What
- * changes meanwhile is told by events, which it merges. While the server does not answer it keeps the last status, marks
- * it stale and tries again, each time after a longer pause.
+ * It asks at the start, when kernels come or go and when the controller does, and on time: often while a view watches, else
+ * about once a minute. What changes meanwhile is told by events, which it merges. Of answers and events about a kernel the
+ * newest counts, in whatever order they come. While the server does not answer it keeps the last status, marks it stale and
+ * tries again.
  */
 export class AffinodeModel implements IAffinode, IDisposable {
   constructor(
-    services: AffinodeModel.IServices,
-    trans: IWords,
-    page: Pick<Document, 'hidden' | 'addEventListener' | 'removeEventListener'> = document
+    private readonly _services: AffinodeModel.IServices,
+    private readonly _trans: IWords,
+    private readonly _page: AffinodeModel.IPage = document
   ) {
-    this._page = page;
-    this._services = services;
-    this._api = new AffinodeApi(services.serverSettings);
-    this._trans = trans;
-    this._poll = new Poll({
-      name: 'jupyter-affinode:status',
-      auto: false,
-      factory: () => this._look(),
-      frequency: frequency(DEFAULT_SETTINGS),
-      standby: 'when-hidden'
-    });
-    services.events.stream.connect(this._onEvent, this);
-    services.sessions.runningChanged.connect(this._onRunning, this);
-    page.addEventListener('visibilitychange', this._onVisibility);
+    this._api = new AffinodeApi(_services.serverSettings);
+    _services.events.stream.connect(this._onEvent, this);
+    _services.sessions.runningChanged.connect(this._onRunning, this);
+    _page.addEventListener('visibilitychange', this._onVisibility);
+    _page.defaultView?.addEventListener('online', this._onOnline);
   }
 
   get status(): IStatus | null {
@@ -83,8 +83,8 @@ export class AffinodeModel implements IAffinode, IDisposable {
 
   set settings(settings: ISettings) {
     this._settings = settings;
-    this._poll.frequency = frequency(settings);
-    this._emit([], true);
+    this._keepPace();
+    this._changes.add([], true);
   }
 
   get changed(): ISignal<this, IChange> {
@@ -109,8 +109,9 @@ export class AffinodeModel implements IAffinode, IDisposable {
     }
     this._isDisposed = true;
     this._page.removeEventListener('visibilitychange', this._onVisibility);
+    this._page.defaultView?.removeEventListener('online', this._onOnline);
     clearTimeout(this._soon);
-    this._poll.dispose();
+    this._looks.dispose();
     Signal.clearData(this);
   }
 
@@ -119,7 +120,8 @@ export class AffinodeModel implements IAffinode, IDisposable {
   }
 
   age(id: string): number {
-    return now() - (this._taken.get(id) ?? now());
+    const kernel = this.kernel(id);
+    return kernel ? this._ages.of(kernel) : 0;
   }
 
   rates(id: string): IRate[] {
@@ -130,8 +132,8 @@ export class AffinodeModel implements IAffinode, IDisposable {
     return this._hues.of(id);
   }
 
-  pending(id: string): boolean {
-    return this._pending.has(id);
+  pending(id: string): Possible | null {
+    return this._pending.get(id) ?? null;
   }
 
   refresh(): Promise<void> {
@@ -147,18 +149,23 @@ export class AffinodeModel implements IAffinode, IDisposable {
       await this._api.act(id, action, body); // a hint's answer is from before its effect, which events tell
       return;
     }
-    await this._during(id, async () => {
-      this._take(id, await this._api.act(id, action, body));
-      this._refreshSoon(); // an event may have told more than the answer, which may be from before it
+    await this._during(id, action, async () => {
+      const answer = await this._api.act(id, action, body);
+      this._take(id, answer);
+      if (answer.as_of_s === undefined) {
+        this._refreshSoon(); // of an earlier version: events may have told more than this answer
+      }
     });
   }
 
   interrupt(id: string): Promise<void> {
-    return this._during(id, () => KernelAPI.interruptKernel(id, this._services.serverSettings));
+    return this._during(id, 'cancel-wait', () =>
+      KernelAPI.interruptKernel(id, this._services.serverSettings)
+    );
   }
 
   restart(id: string): Promise<void> {
-    return this._during(id, async () => {
+    return this._during(id, 'restart', async () => {
       await KernelAPI.restartKernel(id, this._services.serverSettings);
       this._refreshSoon();
     });
@@ -177,30 +184,31 @@ export class AffinodeModel implements IAffinode, IDisposable {
 
   watch(): IDisposable {
     this._watchers += 1;
+    this._keepPace();
     if (this._watchers === 1) {
-      void this._poll.start();
-      void this._poll.refresh();
+      this._looks.now();
     }
     return new DisposableDelegate(() => {
       this._watchers -= 1;
-      this._rest();
+      this._keepPace();
     });
   }
 
   /** One look of the poll; rejects while the server does not answer, for the pauses to grow. */
   private async _look(): Promise<void> {
     await this.refresh();
-    this._rest();
     if (this._problem && passes(this._problem)) {
       throw new Error(this._problem.message);
     }
   }
 
-  /** Ask no more on time, unless a view watches or the server has to be found again. */
-  private _rest(): void {
-    if (this._watchers === 0 && this._problem?.kind !== 'unreachable') {
-      void this._poll.stop();
-    }
+  private _keepPace(): void {
+    this._looks.keep({
+      hasGpu: (this._status?.node?.gpus.length ?? 0) > 0,
+      isWatched: this._watchers > 0,
+      problem: this._problem,
+      refreshInterval: this._settings.refreshInterval
+    });
   }
 
   private async _askUntilFresh(): Promise<void> {
@@ -211,73 +219,91 @@ export class AffinodeModel implements IAffinode, IDisposable {
   }
 
   private async _ask(): Promise<void> {
-    const [before, problem] = [this._status, this._problem];
+    let answer: IStatus | null = null;
+    let problem: IProblem | null;
     try {
-      const status = complete(await this._api.status());
-      this._problem = problemOf(status, this._trans);
-      this._status =
-        passes(this._problem) && before !== null
-          ? { ...before, available: false, message: status.message, code: status.code }
-          : status;
+      answer = complete(await this._api.status());
+      problem = problemOf(answer, this._trans);
     } catch (error) {
       if (!(error instanceof AffinodeError)) {
         throw error;
       }
-      this._problem = problemOfError(error, this._trans);
-      this._status = passes(this._problem) ? before : null;
+      problem = problemOfError(error, this._trans);
     }
-    if (this._isDisposed) {
-      return;
+    if (!this._isDisposed) {
+      this._answered(answer, problem);
+    }
+  }
+
+  /** What the server said (null: nothing), and what is wrong with it. */
+  private _answered(answer: IStatus | null, problem: IProblem | null): void {
+    const before = this._status; // events may have changed it since the question
+    const isOther = problem?.message !== this._problem?.message;
+    if (passes(this._problem) && !passes(problem)) {
+      this._ages.reset();
+    }
+    this._problem = problem;
+    if (passes(problem)) {
+      const { message = null, code = null } = answer ?? {};
+      this._status = answer && before ? { ...before, available: false, message, code } : before;
+      this._status ??= answer;
+    } else {
+      this._status = answer && follow(before, answer);
     }
     const kernels = this._status?.kernels ?? [];
     if (this._status?.available && !this.stale) {
       this._updated = Date.now();
-      this._seen(kernels);
+      this._seen(answer?.kernels ?? []);
     }
-    if (this._problem?.kind === 'unreachable' && this._watchers === 0) {
-      void this._poll.start(); // or a server that was restarted would not be found again
-    }
-    const machine =
-      problem?.message !== this._problem?.message ||
-      differs({ ...before, kernels: null }, { ...this._status, kernels: null });
-    this._emit(changedKernels(before?.kernels ?? [], kernels), machine);
+    this._keepPace();
+    this._changes.add(
+      changedKernels(before?.kernels ?? [], kernels),
+      isOther || differs({ ...before, kernels: null }, { ...this._status, kernels: null })
+    );
   }
 
   /** New figures of all kernels. */
   private _seen(kernels: IKernel[]): void {
-    const ids = kernels.map(kernel => kernel.id);
-    const moment = now();
+    const ids = (this._status?.kernels ?? []).map(kernel => kernel.id);
+    const moment = pageClock();
     this._hues.keep(ids);
     this._rates.keep(ids);
-    this._taken.clear();
+    this._ages.keep(ids);
     for (const kernel of kernels) {
-      this._taken.set(kernel.id, moment);
+      this._ages.hear(kernel);
       this._rates.add(kernel.id, kernel.calls, moment);
     }
   }
 
   /** Run a user's action on a kernel, which is pending meanwhile. */
-  private async _during(id: string, action: () => Promise<void>): Promise<void> {
-    this._pending.add(id);
-    this._emit([id], false);
+  private async _during(id: string, action: Possible, run: () => Promise<void>): Promise<void> {
+    this._pending.set(id, action);
+    this._changes.add([id], false);
     try {
-      await action();
+      await run();
     } finally {
       this._pending.delete(id);
-      this._emit([id], false);
+      this._changes.add([id], false);
     }
   }
 
-  /** Show what an action's answer or an event says; whether the kernel was known. */
+  /** Show what an action's answer or an event says, unless more is known; whether the kernel was known. */
   private _take(id: string, change: Partial<IKernel>): boolean {
-    const before = this.kernel(id);
-    if (!this._status || !before) {
+    const [status, before] = [this._status, this.kernel(id)];
+    if (!status || !before) {
       return false;
     }
-    this._status = merge(this._status, id, change);
-    this._taken.set(id, now());
-    if (differs(before, this.kernel(id))) {
-      this._emit([id], false);
+    if (isOlder(change, before) || isUnheard(before, change, status.node)) {
+      return true;
+    }
+    this._status = merge(status, id, change);
+    this._ages.hear({ id, as_of_s: change.as_of_s ?? null });
+    const isQueue = this._status.node?.queue !== status.node?.queue;
+    if (isQueue || differs(before, this.kernel(id))) {
+      this._changes.add([id], isQueue);
+    }
+    if (isQueue && this._watchers > 0) {
+      this._refreshSoon(); // when the others may be freed depends on it
     }
     return true;
   }
@@ -286,8 +312,8 @@ export class AffinodeModel implements IAffinode, IDisposable {
     if (emission.schema_id === RESIDENCY_EVENT) {
       const event = emission as unknown as IResidencyEvent;
       const known = this._take(event.kernel_id, told(event));
-      if (!known || !event.kernel) {
-        this._refreshSoon(); // a kernel's name, or what an earlier version's events leave out
+      if (!known || !event.kernel || this.stale) {
+        this._refreshSoon(); // a kernel's name, what an earlier version's events leave out, or that the server is back
       }
     } else if (emission.schema_id === NODE_EVENT) {
       this._refreshSoon();
@@ -314,6 +340,10 @@ export class AffinodeModel implements IAffinode, IDisposable {
     }, PAUSE_MS);
   }
 
+  private _onOnline = (): void => {
+    this._looks.now();
+  };
+
   /** Events are not followed while the page is hidden: look once when it is seen again. */
   private _onVisibility = (): void => {
     if (!this._page.hidden) {
@@ -321,51 +351,30 @@ export class AffinodeModel implements IAffinode, IDisposable {
     }
   };
 
-  /** Tell of a change at the end of this turn of the page's loop, with all others of the turn. */
-  private _emit(kernels: Iterable<string>, machine: boolean): void {
-    this._change ??= { kernels: new Set(), machine: false };
-    for (const id of kernels) {
-      this._change.kernels.add(id);
+  private _tell(change: IChange): void {
+    if (this._isDisposed) {
+      return;
     }
-    this._change.machine ||= machine;
-    if (!this._isEmitting) {
-      this._isEmitting = true;
-      queueMicrotask(() => {
-        this._isEmitting = false;
-        const change = this._change;
-        this._change = null;
-        if (change && !this._isDisposed) {
-          this._changed.emit(change);
-          this._tellActions();
-        }
-      });
+    this._changed.emit(change);
+    const shown = this._status?.may_act ? this._status.kernels : [];
+    const free = shown.filter(kernel => !this._pending.has(kernel.id));
+    const actions = this._possible.changed(free, this.stale);
+    if (actions.size > 0) {
+      this._actionsChanged.emit(actions);
     }
   }
 
-  private _tellActions(): void {
-    const shown = this._status?.may_act && !this.stale ? this._status.kernels : [];
-    const possible = possibilities(shown.filter(kernel => !this._pending.has(kernel.id)));
-    const changed = [...possible].filter(([action, ids]) => this._possible.get(action) !== ids);
-    this._possible = possible;
-    if (changed.length > 0) {
-      this._actionsChanged.emit(new Set(changed.map(([action]) => action)));
-    }
-  }
-
-  private readonly _page: Pick<Document, 'hidden' | 'addEventListener' | 'removeEventListener'>;
-  private readonly _services: AffinodeModel.IServices;
   private readonly _api: AffinodeApi;
-  private readonly _trans: IWords;
-  private readonly _poll: Poll;
+  private readonly _looks = new PacedLooks(() => this._look());
   private readonly _changed = new Signal<this, IChange>(this);
   private readonly _actionsChanged = new Signal<this, ReadonlySet<Possible>>(this);
   private readonly _noticed = new Signal<this, INoticeEvent>(this);
   private readonly _hues = new Hues();
   private readonly _rates = new Rates();
-  private readonly _pending = new Set<string>();
-  /** When each kernel's figures came, in seconds of the page's clock. */
-  private readonly _taken = new Map<string, number>();
-  private _possible = possibilities([]);
+  private readonly _ages = new Ages();
+  private readonly _changes = new Changes(change => this._tell(change));
+  private readonly _pending = new Map<string, Possible>();
+  private readonly _possible = new PossibleActions();
   private _settings = DEFAULT_SETTINGS;
   private _status: IStatus | null = null;
   private _updated: number | null = null;
@@ -375,8 +384,6 @@ export class AffinodeModel implements IAffinode, IDisposable {
   private _again = false;
   private _watchers = 0;
   private _soon: ReturnType<typeof setTimeout> | undefined;
-  private _change: { kernels: Set<string>; machine: boolean } | null = null;
-  private _isEmitting = false;
   private _isDisposed = false;
 }
 
@@ -387,13 +394,8 @@ export namespace AffinodeModel {
     events: Pick<ServiceManager.IManager['events'], 'stream'>;
     sessions: Pick<ServiceManager.IManager['sessions'], 'running' | 'runningChanged'>;
   }
-}
 
-function frequency(settings: ISettings) {
-  return { interval: settings.refreshInterval * 1000, backoff: true, max: LONGEST_PAUSE_MS };
-}
-
-/** Seconds of a clock that never jumps. */
-function now(): number {
-  return performance.now() / 1000;
+  /** What it needs of the page: whether it is hidden, and whether the network is back. */
+  export type IPage = Pick<Document, 'hidden' | 'addEventListener' | 'removeEventListener'> &
+    Partial<Pick<Document, 'defaultView'>>;
 }

@@ -63,6 +63,8 @@ export interface IBlocker {
   own: boolean;
   why: BlockerReason;
   free_in_s: number | null;
+  /** Of a kernel that is held: the same as a time of day. */
+  held_until?: string | null;
 }
 
 /** What a waiting kernel waits for; the most important blocker first. */
@@ -80,6 +82,8 @@ export interface IWait {
 /** One kernel; another server's has no name and no path. */
 export interface IKernel {
   id: string;
+  /** When all this was so, by the machine's monotonic clock; null: an earlier version. */
+  as_of_s: number | null;
   /** Of this server. */
   own: boolean;
   /** Whose it is, on a machine's controller; null on a user's own. */
@@ -114,6 +118,8 @@ export interface IKernel {
   eligible: boolean;
   eligible_in_s: number | null;
   held_for_s: number | null;
+  /** The same as a time of day, which all views show: "13:11 CET". */
+  held_until: string | null;
   place: number | null;
   waiting_s: number | null;
   /** Why it waits, in plain words. */
@@ -203,7 +209,7 @@ export interface INode {
   today: IToday | null;
   /** On a machine's controller; null on a user's own. */
   others: IOthers | null;
-  controller: { system: boolean } | null;
+  controller: { system: boolean; uptime_s?: number } | null;
 }
 
 /** When idle kernels are parked, and whether this user may change that. */

@@ -82,7 +82,7 @@ export interface IAffinode {
   /** A kernel by its Jupyter id. */
   kernel(id: string): IKernel | undefined;
 
-  /** Seconds since the figures of a kernel were true: what its clocks have run on since. */
+  /** Seconds since the figures of a kernel were true: what its clocks have run on since. Added to what counts up, it never falls back. */
   age(id: string): number;
 
   /** CUDA calls per second of the last minute, the oldest first, one for each look; empty before the second look. */
@@ -91,8 +91,8 @@ export interface IAffinode {
   /** A small number that stays with a kernel for as long as the page lives, for its colour. */
   hue(id: string): number;
 
-  /** Whether an action on this kernel is under way. */
-  pending(id: string): boolean;
+  /** The action on this kernel that was asked for and is not answered yet; null where there is none. */
+  pending(id: string): Possible | null;
 
   /** Ask the server now; never rejects, `problem` tells. */
   refresh(): Promise<void>;

@@ -112,7 +112,10 @@ test('a wait names the notebook that is in the way', () => {
   const said = (code: string, ...blockers: IBlocker[]) =>
     waitText(wait(code, blockers), nameOf, trans);
   assert.strictEqual(said('computing', blocker('computing')), 'train.ipynb is computing');
-  assert.strictEqual(said('held', blocker('held', 90)), 'train.ipynb is kept on the GPU for 2 min');
+  assert.strictEqual(
+    said('held', { ...blocker('held', 90), held_until: '13:11 CET' }),
+    'train.ipynb is kept on the GPU until 13:11 CET'
+  );
   assert.strictEqual(
     said('full', blocker('idle', 12)),
     'train.ipynb is idle and is freed within 12 s'

@@ -6,6 +6,7 @@ import { AddressInfo } from 'node:net';
 import { after, before, beforeEach, test } from 'node:test';
 import { Possible } from '../src/actions';
 import { AffinodeModel } from '../src/model';
+import { paceOf } from '../src/pace';
 import { IStatus, NODE_EVENT, NOTICE_EVENT, RESIDENCY_EVENT } from '../src/status';
 import { IChange } from '../src/tokens';
 import { gpu, kernel, node, status, trans } from './examples';
@@ -47,12 +48,21 @@ after(() => {
 
 beforeEach(() => {
   model?.dispose();
-  const { port } = server.address() as AddressInfo;
   events = new Stream(owner);
   runningChanged = new Signal(owner);
   sessions = [];
   asked = [];
-  model = new AffinodeModel(
+  const page = Object.assign(new EventTarget(), { hidden: false });
+  model = makeModel(page as unknown as Document);
+  changes = [];
+  actions = [];
+  model.changed.connect((_, change) => changes.push(change));
+  model.actionsChanged.connect((_, changed) => actions.push([...changed].sort()));
+});
+
+function makeModel(page: Document): AffinodeModel {
+  const { port } = server.address() as AddressInfo;
+  return new AffinodeModel(
     {
       serverSettings: ServerConnection.makeSettings({ baseUrl: `http://127.0.0.1:${port}/` }),
       events: { stream: events },
@@ -62,13 +72,9 @@ beforeEach(() => {
       }
     } as unknown as Services,
     trans,
-    Object.assign(new EventTarget(), { hidden: false }) as unknown as Document
+    page
   );
-  changes = [];
-  actions = [];
-  model.changed.connect((_, change) => changes.push(change));
-  model.actionsChanged.connect((_, changed) => actions.push([...changed].sort()));
-});
+}
 
 after(() => model.dispose());
 
@@ -282,4 +288,108 @@ test('rates are made of two looks, and of a restarted counter', async () => {
   await load(status([{ ...resident, calls: 50 }], machine));
   const second = model.rates('a')[1];
   assert.ok(Math.abs(second.perSecond * (second.to - second.from) - 50) < 1e-6);
+});
+
+test('a new controller that has not heard of a kernel yet leaves it as it was, and counts no byte twice', async () => {
+  await load(status([resident], machine));
+  const young = (
+    unmanaged: { pid: number | null; command: string | null; bytes: number }[] | null
+  ) =>
+    node({
+      controller: { system: false, uptime_s: 0.4 },
+      gpus: [
+        gpu({ used_bytes: 20 * GIB, free_bytes: 60 * GIB, unmanaged_bytes: 20 * GIB, unmanaged })
+      ]
+    });
+  const train = { pid: 7, command: 'train.py', bytes: 12 * GIB };
+  const other = { pid: 8, command: 'other', bytes: 8 * GIB };
+  const unheard = kernel({ id: 'a', residency: 'none' });
+  for (const kernels of [[], [unheard]]) {
+    for (const unmanaged of [[train, other], null]) {
+      answer = { code: 200, body: status(kernels, young(unmanaged)) };
+      await model.refresh();
+      const [bar] = model.status?.node?.gpus ?? [];
+      assert.deepStrictEqual(
+        [model.kernel('a')?.residency, bar.used_bytes, bar.managed_bytes, bar.unmanaged_bytes],
+        ['resident', 20 * GIB, 12 * GIB, 8 * GIB]
+      );
+      assert.deepStrictEqual(bar.unmanaged, unmanaged && [other]);
+      await emit(RESIDENCY_EVENT, { kernel_id: 'a', kernel: resident }); // its shim has connected
+      assert.strictEqual(model.status?.node?.gpus[0].used_bytes, 20 * GIB);
+    }
+  }
+  const old = { ...young([train, other]), controller: { system: false, uptime_s: 60 } };
+  answer = { code: 200, body: status([unheard], old) };
+  await model.refresh();
+  assert.strictEqual(model.kernel('a')?.residency, 'none'); // by now it would have been heard of
+});
+
+test('a kernel that begins or ends to wait is in the queue, or no longer, at once', async () => {
+  await load(status([resident, kernel({ id: 'b' })], machine));
+  const waiting = { ...kernel({ id: 'b' }), residency: 'queued', place: 1 };
+  await emit(RESIDENCY_EVENT, { kernel_id: 'b', kernel: waiting });
+  assert.deepStrictEqual(model.status?.node?.queue, ['b']);
+  assert.deepStrictEqual(
+    changes.map(each => each.machine),
+    [true]
+  );
+  await emit(RESIDENCY_EVENT, { kernel_id: 'b', kernel: kernel({ id: 'b' }) });
+  assert.deepStrictEqual([model.status?.node?.queue, asked], [[], []]);
+});
+
+test('a wait can be stopped and a kernel be restarted while server or controller are away', async () => {
+  const waiting = kernel({ id: 'b', residency: 'queued', place: 1 });
+  await load(status([resident, waiting, kernel({ id: 'c', residency: 'lost' })], machine));
+  answer = { code: 200, body: { ...status([], null), available: false, code: 'ended' } };
+  await model.refresh();
+  await settled();
+  assert.deepStrictEqual([model.stale, actions], [true, [['hold', 'park']]]); // these alone end
+});
+
+test('what was asked for is pending until it is answered', async () => {
+  await load(status([resident], machine));
+  answer = { code: 200, body: { ...resident, as_of_s: 5, residency: 'parking' } };
+  const done = model.act('a', 'park');
+  assert.strictEqual(model.pending('a'), 'park');
+  await done;
+  assert.deepStrictEqual([model.pending('a'), model.kernel('a')?.residency], [null, 'parking']);
+});
+
+test('clocks that count up never fall back, however long an answer takes', async () => {
+  const idle = (as_of_s: number) => ({ ...resident, as_of_s, idle_s: as_of_s - 100 });
+  const shown = () => (model.kernel('a')?.idle_s ?? 0) + model.age('a');
+  await load(status([idle(150)], machine));
+  const before = shown();
+  await load(status([idle(148.5)], machine)); // as after 1.5 s on its way
+  assert.ok(shown() >= before && shown() < before + 1, `${before} ${shown()}`);
+  await load(status([idle(150.001)], machine)); // slow, too
+  assert.ok(shown() >= before && shown() < before + 1, `${before} ${shown()}`);
+});
+
+test('without a view it is asked once in a while, with one as the settings say, without a GPU not at all', () => {
+  const facts = { hasGpu: true, isWatched: false, problem: null, refreshInterval: 6 };
+  const pause = (changes: Partial<typeof facts>) => paceOf({ ...facts, ...changes }).interval;
+  assert.ok(pause({}) >= 60_000 && pause({}) < 90_000);
+  assert.strictEqual(pause({ isWatched: true }), 6000);
+  assert.strictEqual(pause({ hasGpu: false }), Infinity);
+  const lost = paceOf({ ...facts, problem: { kind: 'unreachable', message: '' } });
+  assert.ok(lost.max <= 10_000);
+});
+
+test('when the network is back the server is asked at once', async () => {
+  model.dispose();
+  const view = new EventTarget();
+  const page = Object.assign(new EventTarget(), { hidden: false, defaultView: view });
+  model = makeModel(page as unknown as Document);
+  await load(status([resident], machine));
+  answer = 'none';
+  await model.refresh();
+  assert.strictEqual(model.problem?.kind, 'unreachable');
+  answer = { code: 200, body: status([resident], machine) };
+  const began = performance.now();
+  asked.length = 0;
+  view.dispatchEvent(new Event('online'));
+  await requested();
+  assert.ok(performance.now() - began < 1000);
+  assert.strictEqual(model.problem, null);
 });

@@ -95,7 +95,9 @@ test('a wait that is short, in view, interrupted or not wanted is not told', () 
 test('a wait offers what resolves it', () => {
   const page = new Page();
   const held = kernel({ id: 'b', path: 'train.ipynb', residency: 'resident', held_for_s: 60 });
-  const blockers = [{ kernel_id: 'b', own: true, why: 'held' as const, free_in_s: 60 }];
+  const blockers = [
+    { kernel_id: 'b', own: true, why: 'held' as const, free_in_s: 60, held_until: '13:11 CET' }
+  ];
   page.look({ ...queued, wait: { code: 'held', args: {}, blockers } }, held);
   mock.timers.tick(LASTS_MS);
   const [shown] = page.shown.values();
@@ -106,7 +108,10 @@ test('a wait offers what resolves it', () => {
       ['cancel-wait', 'a', 'Stop waiting']
     ]
   );
-  assert.ok(shown.message.includes('train.ipynb is kept on the GPU for 1 min'), shown.message);
+  assert.ok(
+    shown.message.includes('train.ipynb is kept on the GPU until 13:11 CET'),
+    shown.message
+  );
 });
 
 test('memory that came back within ten seconds is no news, nor is room for a notebook of one’s own', () => {

@@ -3,6 +3,7 @@ import { test } from 'node:test';
 import { done } from '../src/panel/howFar';
 import { folders, isOpenAtFirst, isProblem, sections } from '../src/panel/rows';
 import { IProcess } from '../src/status';
+import { doneText } from '../src/words';
 import { kernel, trans } from './examples';
 
 const ALL = { text: '', here: false };
@@ -85,7 +86,7 @@ test('a lost kernel, a refusal and a stuck process are problems; the rest is not
   assert.ok(!isProblem(kernel({ residency: 'parked', refusal_code: 'busy' })));
 });
 
-test('progress goes on by the speed of the last move, and ends only with the move', () => {
+test('progress goes on by the speed of the last move, and says so where it is slower', () => {
   const moving = (move: object, more: object = {}) =>
     kernel({
       move: { kind: 'resume', bytes: 100, age_s: 1, ...move },
@@ -95,6 +96,8 @@ test('progress goes on by the speed of the last move, and ends only with the mov
   assert.strictEqual(done(moving({}, { resume_estimate_s: 4 }), 1), 0.5);
   const last_park = { bytes: 50, duration_s: 1, ago_s: 9 };
   assert.strictEqual(done(moving({ kind: 'park' }, { last_park }), 0), 0.5);
-  assert.strictEqual(done(moving({}, { resume_estimate_s: 4 }), 100), 0.98);
+  const late = done(moving({}, { resume_estimate_s: 4 }), 100);
+  assert.strictEqual(late, null);
+  assert.strictEqual(doneText(late, trans), 'slower than expected');
   assert.strictEqual(done(kernel(), 1), 0);
 });

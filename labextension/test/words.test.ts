@@ -1,16 +1,20 @@
 import * as assert from 'node:assert';
 import { test } from 'node:test';
+import { offered } from '../src/actions';
+import { complete } from '../src/merge';
 import {
   aged,
   asOf,
   atMost,
   basename,
+  blockerText,
   bytes,
   bytesOf,
   bytesPer,
   chipLabel,
   details,
   freedText,
+  keptText,
   notice,
   othersText,
   place,
@@ -20,7 +24,7 @@ import {
   title,
   unmanaged
 } from '../src/words';
-import { kernel, node, trans } from './examples';
+import { kernel, node, status, trans } from './examples';
 
 const GIB = 1024 ** 3;
 const MIB = 1024 ** 2;
@@ -178,16 +182,34 @@ test('details say how long, and what happens next', () => {
     'idle 4 min',
     'may be freed in 1 min'
   ]);
-  assert.deepStrictEqual(details(kernel({ ...idle, held_for_s: 9 }), ALWAYS, trans), [
-    'kept for 9 s',
-    'idle 4 min'
-  ]);
+  assert.deepStrictEqual(
+    details(kernel({ ...idle, held_for_s: 9, held_until: '13:11 CET' }), ALWAYS, trans),
+    ['kept until 13:11 CET', 'idle 4 min']
+  );
   assert.deepStrictEqual(details(kernel({ ...idle, cell_open: true }), ALWAYS, trans), [
     'a cell is running'
   ]);
   assert.deepStrictEqual(details(kernel({ residency: 'queued', waiting_s: 12 }), ALWAYS, trans), [
     'waiting 12 s'
   ]);
+});
+
+test('a kernel is kept until one moment in every view, also of an earlier server', () => {
+  const held = complete(
+    status([kernel({ residency: 'resident', resident_bytes: GIB, held_for_s: 3600 })])
+  ).kernels[0];
+  const said = keptText(held, trans) ?? '';
+  assert.match(said, /^kept until \d\d:\d\d$/);
+  assert.strictEqual(keptText(aged(held, 1800), trans), said);
+  const waits = { kernel_id: 'b', own: true, why: 'held' as const, free_in_s: 3600 };
+  assert.ok(blockerText(waits, () => 'b.ipynb', trans).includes(said.slice(5)));
+});
+
+test('a kernel whose wait was stopped has no memory, and nothing to keep', () => {
+  const stopped = kernel({ residency: 'resident', resident_bytes: 0 });
+  assert.strictEqual(stateText(stopped, trans), 'No GPU memory in use');
+  assert.strictEqual(chipLabel(stopped, trans), 'No GPU memory in use');
+  assert.deepStrictEqual(offered(stopped), []);
 });
 
 test('clocks run on between two looks', () => {
@@ -208,6 +230,11 @@ test('details say what RAM a kernel takes or keeps, where that is news', () => {
   ]);
   assert.deepStrictEqual(
     details(kernel({ residency: 'resident', kept_bytes: 4 * GIB }), ALWAYS, trans),
+    ['4 GiB of RAM set aside in advance']
+  );
+  const last_park = { bytes: 4 * GIB, duration_s: 1, ago_s: 60 };
+  assert.deepStrictEqual(
+    details(kernel({ residency: 'resident', kept_bytes: 4 * GIB, last_park }), ALWAYS, trans),
     ['4 GiB of RAM kept for the next time']
   );
 });

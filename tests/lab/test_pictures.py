@@ -141,7 +141,7 @@ def test_a_full_panel_in_both_themes(gpu_machine, lab, open_lab):
     busy.activate()
     expect(page.state_of("analysis.ipynb")).to_have_text(f"GPU freed, {TABLE} MiB safe in RAM")
     expect(page.state_of("tokenizer.ipynb")).to_have_text(
-        re.compile(f"On the GPU: {VOCABULARY} MiB, kept for")
+        re.compile(f"On the GPU: {VOCABULARY} MiB, kept until")
     )
     expect(page.state_of("diffusion.ipynb")).to_have_text(re.compile(f"On the GPU: {WEIGHTS} MiB"))
     expect(page.state_of("embeddings.ipynb")).to_have_text("Waiting: 1st")

@@ -9,7 +9,7 @@ import * as React from 'react';
 import { keepIcon, residencyIcons } from '../icons';
 import { IKernel } from '../status';
 import { IAffinode, IChange } from '../tokens';
-import { asOf, chipLabel, keptText, stateText } from '../words';
+import { askedText, asOf, chipLabel, keptText, stateText } from '../words';
 import { Popover } from './popover';
 
 /** A toolbar that is narrower shows the chip's icon alone. */
@@ -54,9 +54,11 @@ export class Chip extends ReactWidget {
     const { affinode, trans } = this._options;
     const { residency } = kernel;
     const StateIcon = residencyIcons[residency].react;
-    const label = chipLabel(kernel, trans);
+    const pending = affinode.pending(kernel.id);
+    const asked = pending && askedText(pending, trans);
+    const label = asked ?? chipLabel(kernel, trans);
     const kept = keptText(kernel, trans);
-    const state = [stateText(kernel, trans), kept, asOf(affinode, trans)]
+    const state = [stateText(kernel, trans), kept, asked, asOf(affinode, trans)]
       .filter(text => text !== null)
       .join(', ');
     return (
@@ -64,6 +66,7 @@ export class Chip extends ReactWidget {
         type="button"
         className={`jp-affinode-chip jp-mod-${residency}${affinode.stale ? ' jp-mod-stale' : ''}`}
         data-residency={residency}
+        aria-busy={pending !== null}
         aria-haspopup="dialog"
         aria-expanded={this._popover !== null}
         aria-label={trans.__('GPU: %1', state)}

@@ -159,7 +159,7 @@ function Facts(props: IDetailsProps): JSX.Element {
   const { kernel, view } = props;
   const { affinode, trans } = view;
   const reason =
-    ownership(kernel) === 'others' // its words are for its user
+    ownership(kernel) === 'others' || kernel.residency === 'none' // its words are for its user; it is nowhere
       ? null
       : reasonText(kernel.reason_code, kernel.reason_args, trans);
   const facts = [

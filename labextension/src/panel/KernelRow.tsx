@@ -1,16 +1,16 @@
 import { caretRightIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
-import { offered } from '../actions';
+import { offered, Possible } from '../actions';
 import { keepIcon, residencyIcons } from '../icons';
 import { ActionButton } from '../shell/ActionButton';
 import { commandOf } from '../shell/commandOf';
 import { IKernel } from '../status';
-import { bytes, keptText, onGpu, stateText, title } from '../words';
+import { askedText, bytes, doneText, keptText, onGpu, stateText, title } from '../words';
 import { Details } from './KernelDetails';
 import { done } from './howFar';
-import { Progress } from './Progress';
+import { Asked, Progress } from './Progress';
 import { Sparkline } from './Sparkline';
-import { face, Ticking } from './Ticking';
+import { face, Ticking, useTick } from './Ticking';
 import { IView, swatchClass } from './view';
 
 /** What a kernel's row shows. */
@@ -20,8 +20,8 @@ interface IRowProps {
   isCurrent: boolean;
   /** Whether its details are shown. */
   isOpen: boolean;
-  /** Whether an action on it is under way. */
-  isPending: boolean;
+  /** What was asked for it and is not answered yet. */
+  pending: Possible | null;
   /** All kernels where what the row offers depends on others. */
   kernels?: IKernel[];
   onToggle: (id: string, isOpen: boolean) => void;
@@ -30,7 +30,7 @@ interface IRowProps {
 
 /** One kernel: a line of fixed slots, and the details below it where they are wanted; drawn anew only if its props change. */
 export const KernelRow = React.memo((props: IRowProps): JSX.Element => {
-  const { isCurrent, isOpen, isPending, kernel, view } = props;
+  const { isCurrent, isOpen, pending, kernel, view } = props;
   const { trans } = view;
   const classes = ['jp-affinode-kernel', `jp-mod-${kernel.residency}`];
   if (isCurrent) {
@@ -40,18 +40,25 @@ export const KernelRow = React.memo((props: IRowProps): JSX.Element => {
     classes.push('jp-mod-open');
   }
   const name = title(kernel, trans);
-  const state = [stateText(kernel, trans), keptText(kernel, trans)].filter(Boolean).join(', ');
+  const asked = pending && askedText(pending, trans);
+  const state = [stateText(kernel, trans), keptText(kernel, trans), asked]
+    .filter(Boolean)
+    .join(', ');
   return (
     <li
       className={classes.join(' ')}
-      aria-busy={isPending}
+      aria-busy={pending !== null}
       aria-current={isCurrent || undefined}
       aria-label={`${name}, ${state}`}
       data-kernel-id={kernel.id}
       data-residency={kernel.residency}
     >
       <Line {...props} name={name} />
-      {kernel.move && <Progress kernel={kernel} view={view} />}
+      {kernel.move ? (
+        <Progress kernel={kernel} view={view} />
+      ) : (
+        pending && <Asked label={askedText(pending, trans)} />
+      )}
       {isOpen ? (
         <Details kernel={kernel} view={view} />
       ) : (
@@ -62,7 +69,7 @@ export const KernelRow = React.memo((props: IRowProps): JSX.Element => {
 });
 
 function Line(props: IRowProps & { name: string }): JSX.Element {
-  const { isOpen, kernel, name, onToggle, view } = props;
+  const { isOpen, kernel, name, onToggle, pending, view } = props;
   const { affinode, trans } = view;
   const StateIcon = residencyIcons[kernel.residency].react;
   const kept = keptText(kernel, trans);
@@ -90,8 +97,7 @@ function Line(props: IRowProps & { name: string }): JSX.Element {
         )}
       </span>
       <Calls kernel={kernel} view={view} />
-      <span className="jp-affinode-size">{sizeText(kernel)}</span>
-      <ActivityClock kernel={kernel} view={view} />
+      <Figures kernel={kernel} pending={pending} view={view} />
       {quick.length > 0 && (
         <span className="jp-affinode-quick">
           {quick.map((action, index) => (
@@ -118,8 +124,8 @@ function Name(props: { kernel: IKernel; name: string; view: IView }): JSX.Elemen
   const folder = folderOf(kernel.id);
   const shown = (
     <>
-      {folder && <span className="jp-affinode-folder">{folder.replace(/\/?$/, '/')}</span>}
-      <span className="jp-affinode-nameText">{name}</span>
+      {folder && <bdi className="jp-affinode-folder">{folder.replace(/\/?$/, '/')}</bdi>}
+      <bdi className="jp-affinode-nameText">{name}</bdi>
     </>
   );
   return kernel.own && path ? (
@@ -176,9 +182,40 @@ function sizeText(kernel: IKernel): string {
       return bytes(kernel.parked_bytes);
     case 'queued':
       return bytes(kernel.wait?.args.bytes ?? kernel.footprint_bytes);
-    default:
-      return bytes(kernel.move?.bytes ?? onGpu(kernel));
+    default: {
+      const size = kernel.move?.bytes ?? onGpu(kernel);
+      return size > 0 ? bytes(size) : '';
+    }
   }
+}
+
+/** Its size, and "Active", how far a move is, or for how long it has been idle or waiting; what needs more words, alone. */
+function Figures(props: { kernel: IKernel; pending: Possible | null; view: IView }): JSX.Element {
+  const { kernel, pending, view } = props;
+  const isLate = useIsLate(kernel, view);
+  const words = pending ? askedText(pending, view.trans) : isLate && doneText(null, view.trans);
+  return words ? (
+    <span className="jp-affinode-words" title={words}>
+      {words}
+    </span>
+  ) : (
+    <>
+      <span className="jp-affinode-size">{sizeText(kernel)}</span>
+      <ActivityClock kernel={kernel} view={view} />
+    </>
+  );
+}
+
+/** Whether a move should be over by what is known of its speed. */
+function useIsLate(kernel: IKernel, view: IView): boolean {
+  const { affinode, isStale } = view;
+  const look = React.useCallback(
+    () => kernel.move !== null && done(kernel, isStale ? 0 : affinode.age(kernel.id)) === null,
+    [affinode, isStale, kernel]
+  );
+  const [, drawAgain] = React.useState(false);
+  useTick(React.useCallback(() => drawAgain(look()), [look]));
+  return look();
 }
 
 /** "Active", how far a move is, or for how long it has been idle or waiting. */
@@ -190,40 +227,37 @@ function ActivityClock(props: { kernel: IKernel; view: IView }): JSX.Element {
     () => face((since ?? 0) + (isStale ? 0 : affinode.age(kernel.id))),
     [affinode, isStale, kernel.id, since]
   );
-  const percent = React.useCallback(
-    () => trans.__('≈%1 %', Math.round(100 * done(kernel, isStale ? 0 : affinode.age(kernel.id)))),
-    [affinode, isStale, kernel, trans]
-  );
+  const percent = React.useCallback(() => {
+    const part = done(kernel, isStale ? 0 : affinode.age(kernel.id)) ?? 1;
+    return trans.__('≈%1 %', Math.min(99, Math.floor(100 * part)));
+  }, [affinode, isStale, kernel, trans]);
   if (kernel.move) {
-    return (
-      <span
-        className="jp-affinode-clock"
-        title={trans.__('How far it is, estimated by the speed of the last move')}
-      >
-        <Ticking text={percent} />
-      </span>
+    return clock(
+      trans.__('How far it is, estimated by the speed of the last move'),
+      <Ticking text={percent} />
     );
   }
   if (kernel.residency === 'queued' && since !== null) {
-    return (
-      <span className="jp-affinode-clock" title={trans.__('How long it has been waiting')}>
-        <Ticking text={text} />
-      </span>
-    );
+    return clock(trans.__('How long it has been waiting'), <Ticking text={text} />);
   }
   if (kernel.cell_open) {
-    return (
-      <span className="jp-affinode-clock jp-mod-active" title={trans.__('A cell is running')}>
-        {trans.__('Active')}
-      </span>
-    );
+    return clock(trans.__('A cell is running'), trans.__('Active'), ' jp-mod-active');
   }
-  return since === null || kernel.residency === 'lost' ? (
-    <span className="jp-affinode-clock" />
-  ) : (
-    <span className="jp-affinode-clock" title={trans.__('How long it has been idle')}>
-      <span className="jp-affinode-word">{trans.__('Idle')} </span>
-      <Ticking text={text} />
+  if (since === null || kernel.residency === 'lost') {
+    return clock();
+  }
+  return clock(
+    trans.__('How long it has been idle'),
+    <>
+      {trans.__('Idle')} <Ticking text={text} />
+    </>
+  );
+}
+
+function clock(title?: string, shown?: React.ReactNode, more = ''): JSX.Element {
+  return (
+    <span className={`jp-affinode-clock${more}`} title={title}>
+      {shown}
     </span>
   );
 }

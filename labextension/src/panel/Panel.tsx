@@ -249,7 +249,7 @@ function Kernels(
                     section === 'waiting' ||
                     isProblem(kernel))
                 }
-                isPending={affinode.pending(kernel.id)}
+                pending={affinode.pending(kernel.id)}
                 kernel={kernel}
                 kernels={section === 'waiting' ? kernels : undefined}
                 onToggle={toggle}

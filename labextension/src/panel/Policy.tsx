@@ -2,15 +2,18 @@ import * as React from 'react';
 import { Notification } from '@jupyterlab/apputils';
 import { AffinodeError } from '../api';
 import { INode, IPolicy } from '../status';
-import { errorText, span } from '../words';
+import { errorText, IWords, span } from '../words';
 import { IView } from './view';
+
+/** Less is not worth a line. */
+const LEAST_S = 30;
 
 /** When idle notebooks are freed, in words, with a switch where it is the user's own, and what that gave back today. */
 export function Policy(props: { node: INode; view: IView }): JSX.Element | null {
   const { node, view } = props;
   const { trans } = view;
   const { policy, today } = node;
-  const given = today && today.freed_gpu_s >= 36 ? gpuHours(today.freed_gpu_s) : null;
+  const given = today && today.freed_gpu_s >= LEAST_S ? gpuTime(today.freed_gpu_s, trans) : null;
   if (!policy && given === null) {
     return null;
   }
@@ -26,7 +29,7 @@ export function Policy(props: { node: INode; view: IView }): JSX.Element | null 
       )}
       {given !== null && (
         <div className="jp-affinode-muted" title={trans.__('GPU memory that idle notebooks freed')}>
-          {trans.__('Given back today: %1 GPU h', given)}
+          {trans.__('Given back today: %1', given)}
         </div>
       )}
     </section>
@@ -96,7 +99,12 @@ function Switch(props: { policy: IPolicy; view: IView }): JSX.Element {
   );
 }
 
-function gpuHours(seconds: number): string {
+/** "36 s", "12 min", "3.3 GPU h". */
+function gpuTime(seconds: number, trans: IWords): string {
+  if (seconds < 3600) {
+    return span(seconds, trans);
+  }
   const hours = seconds / 3600;
-  return hours < 10 ? hours.toFixed(hours < 0.1 ? 2 : 1) : Math.round(hours).toLocaleString();
+  const shown = hours < 10 ? String(Number(hours.toFixed(1))) : Math.round(hours).toLocaleString();
+  return trans.__('%1 GPU h', shown);
 }

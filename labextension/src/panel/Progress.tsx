@@ -16,9 +16,11 @@ export function Progress(props: { kernel: IKernel; view: IView }): JSX.Element |
       return;
     }
     const age = affinode.age(kernel.id);
-    bar.style.transform = `scaleX(${done(kernel, age + 1)})`; // the transition to there takes a second
-    track.current?.setAttribute('aria-valuenow', String(Math.round(100 * done(kernel, age))));
-    track.current?.setAttribute('aria-valuetext', doneText(done(kernel, age), trans));
+    const now = done(kernel, age);
+    bar.style.transform = `scaleX(${done(kernel, age + 1) ?? 1})`; // the transition to there takes a second
+    track.current?.classList.toggle('jp-mod-late', now === null);
+    setValue(track.current, now);
+    track.current?.setAttribute('aria-valuetext', doneText(now, trans));
   }, [affinode, isStale, kernel, trans]);
   useTick(show);
   React.useEffect(() => {
@@ -29,15 +31,31 @@ export function Progress(props: { kernel: IKernel; view: IView }): JSX.Element |
   return kernel.move ? (
     <div
       ref={track}
-      className="jp-affinode-progress"
+      className={`jp-affinode-progress${now === null ? ' jp-mod-late' : ''}`}
       role="progressbar"
       aria-label={moveText(kernel.move, trans)}
       aria-valuemin={0}
       aria-valuemax={100}
-      aria-valuenow={Math.round(100 * now)}
+      aria-valuenow={now === null ? undefined : Math.floor(100 * now)}
       aria-valuetext={doneText(now, trans)}
     >
-      <div style={{ transform: `scaleX(${now})` }} />
+      <div style={{ transform: `scaleX(${now ?? 1})` }} />
     </div>
   ) : null;
+}
+
+/** Of a bar without a value it is not known how far it is. */
+function setValue(track: HTMLElement | null, now: number | null): void {
+  if (now === null) {
+    track?.removeAttribute('aria-valuenow');
+  } else {
+    track?.setAttribute('aria-valuenow', String(Math.floor(100 * now)));
+  }
+}
+
+/** Something was asked for, and there is no answer yet. */
+export function Asked(props: { label: string }): JSX.Element {
+  return (
+    <div className="jp-affinode-progress jp-mod-late" role="progressbar" aria-label={props.label} />
+  );
 }

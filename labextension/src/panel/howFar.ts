@@ -5,16 +5,17 @@ import { IKernel } from '../status';
 /** A move without any figure about its speed; slower than any bus, so that the bar does not end too soon. */
 const USUAL_SPEED = 4 * 2 ** 30;
 
-/** What a move that is not over may show at most. */
-const MOST = 0.98;
-
-/** How much of a move is done, 0 to 1, some seconds after the server said how long it had lasted; by the speed of the last one. */
-export function done(kernel: IKernel, age_s: number): number {
+/**
+ * How much of a move is done, 0 to 1, some seconds after the server said how long it had lasted; by the speed of the last one.
+ * Null: it should be over by that, so that nothing is known but that it is slower.
+ */
+export function done(kernel: IKernel, age_s: number): number | null {
   const { move } = kernel;
   if (!move || move.bytes <= 0) {
     return 0;
   }
-  return Math.min(MOST, Math.max(0, (speedBefore(kernel) * (move.age_s + age_s)) / move.bytes));
+  const part = Math.max(0, (speedBefore(kernel) * (move.age_s + age_s)) / move.bytes);
+  return part < 1 ? part : null;
 }
 
 function speedBefore(kernel: IKernel): number {

@@ -1,9 +1,11 @@
 import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { Dialog, ICommandPalette, Notification, showDialog } from '@jupyterlab/apputils';
+import { ServerConnection } from '@jupyterlab/services';
 import { ITranslator, nullTranslator, TranslationBundle } from '@jupyterlab/translation';
 import { LabIcon } from '@jupyterlab/ui-components';
 import { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import {
+  BY_JUPYTER,
   canHold,
   canPark,
   canRelease,
@@ -163,8 +165,8 @@ class KernelCommands {
         return (
           possible(args) &&
           this._mayAct &&
-          !this._affinode.stale &&
-          !this._affinode.pending(kernel?.id ?? '')
+          (!this._affinode.stale || BY_JUPYTER.has(command.action)) &&
+          this._affinode.pending(kernel?.id ?? '') === null
         );
       },
       execute: async args => {
@@ -184,7 +186,7 @@ class KernelCommands {
       isEnabled: args =>
         this._mayAct &&
         !this._affinode.stale &&
-        !this._affinode.pending(this._kernelOf(args)?.id ?? ''),
+        this._affinode.pending(this._kernelOf(args)?.id ?? '') === null,
       describedBy: {
         args: {
           type: 'object',
@@ -294,6 +296,8 @@ class KernelCommands {
         refused = error;
       } else if (response) {
         refused = { slug: 'http', status: response.status };
+      } else if (error instanceof ServerConnection.NetworkError) {
+        refused = { slug: 'unreachable', status: 0 };
       } else {
         throw error;
       }

@@ -28,6 +28,11 @@ export function actionLabel(action: NamedAction, trans: IWords): string {
   }
 }
 
+/** What was asked for and is not answered yet: "Free: asked for". */
+export function askedText(action: NamedAction, trans: IWords): string {
+  return trans.__('%1: asked for', actionLabel(action, trans));
+}
+
 /** An action that names its notebook, for buttons elsewhere: "Free notes.ipynb", "Stop keeping train.ipynb". */
 export function actionOn(action: NamedAction, name: string, trans: IWords): string {
   switch (action) {

@@ -74,6 +74,12 @@ export function seconds(count: number, trans: IWords): string {
   return count < 10 ? trans.__('%1 s', Number(count.toFixed(1))) : span(count, trans);
 }
 
+/** A moment as a time of day, for what an earlier server does not put into words: "13:11". */
+export function clockIn(seconds: number, now = Date.now()): string {
+  const moment = new Date(now + 1000 * seconds);
+  return moment.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' });
+}
+
 /** Since when what is shown is not confirmed: "as of 12:03"; null while it is true now. */
 export function asOf(
   { stale, updated }: { stale: boolean; updated: number | null },
@@ -82,8 +88,7 @@ export function asOf(
   if (!stale || updated === null) {
     return null;
   }
-  const clock = new Date(updated).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
-  return trans.__('as of %1', clock);
+  return trans.__('as of %1', clockIn(0, updated));
 }
 
 /** A place in the line: "1st", "2nd", "11th". */

@@ -11,9 +11,11 @@ export function moveText(move: Pick<IMove, 'kind' | 'bytes'>, trans: IWords): st
     : trans.__('Getting it back: %1', size);
 }
 
-/** How much of a move is done, 0 to 1, which is an estimate: "about 40 %". */
-export function doneText(done: number, trans: IWords): string {
-  return trans.__('about %1 %', Math.round(100 * done));
+/** How much of a move is done, 0 to 1, which is an estimate: "about 40 %"; null: longer than that says. */
+export function doneText(done: number | null, trans: IWords): string {
+  return done === null
+    ? trans.__('slower than expected')
+    : trans.__('about %1 %', Math.floor(100 * done));
 }
 
 /** "Freed 12 GiB in 0.4 s (30 GiB/s), 3 min ago". */

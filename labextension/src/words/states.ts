@@ -1,7 +1,7 @@
 /** Where a kernel's GPU memory is, in the words that everything uses. */
 
 import { IKernel, INode, IOthers, Residency } from '../status';
-import { bytes, IWords, place, span } from './figures';
+import { bytes, clockIn, IWords, place, span } from './figures';
 
 const SMALL = 64 * 1024 ** 2; // host memory is taken in slabs: less is not worth a word
 
@@ -37,7 +37,9 @@ export function stateText(kernel: IKernel, trans: IWords): string {
   const state = stateName(kernel.residency, trans);
   switch (kernel.residency) {
     case 'resident':
-      return trans.__('%1: %2', state, bytes(onGpu(kernel)));
+      return onGpu(kernel) > 0
+        ? trans.__('%1: %2', state, bytes(onGpu(kernel)))
+        : trans.__('No GPU memory in use');
     case 'parked':
       return trans.__('%1, %2', state, safeText(kernel, trans));
     case 'queued':
@@ -79,11 +81,11 @@ export function lostText(trans: IWords): string {
   return trans.__('What it had on the GPU is gone. Restart the kernel to use the GPU again.');
 }
 
-/** For how long a kernel is kept: "kept for 1 h"; null where it is not. */
+/** Until when a kernel is kept: "kept until 13:11 CET"; null where it is not. */
 export function keptText(kernel: IKernel, trans: IWords): string | null {
   return kernel.held_for_s === null
     ? null
-    : trans.__('kept for %1', span(kernel.held_for_s, trans));
+    : trans.__('kept until %1', kernel.held_until ?? clockIn(kernel.held_for_s));
 }
 
 /** The chip's few words; empty where no GPU is used. */
@@ -162,14 +164,15 @@ export function details(
 
 /** What a kernel has in RAM, where its size on the GPU does not say it already. */
 export function hostMemory(kernel: IKernel, trans: IWords): string | null {
-  const { copy_bytes, disk_bytes, kept_bytes, parked_bytes } = kernel;
-  const set_aside_bytes = kernel.set_aside_bytes ?? 0;
+  const { copy_bytes, disk_bytes, kept_bytes, last_park, parked_bytes } = kernel;
   if (kernel.residency === 'parked' && copy_bytes < parked_bytes - disk_bytes - SMALL) {
     return trans.__('takes %1 of RAM, the rest is zeros', bytes(copy_bytes));
   }
-  if (kernel.residency === 'resident' && kept_bytes > SMALL) {
+  if (kernel.residency === 'resident' && last_park && kept_bytes > SMALL) {
     return trans.__('%1 of RAM kept for the next time', bytes(kept_bytes));
   }
+  // Of a kernel that was never freed there is no copy: an earlier version calls what is set aside kept.
+  const set_aside_bytes = (kernel.set_aside_bytes ?? 0) + (last_park ? 0 : kept_bytes);
   if (kernel.residency === 'resident' && set_aside_bytes > SMALL) {
     return trans.__('%1 of RAM set aside in advance', bytes(set_aside_bytes));
   }

@@ -1,7 +1,7 @@
 /** What a waiting kernel waits for, which kernel is in the way, and for how much longer. */
 
 import { IBlocker, IKernel, IWait, ownership } from '../status';
-import { atMost, bytes, IWords, span, title } from './figures';
+import { atMost, bytes, clockIn, IWords, title } from './figures';
 
 /** What a sentence about a wait needs of the kernel; the estimate is an upper bound. */
 type Waiting = Pick<IKernel, 'estimate_s' | 'wait'>;
@@ -54,7 +54,7 @@ export function blockerText(blocker: IBlocker, nameOf: NameOf, trans: IWords): s
     case 'held':
       return soon === null
         ? trans.__('%1 is kept on the GPU', name)
-        : trans.__('%1 is kept on the GPU for %2', name, span(soon, trans));
+        : trans.__('%1 is kept on the GPU until %2', name, blocker.held_until ?? clockIn(soon));
     case 'idle':
       return soon === null || soon <= 0
         ? trans.__('%1 is idle', name)

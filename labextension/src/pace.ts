@@ -1,0 +1,73 @@
+/** How often the server is asked. */
+
+import { IDisposable } from '@lumino/disposable';
+import { IPoll, Poll } from '@lumino/polling';
+import { IProblem } from './tokens';
+
+/** While no view watches: programs outside Jupyter change what is in use, and no event tells of that. */
+const SLOW_MS = 65_000;
+
+/** While the server does not answer: at first, and at most. */
+const LOST_MS = 2000;
+const LONGEST_LOST_MS = 10_000;
+
+/** The longest pause between looks that fail while the server answers. */
+const LONGEST_MS = 60_000;
+
+/** What the pace depends on. */
+export interface IPaceFacts {
+  hasGpu: boolean;
+  isWatched: boolean;
+  problem: IProblem | null;
+  /** The setting, in seconds. */
+  refreshInterval: number;
+}
+
+/** The pauses between two looks; after failures they grow. */
+export function paceOf(facts: IPaceFacts): IPoll.Frequency {
+  if (facts.problem?.kind === 'unreachable') {
+    return { interval: LOST_MS, backoff: true, max: LONGEST_LOST_MS };
+  }
+  const watched = facts.refreshInterval * 1000;
+  const interval = facts.isWatched ? watched : facts.hasGpu ? SLOW_MS : Poll.NEVER;
+  return { interval, backoff: true, max: Math.max(LONGEST_MS, SLOW_MS, watched) };
+}
+
+/** Asks on time, at the pace that is needed; not while the page is hidden. */
+export class PacedLooks implements IDisposable {
+  /** `look` rejects while the server does not answer, for the pauses to grow. */
+  constructor(look: () => Promise<void>) {
+    this._poll = new Poll({
+      name: 'jupyter-affinode:status',
+      auto: false,
+      factory: look,
+      frequency: { interval: Poll.NEVER, backoff: true, max: Poll.NEVER },
+      standby: 'when-hidden'
+    });
+  }
+
+  get isDisposed(): boolean {
+    return this._poll.isDisposed;
+  }
+
+  dispose(): void {
+    void this._poll.stop(); // clears its timer, which disposing does not
+    this._poll.dispose();
+  }
+
+  /** Ask as often as is needed now. */
+  keep(facts: IPaceFacts): void {
+    const pace = paceOf(facts);
+    if (pace.interval !== this._poll.frequency.interval) {
+      this._poll.frequency = pace;
+      void this._poll.schedule(); // after that pause, whatever was planned before
+    }
+  }
+
+  /** Ask at once. */
+  now(): void {
+    void this._poll.refresh();
+  }
+
+  private readonly _poll: Poll;
+}
