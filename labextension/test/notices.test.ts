@@ -1,7 +1,8 @@
 import * as assert from 'node:assert';
 import { beforeEach, mock, test } from 'node:test';
 import { Announcements, PATIENCE_MS } from '../src/notices/announcements';
-import { IShownNotice, LASTS_MS, NoticeBoard } from '../src/notices/board';
+import { LASTS_MS, NoticeBoard } from '../src/notices/board';
+import { IShownNotice } from '../src/notices/screen';
 import { IKernel, INoticeEvent } from '../src/status';
 import { kernel, trans } from './examples';
 
@@ -142,6 +143,77 @@ test('one exchange is one notice: freed, waiting and back take one another’s p
   assert.strictEqual(page.shown.size, 1);
   page.look(resident);
   assert.deepStrictEqual(page.messages, ['a.ipynb has the GPU.']);
+});
+
+const named = (count: number, changes: Partial<IKernel>) =>
+  Array.from({ length: count }, (_, index) =>
+    kernel({ ...changes, id: `k${index}`, path: `${index}.ipynb`, paths: [`${index}.ipynb`] })
+  );
+
+test('what happens to several notebooks at a time is one notice', () => {
+  const page = new Page();
+  const freed = named(9, { residency: 'parked', parked_bytes: 16 * 2 ** 20 });
+  page.look(...freed);
+  for (const { id } of freed) {
+    page.tell('made-room', { reason: 'low-memory', bytes: 16 * 2 ** 20 }, id);
+    mock.timers.tick(100);
+  }
+  mock.timers.tick(LASTS_MS);
+  assert.deepStrictEqual(
+    [page.count, page.messages],
+    [1, ['9 notebooks were freed since GPU memory was low; 144 MiB are safe in RAM.']]
+  );
+  const [{ actions }] = page.shown.values();
+  assert.deepStrictEqual(
+    actions.map(each => each.action),
+    ['panel']
+  );
+  page.tell('made-room', { for: 'other', bytes: GIB }, 'k1');
+  page.tell('made-room', { for: 'other', bytes: GIB }, 'k2');
+  mock.timers.tick(LASTS_MS);
+  assert.deepStrictEqual(page.messages.slice(1), [
+    '2 notebooks made room for another user’s notebook; 2 GiB are safe in RAM.'
+  ]);
+  assert.ok(page.messages[0].startsWith('7 notebooks were freed'), page.messages[0]);
+});
+
+test('of all kinds of news several at a time are one notice', () => {
+  const kinds = ['moved', 'refused', 'no-room', 'resume-failed', 'stuck', 'ended', 'of-tomorrow'];
+  for (const kind of kinds) {
+    const page = new Page();
+    const residency = kind === 'resume-failed' ? 'parked' : 'resident';
+    page.look(...named(3, { residency }));
+    ['k0', 'k1', 'k2'].forEach(id => page.tell(kind, { reason: 'busy', pid: 7 }, id));
+    mock.timers.tick(LASTS_MS);
+    assert.deepStrictEqual([kind, page.count, page.shown.size], [kind, 1, 1]);
+    assert.match(page.messages[0], /\b3 notebooks\b/);
+  }
+});
+
+test('several waits, and several lost states, are one notice each, which shrinks as they end', () => {
+  const page = new Page();
+  const wait = { code: 'turn', args: {}, blockers: [] };
+  const waiting = named(3, { residency: 'queued', wait });
+  page.look(...waiting);
+  mock.timers.tick(LASTS_MS);
+  assert.deepStrictEqual(page.messages, [
+    '3 notebooks wait for the GPU. It is next. How long cannot be said.'
+  ]);
+  const [, second, third] = waiting;
+  const [back] = named(1, { residency: 'resident', resident_bytes: GIB });
+  page.look(back, second, third);
+  assert.deepStrictEqual(page.messages, [
+    '2 notebooks wait for the GPU. It is next. How long cannot be said.',
+    '0.ipynb has the GPU.'
+  ]);
+  page.look(back, ...named(3, { residency: 'resident' }).slice(1));
+  assert.deepStrictEqual(page.messages, ['3 notebooks have the GPU.']);
+  page.look(...named(3, { residency: 'lost' }));
+  assert.deepStrictEqual(page.messages, [
+    '3 notebooks: GPU state lost. Restart their kernels to use the GPU again.'
+  ]);
+  page.look();
+  assert.deepStrictEqual(page.messages, []);
 });
 
 test('a lost state has a button, and goes with the restart', () => {

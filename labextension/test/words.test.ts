@@ -86,8 +86,52 @@ test('places are ordinals', () => {
 });
 
 test('a notice never is longer than JupyterLab shows', () => {
-  assert.strictEqual(notice('short'), 'short');
-  assert.strictEqual(notice('x'.repeat(200)).length, 140);
+  assert.strictEqual(
+    notice(() => 'short'),
+    'short'
+  );
+  assert.strictEqual(notice(() => 'x'.repeat(200)).length, 140);
+});
+
+test('in a notice that is too long names give way, not what is said of them', () => {
+  const long = (end: string) => `a-rather-${'long-'.repeat(30)}name-${end}.ipynb`;
+  const said = notice(short =>
+    trans.__(
+      '%1 waits for the GPU. %2 is computing. At most %3.',
+      short(long('one')),
+      short(long('two')),
+      '3 min'
+    )
+  );
+  assert.ok(said.length <= 140, said);
+  assert.match(said, /^a-rather-.*….*one\.ipynb waits for the GPU\. a-rather-.*….*two\.ipynb is/);
+  assert.ok(said.endsWith(' is computing. At most 3 min.'), said);
+});
+
+test('names that are written from right to left do not turn what stands around them', () => {
+  const name = 'מחברת.ipynb';
+  const called = title(kernel({ path: name, paths: [name] }), trans);
+  assert.strictEqual(called, `\u2068${name}\u2069`);
+  const turning = 'a\u202eb.ipynb'; // would turn the rest of the sentence
+  assert.strictEqual(
+    title(kernel({ path: turning, paths: [turning] }), trans),
+    '\u2068ab.ipynb\u2069'
+  );
+  const cut = notice(short => `${short(`\u2068${'א'.repeat(200)}\u2069`)} waits.`);
+  assert.ok(cut.startsWith('\u2068') && cut.endsWith('\u2069 waits.'), cut);
+});
+
+test('a kernel of several notebooks and a console is called by a notebook, and says that there are more', () => {
+  const paths = ['work/console-1-5e2f', 'work/b.ipynb', 'work/c.ipynb'];
+  assert.strictEqual(title(kernel({ path: paths[0], paths }), trans), 'b.ipynb + 2');
+  const console = kernel({ path: paths[0], paths: paths.slice(0, 1) });
+  assert.strictEqual(title(console, trans), 'console-1-5e2f');
+});
+
+test('a program of `jupyter affinode run` is called by its command', () => {
+  const run = { own: false, path: null, paths: [], server: null };
+  assert.strictEqual(title(kernel({ ...run, name: 'train.py' }), trans), 'train.py');
+  assert.strictEqual(title(kernel({ ...run, name: null }), trans), 'Outside this server');
 });
 
 test('a kernel is called by its notebook, and others by where or whose they are', () => {
@@ -99,7 +143,7 @@ test('a kernel is called by its notebook, and others by where or whose they are'
     'Another server'
   );
   assert.strictEqual(
-    title(kernel({ own: false, path: null, server: null }), trans),
+    title(kernel({ own: false, name: null, path: null, server: null }), trans),
     'Outside this server'
   );
   assert.strictEqual(title(kernel({ id: 'uid-7/a', own: false, user: 'bob' }), trans), 'bob');

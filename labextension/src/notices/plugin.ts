@@ -4,9 +4,10 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 import { commandOf } from '../shell/commandOf';
 import { kernelIdOf } from '../shell/openKernel';
-import { IAffinode } from '../tokens';
+import { CommandIDs, IAffinode } from '../tokens';
 import { Announcements } from './announcements';
-import { IScreen, IShownNotice, NoticeBoard } from './board';
+import { NoticeBoard } from './board';
+import { IScreen, IShownNotice } from './screen';
 
 /** JupyterLab's notifications. */
 class Screen implements IScreen {
@@ -30,7 +31,10 @@ class Screen implements IScreen {
       autoClose: shown.autoClose,
       actions: shown.actions.map(({ action, kernelId, label, process }) => ({
         label,
-        callback: () => void this._commands.execute(commandOf[action], { kernelId, process })
+        callback: () =>
+          void (action === 'panel'
+            ? this._commands.execute(CommandIDs.openPanel)
+            : this._commands.execute(commandOf[action], { kernelId, process }))
       }))
     };
   }

@@ -13,6 +13,9 @@ import { Sparkline } from './Sparkline';
 import { face, Ticking, useTick } from './Ticking';
 import { IView, swatchClass } from './view';
 
+/** What nearly all notebooks' names end with. */
+const ENDING = /\.ipynb$/;
+
 /** What a kernel's row shows. */
 interface IRowProps {
   kernel: IKernel;
@@ -125,7 +128,10 @@ function Name(props: { kernel: IKernel; name: string; view: IView }): JSX.Elemen
   const shown = (
     <>
       {folder && <bdi className="jp-affinode-folder">{folder.replace(/\/?$/, '/')}</bdi>}
-      <bdi className="jp-affinode-nameText">{name}</bdi>
+      <bdi className="jp-affinode-nameText">
+        {name.replace(ENDING, '')}
+        <span className="jp-affinode-ending">{ENDING.exec(name)?.[0]}</span>
+      </bdi>
     </>
   );
   return kernel.own && path ? (

@@ -1,7 +1,7 @@
 import * as React from 'react';
-import { gpuModel, gpuName, gpuSegments, ISegment, parkedSegments } from '../memory';
+import { gpuModel, gpuName, gpuSegments, ISegment, parkedSegments, usedMemory } from '../memory';
 import { IGpu, IKernel, INode } from '../status';
-import { bytes, bytesOf, bytesPer, unmanaged } from '../words';
+import { bytes, bytesOf, bytesPer, unmanaged, usedText } from '../words';
 import { MemoryBar, segmentClass } from './MemoryBar';
 import { percentSteps, Sparkline } from './Sparkline';
 import { IView } from './view';
@@ -25,6 +25,7 @@ export function Gpus(props: { kernels: IKernel[]; node: INode; view: IView }): J
           {names.size === 1
             ? trans.__('%1 × %2', node.gpus.length, gpuModel(node.gpus[0]))
             : trans.__('%1 GPUs', node.gpus.length)}
+          <Total node={node} view={view} />
           <Simulated node={node} view={view} />
         </div>
       )}
@@ -41,6 +42,17 @@ export function Gpus(props: { kernels: IKernel[]; node: INode; view: IView }): J
         ))}
       </div>
     </section>
+  );
+}
+
+/** What is in use of all GPUs together. */
+function Total(props: { node: INode; view: IView }): JSX.Element {
+  const memory = usedMemory(props.node);
+  const { used, total } = memory;
+  return (
+    <span className="jp-affinode-number" title={usedText(memory, props.view.trans)}>
+      {total === null ? bytes(used) : bytesOf(used, total, props.view.trans)}
+    </span>
   );
 }
 

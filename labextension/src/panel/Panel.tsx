@@ -58,7 +58,7 @@ export function Panel(props: IPanelProps): JSX.Element {
   return (
     <div
       ref={root}
-      className={`jp-affinode-root${isDense ? ' jp-mod-dense' : ''}`}
+      className={`jp-affinode-root${isDense ? ' jp-mod-dense' : ' jp-mod-sparse'}`}
       {...kept}
       onKeyDown={event => {
         moveByArrow(event, root.current);

@@ -306,9 +306,8 @@ class KernelCommands {
       void this._affinode.refresh(); // says whether the user may only look by now
     }
     const name = title(kernel, this._trans);
-    Notification.warning(notice(`${name}: ${errorText(refused, this._trans)}`), {
-      autoClose: 8000
-    });
+    const message = notice(short => `${short(name)}: ${errorText(refused, this._trans)}`);
+    Notification.warning(message, { autoClose: 8000 });
   }
 
   /** Tell of each command alone, and only of those that changed. */

@@ -8,6 +8,11 @@ export type IWords = Pick<TranslationBundle, '__' | '_n'>;
 
 const UNITS = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
 const LONGEST_NOTICE = 140; // JupyterLab cuts longer notifications
+const NAME_LENGTHS = [Infinity, 60, 40, 28, 20, 14]; // of each name in a notice, until it fits
+const [ISOLATE, END] = ['\u2068', '\u2069']; // what is between them does not turn what is around
+const CONTROLS = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g; // they turn what follows
+const TURNS =
+  /[\u0590-\u08ff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufb1d-\ufdff\ufe70-\ufefc]/;
 
 /** Bytes with a binary unit, rounded as the server's words are: "512 MiB", "1.5 GiB", "139 GiB". */
 export function bytes(count: number): string {
@@ -111,21 +116,55 @@ export function basename(path: string): string {
   return path.slice(path.lastIndexOf('/') + 1);
 }
 
-/** Shorten a notice to what JupyterLab shows. */
-export function notice(text: string): string {
-  return text.length <= LONGEST_NOTICE ? text : `${text.slice(0, LONGEST_NOTICE - 1)}…`;
+/** A notice that is no longer than what JupyterLab shows: its names give way, in the middle, before what it says of them. */
+export function notice(make: (short: (name: string) => string) => string): string {
+  const texts = NAME_LENGTHS.map(most => make(name => shortened(name, most)));
+  const shortest = texts[texts.length - 1];
+  const fit = texts.find(text => text.length <= LONGEST_NOTICE);
+  return fit ?? `${shortest.slice(0, LONGEST_NOTICE - 1)}…`;
+}
+
+/** A name of at most so many characters: its begin and its end, which tell most names apart. */
+function shortened(name: string, most: number): string {
+  if (name.startsWith(ISOLATE)) {
+    return isolated(shortened(name.slice(1, -1), most));
+  }
+  const characters = [...name];
+  if (characters.length <= most) {
+    return name;
+  }
+  const end = Math.floor(most / 2);
+  return [...characters.slice(0, most - 1 - end), '…', ...characters.slice(-end)].join('');
+}
+
+/** A name that begins at its own side wherever it stands, as those written from right to left do. */
+function isolated(name: string): string {
+  return TURNS.test(name) ? `${ISOLATE}${name.replace(CONTROLS, '')}${END}` : name;
 }
 
 /** What a kernel is called in the panel: its notebook, else its name; of others only where or whose they are. */
 export function title(kernel: IKernel, trans: IWords): string {
   if (ownership(kernel) === 'others') {
-    return kernel.user ?? trans.__('Another user');
+    return isolated(kernel.user ?? trans.__('Another user'));
+  }
+  if (!kernel.own && kernel.server) {
+    return trans.__('Another server');
   }
   if (!kernel.own) {
-    return kernel.server ? trans.__('Another server') : trans.__('Outside this server');
+    return isolated(kernel.name ?? trans.__('Outside this server'));
   }
-  const path = kernel.path ?? kernel.paths[0];
-  return path ? basename(path) : (kernel.name ?? trans.__('Kernel without a notebook'));
+  const path = mainPath(kernel);
+  const name = isolated(
+    path ? basename(path) : (kernel.name ?? trans.__('Kernel without a notebook'))
+  );
+  const more = kernel.paths.filter(one => one !== path).length;
+  return more > 0 && kernel.paths.length > 1 ? trans.__('%1 + %2', name, more) : name;
+}
+
+/** The path of a kernel's notebook, else of what else it belongs to; a console on the same kernel is not what it is known by. */
+export function mainPath({ path, paths }: Pick<IKernel, 'path' | 'paths'>): string | null {
+  const all = path === null ? paths : [path, ...paths];
+  return all.find(one => one.endsWith('.ipynb')) ?? all[0] ?? null;
 }
 
 /** Whether two versions are of one release, whatever their build or development endings. */

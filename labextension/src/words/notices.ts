@@ -78,6 +78,109 @@ export function noticeText(
   }
 }
 
+/** The same notice about several notebooks: "9 notebooks made room for another user’s notebook; 144 MiB are safe in RAM." */
+export function noticesText(
+  kind: string,
+  args: INoticeArgs | null | undefined,
+  count: number,
+  trans: IWords
+): string {
+  switch (kind) {
+    case 'made-room':
+      return manyMadeRoom(args, count, trans);
+    case 'moved':
+      return trans._n(
+        '%1 notebook is on another GPU now. Its tensors are as they were.',
+        '%1 notebooks are on another GPU now. Their tensors are as they were.',
+        count
+      );
+    case 'refused':
+      return trans._n(
+        '%1 notebook stays on the GPU: %2.',
+        '%1 notebooks stay on the GPU: %2.',
+        count,
+        refusalText(args?.reason, null, trans) ?? trans.__('it is not possible at the moment')
+      );
+    case 'no-room':
+      return trans._n(
+        '%1 notebook runs out of GPU memory.',
+        '%1 notebooks run out of GPU memory.',
+        count
+      );
+    case 'resume-failed':
+      return trans._n(
+        '%1 notebook could not get its GPU memory back yet. It is safe and tried again.',
+        '%1 notebooks could not get their GPU memory back yet. It is safe and tried again.',
+        count
+      );
+    case 'stuck':
+      return trans._n(
+        '%1 notebook has a process that is stuck.',
+        '%1 notebooks have processes that are stuck.',
+        count
+      );
+    case 'ended':
+      return trans._n(
+        '%1 notebook was shut down for a kernel that waits.',
+        '%1 notebooks were shut down for kernels that wait.',
+        count
+      );
+    case 'lost':
+      return trans._n(
+        '%1 notebook: GPU state lost.',
+        '%1 notebooks: GPU state lost. Restart their kernels to use the GPU again.',
+        count
+      );
+    case 'back':
+      return trans._n('%1 notebook has the GPU.', '%1 notebooks have the GPU.', count);
+    case 'wait':
+      return trans._n('%1 notebook waits for the GPU.', '%1 notebooks wait for the GPU.', count);
+    default:
+      return trans._n(
+        'The GPU panel has news of %1 notebook.',
+        'The GPU panel has news of %1 notebooks.',
+        count
+      );
+  }
+}
+
+function manyMadeRoom(args: INoticeArgs | null | undefined, count: number, trans: IWords): string {
+  const safe = known(args?.bytes)
+    ? trans.__('%1 are safe in RAM', size(args?.bytes))
+    : trans.__('their memory is safe in RAM');
+  switch (args?.reason) {
+    case 'low-memory':
+      return trans._n(
+        '%1 notebook was freed since GPU memory was low; %2.',
+        '%1 notebooks were freed since GPU memory was low; %2.',
+        count,
+        safe
+      );
+    case 'limit':
+      return trans._n(
+        '%1 notebook was freed by the limit of your GPU memory; %2.',
+        '%1 notebooks were freed by the limit of your GPU memory; %2.',
+        count,
+        safe
+      );
+    case 'time-slice':
+      return trans._n(
+        '%1 notebook takes turns with others; %2.',
+        '%1 notebooks take turns with others; %2.',
+        count,
+        safe
+      );
+    default:
+      return trans._n(
+        '%1 notebook made room for %2; %3.',
+        '%1 notebooks made room for %2; %3.',
+        count,
+        forWhom(args, trans),
+        safe
+      );
+  }
+}
+
 function madeRoom(subject: string, args: INoticeArgs | null | undefined, trans: IWords): string {
   const what = known(args?.bytes)
     ? trans.__('its %1 are safe in RAM', size(args?.bytes))
