@@ -64,6 +64,23 @@ def kernel_id_of(words: Sequence[str], env: Mapping[str, str]) -> str:
     return str(uuid.uuid4())
 
 
+def program_name(words: Sequence[str]) -> str:
+    """Return what a program is called in lists: its name, and the file that it runs, as in "python train.py".
+
+    Other arguments are left out: they may be secret.
+    """
+    file = next(
+        (
+            word
+            for word in words[1:]
+            if not word.startswith("-") and not CONNECTION_FILE.search(word) and os.path.isfile(word)
+        ),
+        None,
+    )
+    names = words[:1] if file is None else (words[0], file)
+    return " ".join(map(os.path.basename, names))
+
+
 def _introduce(kernel_id: str, words: Sequence[str]) -> None:
     """Start the controller and describe the kernel, in a process that is no child of this one.
 
@@ -78,7 +95,7 @@ def _introduce(kernel_id: str, words: Sequence[str]) -> None:
                 if env.get(name):
                     env[name] = os.path.abspath(env[name])
             subprocess.Popen(
-                module_command("jupyter_affinode.cli.register", kernel_id, os.path.basename(words[0])),
+                module_command("jupyter_affinode.cli.register", kernel_id, program_name(words)),
                 env=env,
                 cwd="/",
                 stdin=subprocess.DEVNULL,

@@ -92,7 +92,9 @@ class AffinodeHandler(ExtensionHandlerMixin, APIHandler):
         if own:
             shown["path"] = paths[0] if paths else kernel.get("path")
         else:
-            shown.update(name=None, path=None)
+            if kernel.get("server") or "/" in kernel["id"]:  # else a program of the same user: its command
+                shown["name"] = None
+            shown["path"] = None
             shown["processes"] = [{**process, "command": None} for process in kernel.get("processes", [])]
         return shown
 

@@ -1,5 +1,6 @@
 import { JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { bannerPlugin } from './notebook/banner';
+import { browserTabPlugin } from './notebook/browserTab';
 import { chipPlugin } from './notebook/chip';
 import { focusPlugin } from './notebook/focus';
 import { announcementsPlugin, noticesPlugin } from './notices/plugin';
@@ -19,6 +20,7 @@ const plugins: JupyterFrontEndPlugin<unknown>[] = [
   commandsPlugin,
   chipPlugin,
   bannerPlugin,
+  browserTabPlugin,
   noticesPlugin,
   announcementsPlugin,
   focusPlugin,

@@ -1,8 +1,8 @@
 import * as assert from 'node:assert';
 import { test } from 'node:test';
 import { done } from '../src/panel/howFar';
-import { folders, isOpenAtFirst, isProblem, sections } from '../src/panel/rows';
-import { IProcess } from '../src/status';
+import { folders, inPlace, isOpenAtFirst, isProblem, SectionId, sections } from '../src/panel/rows';
+import { IKernel, IProcess } from '../src/status';
 import { doneText } from '../src/words';
 import { kernel, trans } from './examples';
 
@@ -100,4 +100,38 @@ test('progress goes on by the speed of the last move, and says so where it is sl
   assert.strictEqual(late, null);
   assert.strictEqual(doneText(late, trans), 'slower than expected');
   assert.strictEqual(done(kernel(), 1), 0);
+});
+
+test('while the list holds still each kernel keeps its place, new ones come last and ended ones stay', () => {
+  const ids = (found: ReadonlyMap<SectionId, IKernel[]>) =>
+    [...found].flatMap(([section, rows]) => rows.map(({ id }) => `${section} ${id}`));
+  const all = { text: '', here: false };
+  const one = (id: string, changes: Partial<IKernel>) =>
+    kernel({ id, path: `${id}.ipynb`, ...changes });
+  const resident = { residency: 'resident' as const, resident_bytes: 1 };
+  const shown = sections(
+    [one('a', resident), one('b', resident), one('c', { residency: 'queued', place: 1 })],
+    all,
+    trans
+  );
+  assert.deepStrictEqual(ids(shown), ['waiting c', 'resident a', 'resident b']);
+  const now = sections(
+    [
+      one('a', { residency: 'parked' }),
+      one('c', resident),
+      one('0', resident),
+      one('d', { residency: 'queued', place: 1 })
+    ],
+    all,
+    trans
+  );
+  const held = inPlace(shown, now);
+  assert.deepStrictEqual(ids(held), [
+    'waiting c',
+    'waiting d',
+    'resident a',
+    'resident b',
+    'resident 0'
+  ]);
+  assert.strictEqual(held.get('resident')?.[0].residency, 'parked'); // in its place, as it is now
 });

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import lab_cells
 import pytest
 from lab_page import LabPage, Notebook
@@ -42,6 +44,7 @@ def test_a_notebook_waits_and_is_freed_in_notebook_7(page, open_page):
 
     seven.start_cell(0)
     expect(seven.chip()).to_have_text("Waiting")
+    expect(seven.lab.page).to_have_title(re.compile("^Waiting: seven"))
     expect(seven.banner()).to_contain_text("kept-in-lab.ipynb is kept on the GPU")
     seven.chip().click()
     seven.popover().get_by_role("button", name="All kernels and GPUs").click()
@@ -52,6 +55,7 @@ def test_a_notebook_waits_and_is_freed_in_notebook_7(page, open_page):
     seven.banner().get_by_role("button", name="Stop keeping kept-in-lab.ipynb").click()
     seven.wait_for_cell(0)
     expect(seven.banner()).to_be_hidden()
+    expect(seven.lab.page).to_have_title(re.compile("^seven"))
     expect(kept.chip()).to_have_text("GPU freed")
 
     seven.lab.page.get_by_role("menuitem", name="Kernel", exact=True).click()

@@ -236,6 +236,40 @@ def test_how_far_a_move_is_is_said_to_be_an_estimate(page):
         expect(row.locator(".jp-affinode-clock")).to_have_text(re.compile(r"^≈\d+ %$"))
 
 
+@pytest.mark.parametrize("by", ["pointer", "focus"])
+def test_rows_hold_still_while_pointer_or_focus_is_in_the_list(page, by):
+    panel = RecordedPanel(page)
+    names = ("a.ipynb", "b.ipynb", "c.ipynb")
+    kernels = [recorded.resident(number, 3, name) for number, name in enumerate(names, 1)]
+    panel.show(recorded.machine(kernels))
+    row = page.row("b.ipynb")
+    section = panel.root.get_by_role("region", name="On the GPU")
+    if by == "pointer":
+        row.locator(".jp-affinode-line").hover()
+    else:
+        row.get_by_role("button", name="b.ipynb", exact=True).focus()
+    before = row.bounding_box()
+
+    # The first is freed, so that the bar of RAM comes above the list, the third has ended, and one has come.
+    new = recorded.resident(4, 3, "0.ipynb")
+    panel.answer = recorded.machine([recorded.parked(1, 3, "a.ipynb"), kernels[1], new])
+    panel.look_again()
+    expect(page.ram_bar()).to_be_visible()
+    expect(section.get_by_role("listitem")).to_have_text([re.compile(each) for each in (*names, "0.ipynb")])
+    expect(section.locator(".jp-mod-gone")).to_contain_text("Ended")
+    assert row.bounding_box() == before
+    if by == "focus":
+        expect(row.get_by_role("button", name="b.ipynb", exact=True)).to_be_focused()
+
+    page.page.mouse.move(900, 700)
+    page.page.evaluate("() => document.activeElement.blur()")
+    expect(section.get_by_role("listitem")).to_have_text(
+        [re.compile(each) for each in ("0.ipynb", "b.ipynb")]
+    )
+    freed = panel.root.get_by_role("region", name="Freed").get_by_role("listitem")
+    expect(freed).to_have_text(re.compile("a.ipynb"))
+
+
 def test_kernels_are_found_by_name_by_server_and_by_section(page):
     panel = RecordedPanel(page)
     panel.show(recorded.states()["resident"])

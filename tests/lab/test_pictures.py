@@ -83,22 +83,6 @@ def test_thirty_kernels_on_eight_gpus_fit_into_1020_pixels(panel, width):
 
 
 @pytest.mark.long
-def test_the_focus_stays_with_a_kernel_whose_row_moves_to_another_section(panel):
-    notes = recorded.resident(2, 22, "notes.ipynb")
-    freed = recorded.parked(2, 22, "notes.ipynb")
-    others = [recorded.resident(number, 3) for number in (3, 4)]
-    panel.show(recorded.machine([notes, *others]))
-    name = panel.lab.row("notes.ipynb").get_by_role("button", name="notes.ipynb", exact=True)
-    for answer, section in (([freed, *others], "Freed"), ([notes, *others], "On the GPU")):
-        name.focus()
-        panel.answer = recorded.machine(answer)
-        panel.look_again()
-        rows = panel.root.get_by_role("region", name=section).get_by_role("listitem")
-        expect(rows.filter(has_text="notes.ipynb")).to_be_visible()
-        expect(name).to_be_focused()
-
-
-@pytest.mark.long
 def test_a_wait_names_what_resolves_it(panel):
     waiting = recorded.states()["waiting"]
     panel.show(waiting)

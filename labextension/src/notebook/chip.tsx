@@ -46,6 +46,17 @@ export class Chip extends ReactWidget {
     super.onBeforeDetach(msg);
   }
 
+  /** A chip that goes, as with its kernel, takes the focus with it. */
+  protected override onUpdateRequest(msg: Message): void {
+    const hadFocus = this.node.contains(document.activeElement);
+    super.onUpdateRequest(msg);
+    void this.renderPromise?.then(() => {
+      if (hadFocus && document.activeElement === document.body) {
+        this._options.refocus();
+      }
+    });
+  }
+
   protected render(): JSX.Element | null {
     const kernel = this._kernel();
     if (!kernel) {
@@ -105,6 +116,7 @@ export class Chip extends ReactWidget {
         this._popover = null;
         this.update();
       },
+      refocus: this._options.refocus,
       trans
     });
     this._popover.open();
@@ -150,6 +162,8 @@ export namespace Chip {
   export interface IOptions {
     affinode: IAffinode;
     commands: CommandRegistry;
+    /** Give the focus to the notebook. */
+    refocus: () => void;
     session: ISessionContext;
     /** The toolbar whose width counts. */
     toolbar: () => HTMLElement | null;
@@ -179,6 +193,7 @@ export const chipPlugin: JupyterFrontEndPlugin<void> = {
         new Chip({
           affinode,
           commands: app.commands,
+          refocus: () => panel.content.activate(),
           session: panel.sessionContext,
           toolbar: () => panel.toolbar.node,
           trans

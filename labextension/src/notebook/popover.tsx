@@ -58,6 +58,9 @@ export class Popover extends ReactWidget {
     this.dispose();
     if (hadFocus) {
       this._options.anchor.focus();
+      if (document.activeElement !== this._options.anchor) {
+        this._options.refocus(); // the chip is gone or out of sight: the focus would fall to the page's body
+      }
     }
   }
 
@@ -204,6 +207,8 @@ export namespace Popover {
     commands: CommandRegistry;
     kernel: () => IKernel | undefined;
     onClosed: () => void;
+    /** Give the focus to the notebook. */
+    refocus: () => void;
     trans: TranslationBundle;
   }
 }

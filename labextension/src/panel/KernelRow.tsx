@@ -5,7 +5,7 @@ import { keepIcon, residencyIcons } from '../icons';
 import { ActionButton } from '../shell/ActionButton';
 import { commandOf } from '../shell/commandOf';
 import { IKernel } from '../status';
-import { askedText, bytes, doneText, keptText, onGpu, stateText, title } from '../words';
+import { askedText, bytes, doneText, keptText, mainPath, onGpu, stateText, title } from '../words';
 import { Details } from './KernelDetails';
 import { done } from './howFar';
 import { Asked, Progress } from './Progress';
@@ -21,6 +21,8 @@ interface IRowProps {
   kernel: IKernel;
   /** Whether this kernel is the current notebook's. */
   isCurrent: boolean;
+  /** Whether the kernel has ended, and only keeps its place while the list holds still. */
+  isGone: boolean;
   /** Whether its details are shown. */
   isOpen: boolean;
   /** What was asked for it and is not answered yet. */
@@ -33,7 +35,7 @@ interface IRowProps {
 
 /** One kernel: a line of fixed slots, and the details below it where they are wanted; drawn anew only if its props change. */
 export const KernelRow = React.memo((props: IRowProps): JSX.Element => {
-  const { isCurrent, isOpen, pending, kernel, view } = props;
+  const { isCurrent, isGone, isOpen, pending, kernel, view } = props;
   const { trans } = view;
   const classes = ['jp-affinode-kernel', `jp-mod-${kernel.residency}`];
   if (isCurrent) {
@@ -43,6 +45,20 @@ export const KernelRow = React.memo((props: IRowProps): JSX.Element => {
     classes.push('jp-mod-open');
   }
   const name = title(kernel, trans);
+  if (isGone) {
+    return (
+      <li className="jp-affinode-kernel jp-mod-gone" data-kernel-id={kernel.id}>
+        <div className="jp-affinode-line">
+          <span />
+          <span />
+          <span className="jp-affinode-title">
+            <bdi className="jp-affinode-nameText">{name}</bdi>
+          </span>
+          <span className="jp-affinode-words">{trans.__('Ended')}</span>
+        </div>
+      </li>
+    );
+  }
   const asked = pending && askedText(pending, trans);
   const state = [stateText(kernel, trans), keptText(kernel, trans), asked]
     .filter(Boolean)
@@ -123,7 +139,7 @@ function Line(props: IRowProps & { name: string }): JSX.Element {
 function Name(props: { kernel: IKernel; name: string; view: IView }): JSX.Element {
   const { kernel, name, view } = props;
   const { commands, folderOf, trans } = view;
-  const path = kernel.path ?? kernel.paths[0];
+  const path = mainPath(kernel);
   const folder = folderOf(kernel.id);
   const shown = (
     <>

@@ -51,7 +51,7 @@ function Total(props: { node: INode; view: IView }): JSX.Element {
   const { used, total } = memory;
   return (
     <span className="jp-affinode-number" title={usedText(memory, props.view.trans)}>
-      {total === null ? bytes(used) : bytesOf(used, total, props.view.trans)}
+      {total === null ? bytes(used) : bytesPer(used, total)}
     </span>
   );
 }

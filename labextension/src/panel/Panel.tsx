@@ -15,6 +15,7 @@ import { Gpus, HostMemory } from './Memory';
 import { Policy } from './Policy';
 import {
   folders,
+  inPlace,
   IFilter,
   isOpenAtFirst,
   isProblem,
@@ -24,6 +25,7 @@ import {
   sections,
   sectionTitle
 } from './rows';
+import { useStill } from './still';
 import { IView } from './view';
 
 /** What the panel shows and acts through. */
@@ -201,13 +203,19 @@ function Kernels(
     (id: string, isOpen: boolean) => setOpen(before => new Map(before).set(id, isOpen)),
     []
   );
-  const found = sections(kernels, filter, trans);
   const offers = useFreeIdle(kernels, view);
+  const still = useStill();
+  const placed = React.useRef({ filter, found: sections(kernels, filter, trans) });
+  const now = sections(kernels, filter, trans);
+  const isSameList = still.isHeld && placed.current.filter === filter;
+  const found = isSameList ? inPlace(placed.current.found, now) : now;
+  placed.current = { filter, found };
+  const known = new Set(kernels.map(kernel => kernel.id));
   const shown = SECTIONS.filter(section => found.get(section)?.length);
   const isAll = filter.text === '' && !filter.here;
   const others = isAll && !found.get('others')?.length ? othersText(node.others, trans) : null;
   return (
-    <>
+    <div className="jp-affinode-list" {...still.props}>
       {kernels.length === 0 && (
         <Empty title={trans.__('You have no kernels')}>
           <p>
@@ -243,6 +251,7 @@ function Kernels(
               <KernelRow
                 key={kernel.id}
                 isCurrent={kernel.id === currentKernelId}
+                isGone={!known.has(kernel.id)}
                 isOpen={
                   open.get(kernel.id) ??
                   ((kernel.id === currentKernelId && kernel.residency !== 'none') ||
@@ -260,7 +269,7 @@ function Kernels(
         );
       })}
       {others !== null && <p className="jp-affinode-others">{others}</p>}
-    </>
+    </div>
   );
 }
 

@@ -45,15 +45,16 @@ function placeOf(target: HTMLElement, root: HTMLElement | null): IPlace {
   };
 }
 
-/** The same control; else another of the row; else the row that took its place; else the panel. */
+/** The same control; else another of the row; else the name in the row that took its place; else the panel. */
 function find(root: HTMLElement, place: IPlace): HTMLElement | null {
   const all = rows(root);
   const same = all.find(row => row.dataset.kernelId === place.kernel);
   const row = same ?? all[Math.min(place.index, all.length - 1)];
   const scope = place.kernel === null ? root : row;
-  const control = scope?.querySelector<HTMLElement>(
-    `[data-control="${CSS.escape(place.control ?? '')}"]`
-  );
+  const isThere = place.kernel === null || same !== undefined; // no button of another kernel
+  const control = isThere
+    ? scope?.querySelector<HTMLElement>(`[data-control="${CSS.escape(place.control ?? '')}"]`)
+    : null;
   return (
     control ??
     row?.querySelector<HTMLElement>('[data-control="name"], [data-control="caret"]') ??

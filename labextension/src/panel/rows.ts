@@ -2,7 +2,7 @@
 
 import { canRestart, endable } from '../actions';
 import { IKernel, ownership } from '../status';
-import { IWords, title } from '../words';
+import { IWords, mainPath, title } from '../words';
 
 /** The panel's sections, in their order. */
 export const SECTIONS = [
@@ -93,6 +93,27 @@ export function sections(
   return found;
 }
 
+/**
+ * The same kernels where they were shown: each keeps its section and its place, also one that has ended meanwhile; new ones
+ * come last in theirs.
+ */
+export function inPlace(
+  shown: ReadonlyMap<SectionId, IKernel[]>,
+  now: ReadonlyMap<SectionId, IKernel[]>
+): Map<SectionId, IKernel[]> {
+  const kernels = new Map([...now.values()].flat().map(kernel => [kernel.id, kernel]));
+  const before = new Set([...shown.values()].flat().map(({ id }) => id));
+  return new Map(
+    SECTIONS.map(section => [
+      section,
+      [
+        ...(shown.get(section) ?? []).map(kernel => kernels.get(kernel.id) ?? kernel),
+        ...(now.get(section) ?? []).filter(({ id }) => !before.has(id))
+      ]
+    ])
+  );
+}
+
 function isShown(kernel: IKernel, filter: IFilter, trans: IWords): boolean {
   if (filter.here && !kernel.own) {
     return false;
@@ -131,7 +152,7 @@ export function folders(kernels: IKernel[], trans: IWords): Map<string, string> 
 }
 
 function pathOf(kernel: IKernel): string | null {
-  return kernel.path ?? kernel.paths[0] ?? null;
+  return mainPath(kernel);
 }
 
 /** Whether something is wrong that the user should read without asking. */

@@ -1,5 +1,7 @@
 import { JupyterFrontEnd } from '@jupyterlab/application';
 import { IKernel } from '../status';
+import { showTab } from '../notebook/browserTab';
+import { mainPath } from '../words';
 
 /** Bring a kernel's notebook or console to the front, or open it; a console's path is no file. */
 export async function openKernel(app: JupyterFrontEnd, kernel: IKernel): Promise<void> {
@@ -10,13 +12,21 @@ export async function openKernel(app: JupyterFrontEnd, kernel: IKernel): Promise
       return;
     }
   }
+  const path = mainPath(kernel);
+  if (path?.endsWith('.ipynb')) {
+    if (app.name === 'Jupyter Notebook') {
+      showTab(path);
+    } else {
+      await commands.execute('docmanager:open', { path });
+    }
+    return;
+  }
   for (const session of serviceManager.sessions.running()) {
     if (session.kernel?.id === kernel.id && session.type === 'console') {
       await commands.execute('console:open', { path: session.path });
       return;
     }
   }
-  const path = kernel.path ?? kernel.paths[0];
   if (path) {
     await commands.execute('docmanager:open', { path });
   }
