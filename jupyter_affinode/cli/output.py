@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..client.errors import ControllerRefused, ControllerUnavailable
+from ..time_of_day import clock_in_words
 from ..units import bound_in_words, bytes_in_words, duration_in_words, ordinal
 from .kernel_argument import own_id, short_id
 
@@ -144,7 +145,8 @@ def _notes(kernel: dict[str, Any]) -> list[str]:
     if kernel["residency"] == "lost":
         notes.append(f"restart the kernel: {kernel.get('reason') or 'the shim gave no reason'}")
     if kernel.get("held_for_s") is not None:
-        notes.append(f"kept on the GPU for {duration_in_words(kernel['held_for_s'])}")
+        until = kernel.get("held_until") or clock_in_words(kernel["held_for_s"])
+        notes.append(f"kept on the GPU until {until}")
     notes += [
         f"{bytes_in_words(entry['bytes'])} stays on the GPU: {entry['text']}"
         for entry in kernel.get("fixed") or []

@@ -16,7 +16,7 @@ def test_a_wait_names_the_notebook_in_its_way_and_offers_to_stop_keeping_it(page
     kept.run_cell(0)
     kept.choose("Keep")
     waiter.start_cell(0)
-    expect(waiter.banner()).to_contain_text("kept.ipynb is kept on the GPU for 1 h")
+    expect(waiter.banner()).to_contain_text("kept.ipynb is kept on the GPU until ")
     expect(waiter.banner()).to_contain_text(re.compile("At most|How long cannot be said"))
     waiter.chip().click()
     expect(waiter.popover()).to_contain_text("kept.ipynb is kept on the GPU")

@@ -143,7 +143,11 @@ function Name(props: { kernel: IKernel; name: string; view: IView }): JSX.Elemen
   const folder = folderOf(kernel.id);
   const shown = (
     <>
-      {folder && <bdi className="jp-affinode-folder">{folder.replace(/\/?$/, '/')}</bdi>}
+      {folder && (
+        <span className="jp-affinode-folder">
+          <bdi>{folder.replace(/\/?$/, '/')}</bdi>
+        </span>
+      )}
       <bdi className="jp-affinode-nameText">
         {name.replace(ENDING, '')}
         <span className="jp-affinode-ending">{ENDING.exec(name)?.[0]}</span>
