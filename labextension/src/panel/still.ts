@@ -61,7 +61,8 @@ function keepAt(row: HTMLElement, top: number, list: HTMLElement, body: HTMLElem
   body.scrollTop += moved();
   const rest = moved();
   if (rest > 0) {
-    body.style.paddingBottom = `${parseFloat(getComputedStyle(body).paddingBottom) + rest}px`;
+    const below = list.getBoundingClientRect().bottom - body.getBoundingClientRect().bottom;
+    body.style.paddingBottom = `${rest - below}px`; // as much as it has to be scrolled further
     body.scrollTop += rest;
   } else if (rest < 0) {
     list.style.marginTop = `${parseFloat(getComputedStyle(list).marginTop) - rest}px`;
