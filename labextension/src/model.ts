@@ -340,9 +340,7 @@ export class AffinodeModel implements IAffinode, IDisposable {
     }, PAUSE_MS);
   }
 
-  private _onOnline = (): void => {
-    this._looks.now();
-  };
+  private _onOnline = (): void => this._looks.now();
 
   /** Events are not followed while the page is hidden: look once when it is seen again. */
   private _onVisibility = (): void => {

@@ -2,57 +2,67 @@
 
 import * as React from 'react';
 
-/** What the list's element gets, and whether it is to hold still. */
+/** What the list's element gets, and whether the rows are to hold still. */
 export interface IStill {
   isHeld: boolean;
   props: {
     ref: React.RefObject<HTMLDivElement>;
-    onPointerEnter: () => void;
+    onPointerOver: (event: React.PointerEvent) => void;
     onPointerLeave: () => void;
-    onFocus: () => void;
+    onFocus: (event: React.FocusEvent) => void;
     onBlur: (event: React.FocusEvent) => void;
   };
 }
 
+const ROW = '[data-kernel-id]';
+
+/** A row, or the head of a section, whose buttons change sections at once. */
+const PLACES = `${ROW}, .jp-affinode-head`;
+
 /**
- * Tells while the pointer or the focus is in the list. The row that they are on stays where it is on the screen, whatever
- * comes or goes above it.
+ * Tells while the pointer or the focus is on a row of the list. The row or head that they are on stays where it is on the
+ * screen, whatever comes or goes above it.
  */
 export function useStill(): IStill {
   const ref = React.useRef<HTMLDivElement>(null);
   const [hasPointer, setPointer] = React.useState(false);
   const [hasFocus, setFocus] = React.useState(false);
-  const isHeld = hasPointer || hasFocus;
-  const row = isHeld ? rowOfUser(ref.current) : null;
-  const before = row?.getBoundingClientRect().top ?? 0;
+  const place = placeOfUser(ref.current);
+  const before = place?.getBoundingClientRect().top ?? 0;
   React.useLayoutEffect(() => {
     const list = ref.current;
     const body = list?.parentElement;
     if (!list || !body) {
       return;
     }
-    if (!isHeld) {
+    if (place === null) {
       list.style.marginTop = body.style.paddingBottom = '';
-    } else if (row?.isConnected) {
-      keepAt(row, before, list, body);
+    } else if (place.isConnected) {
+      keepAt(place, before, list, body);
     }
   });
   return {
-    isHeld,
+    isHeld: hasPointer || hasFocus,
     props: {
       ref,
-      onPointerEnter: () => setPointer(true),
+      onPointerOver: event => setPointer(isOnRow(event.target)),
       onPointerLeave: () => setPointer(false),
-      onFocus: () => setFocus(true),
-      onBlur: event => setFocus(ref.current?.contains(event.relatedTarget as Node | null) ?? false)
+      onFocus: event => setFocus(isOnRow(event.target)),
+      onBlur: event => setFocus(event.relatedTarget !== null && isOnRow(event.relatedTarget))
     }
   };
 }
 
-function rowOfUser(list: HTMLElement | null): HTMLElement | null {
-  const hovered = list?.querySelector<HTMLElement>('[data-kernel-id]:hover');
-  const active = document.activeElement?.closest<HTMLElement>('[data-kernel-id]');
-  return hovered ?? (list?.contains(active ?? null) ? (active ?? null) : null);
+function isOnRow(target: EventTarget): boolean {
+  return (target as Element).closest(ROW) !== null;
+}
+
+function placeOfUser(list: HTMLElement | null): HTMLElement | null {
+  const active = document.activeElement?.closest<HTMLElement>(PLACES) ?? null;
+  const hovered = [...(list?.querySelectorAll<HTMLElement>(PLACES) ?? [])].find(each =>
+    each.matches(':hover')
+  );
+  return hovered ?? (list?.contains(active) ? active : null);
 }
 
 /** Scroll a row back to where it was; where the page is too short for that, it is made longer. */
