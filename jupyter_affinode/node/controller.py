@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -57,6 +58,7 @@ from .state.room_requests import RequestedRoom
 from .state.servers import ServerWatch
 from .system.closing import Closing
 from .system.host_memory import host_memory
+from .system.lot_memory import LOT_NAME
 from .system.nvml import Nvml, NvmlReader, NvmlSample
 from .views import serializers as describe
 from .views.event_stream import EventHub
@@ -159,6 +161,7 @@ class Controller:
             self.poke,
             is_shared=self.access.is_shared,
             parks_take=lambda: parks_take_bytes(state.kernels.values()),
+            name=f"{LOT_NAME}-{zlib.crc32(bytes(self.socket)):x}",
         )
         self._lots_beforehand = LotsBeforehand()
         promise = partial(promise_lots, stock=self.lots)
@@ -368,7 +371,8 @@ class Controller:
             host.available_bytes + self.lots.ready_bytes - self.state.settings.host_reserve(host.total_bytes)
         )
         wanted = self._lots_beforehand.wanted_bytes(self._snapshot, self.state.settings, most, now)
-        self.lots.look(self.state.settings, host, self.state.lots_mapped(), wanted, now)
+        users = len({kernel.charged_user for kernel in kernels})
+        self.lots.look(self.state.settings, host, self.state.lots_mapped(), wanted, now, users)
 
     def look_at(self, kernel: KernelRecord, now: float) -> Kernel | None:
         """Read one kernel's pages; return what it is now, None without processes."""

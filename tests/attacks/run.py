@@ -23,8 +23,8 @@ from scene import PROGRAMS, Answer, Scene  # noqa: E402
 
 QUIET = "no attack"
 NOT_FOR_ANY_SCENE = {  # parts of others, and what asks for arguments or for a controller with other settings
-    "attacking", "false_spills", "holding_locks", "lingering_on_ipc", "many_texts", "planting", "taking_folder",
-    "taking_lots", "taking_spill_names"
+    "attacking", "false_spills", "hoarding_lots", "holding_locks", "lingering_on_ipc", "many_texts", "planting",
+    "taking_folder", "taking_lots", "taking_spill_names"
 }  # fmt: skip
 
 

@@ -17,10 +17,11 @@ import logging
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import lru_cache
+from glob import glob
 from pathlib import Path
 from typing import Literal
 
@@ -32,10 +33,12 @@ HUGE_PAGE_BYTES = 2 * MIB
 HUGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
 SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MADV_POPULATE_WRITE = 23  # Linux 5.14
+LOT_NAME = "affinode-lot"
 ZEROS = bytes(4 * MIB)
 TOUCHING_THREADS_MAX = 8
 POPULATED_BYTES = 8 * MIB  # at a time: until then all else that changes this process's mappings waits
 
+Inode = tuple[int, int]  # device and number
 Pages = Literal["set aside", "2 MiB", "4 KiB"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -84,24 +87,59 @@ def touching_threads() -> int:
     return max(1, min(len(os.sched_getaffinity(0)) // 2, TOUCHING_THREADS_MAX))
 
 
-def make_lot(size: int, may_take: Callable[[int], bool], threads: int | None = None) -> Lot:
+def make_lot(
+    size: int,
+    may_take: Callable[[int], bool],
+    threads: int | None = None,
+    *,
+    name: str = LOT_NAME,
+    small_pages: bool = False,
+) -> Lot:
     """Return a new lot. A GiB takes about 0.3 s in small pages, 0.03 s in huge ones: call it on a thread.
 
-    `may_take(bytes)` is asked before each step of ordinary memory, by one thread at a time, for what all of them are
-    about to touch. Raises LotFailed, with nothing taken.
+    `name`: what /proc calls its file, where that has a name. `small_pages`: of 4 KiB, unless the administrator set huge
+    ones aside. `may_take(bytes)` is asked before each step of ordinary memory, by one thread at a time, for what all of
+    them are about to touch. Raises LotFailed, with nothing taken.
     """
     threads = threads or touching_threads()
     if free_huge_bytes() >= size:
         with contextlib.suppress(LotFailed):  # another process was faster, or a cgroup forbids them
-            descriptor = _memory_file(size, os.MFD_HUGETLB | os.MFD_HUGE_2MB)
+            descriptor = _memory_file(name, size, os.MFD_HUGETLB | os.MFD_HUGE_2MB)
             return _touched(Lot(descriptor, size, "set aside"), lambda _: True, threads)
+    if small_pages:
+        return _touched(Lot(_memory_file(name, size), size, "4 KiB"), may_take, threads)
     try:
         descriptor, limit = open_huge_file(size)
         lot = Lot(descriptor, size, "2 MiB", limit)
     except (NoHugeTmpfs, OSError) as error:
         _say_once(str(error))
-        lot = Lot(_memory_file(size), size, _pages_of_memory_files())
+        lot = Lot(_memory_file(name, size), size, _pages_of_memory_files())
     return _touched(lot, may_take, threads)
+
+
+def inode_of(lot: Lot) -> Inode:
+    """Return which file it is."""
+    file = os.fstat(lot.descriptor)
+    return file.st_dev, file.st_ino
+
+
+def bytes_in_other_lots(name: str, ours: Collection[Inode]) -> int:
+    """Return the memory behind lots of that name that processes have open or mapped, `ours` left out. It looks at all
+    descriptors of all processes: call it on a thread.
+
+    Only what root made counts: any user can make a file of that name.
+    """
+    found: dict[Inode, int] = {}
+    for folder in (*glob("/proc/[0-9]*/fd"), *glob("/proc/[0-9]*/map_files")):
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    if (
+                        os.readlink(entry.path).startswith(f"/memfd:{name} ")
+                        and (file := os.stat(entry.path)).st_uid == 0
+                    ):
+                        found[file.st_dev, file.st_ino] = file.st_blocks * 512
+    return sum(size for inode, size in found.items() if inode not in ours)
 
 
 @lru_cache(maxsize=8)
@@ -126,10 +164,10 @@ def free_huge_bytes(folder: Path = HUGE_PAGES) -> int:
     return max(free - promised, 0) * HUGE_PAGE_BYTES
 
 
-def _memory_file(size: int, flags: int = 0) -> int:
+def _memory_file(name: str, size: int, flags: int = 0) -> int:
     """Return the descriptor of a new memfd that cannot grow. Raises LotFailed."""
     try:
-        descriptor = os.memfd_create("affinode-lot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
     except OSError as error:
         raise LotFailed(f"no memory file: {error.strerror}") from None
     try:
@@ -144,7 +182,7 @@ def _memory_file(size: int, flags: int = 0) -> int:
 def _touched(lot: Lot, may_take: Callable[[int], bool], threads: int) -> Lot:
     """Return the lot with every page allocated, zeroed and charged to us. Raises LotFailed, with it freed."""
     try:
-        _touch(lot.descriptor, lot.bytes, may_take, threads)
+        _touch(lot, may_take, threads)
     except OSError as error:
         lot.let_go()
         raise LotFailed(f"its pages cannot be had: {error.strerror}") from None
@@ -162,8 +200,9 @@ def _touching() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(TOUCHING_THREADS_MAX, thread_name_prefix="touch")
 
 
-def _touch(descriptor: int, size: int, may_take: Callable[[int], bool], threads: int) -> None:
+def _touch(lot: Lot, may_take: Callable[[int], bool], threads: int) -> None:
     """Touch every page. Raises LotFailed or OSError."""
+    descriptor, size = lot.descriptor, lot.bytes
     asking = threading.Lock()
     offsets = iter(range(0, size, STEP_BYTES))
     about_to_take = 0
@@ -192,7 +231,8 @@ def _touch(descriptor: int, size: int, may_take: Callable[[int], bool], threads:
 
     with mmap.mmap(descriptor, size) as view:
         with contextlib.suppress(OSError):
-            view.madvise(mmap.MADV_HUGEPAGE)  # where shmem_enabled allows it
+            # where shmem_enabled allows it
+            view.madvise(mmap.MADV_NOHUGEPAGE if lot.pages == "4 KiB" else mmap.MADV_HUGEPAGE)
         start = ctypes.c_char.from_buffer(view)
         address = ctypes.addressof(start)
         try:

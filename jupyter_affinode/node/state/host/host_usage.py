@@ -256,7 +256,15 @@ def _borrower(process: Process, connection: Connection) -> Borrower:
         connection.command(CommandKind.LOT_FORGET, descriptor=lot.descriptor)
 
     keeps_mapped = process.hello.flags & HelloFlag.POOLS
-    return Borrower(process.key, connection.watch, forget if keeps_mapped else None, lend)
+    return Borrower(
+        process.key,
+        connection.watch,
+        forget if keeps_mapped else None,
+        lend,
+        pid=process.pid,
+        user=connection.identity.charged_user or "",
+        most_bytes=process.verified_bytes,
+    )
 
 
 def make_room_beside_lots(kernel: KernelRecord, budget_bytes: int, stock: LotStock, host: HostMemory) -> None:

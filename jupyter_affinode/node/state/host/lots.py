@@ -26,12 +26,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from ....settings.policy import GIB, MIB, Settings
 from ....units import bytes_in_words
 from ...policy.resources.host_memory import CGROUP_RESERVE, with_margin
 from ...system.host_memory import HostMemory, cgroup_memory, host_memory
-from ...system.lot_memory import STEP_BYTES, Lot, LotFailed, make_lot
+from ...system.lot_memory import (
+    LOT_NAME,
+    STEP_BYTES,
+    Lot,
+    LotFailed,
+    bytes_in_other_lots,
+    inode_of,
+    make_lot,
+)
 from ...system.peers import ProcessWatch
 
 LEAST_BYTES, MOST_BYTES = 256 * MIB, 1 * GIB  # of one lot
@@ -46,6 +55,12 @@ FREED_WITHIN_S = 2.0  # the memory of a lot, once every process has unmapped it
 
 PROMISE_LOOKS_S = 0.01  # apart at most, while a process waits for promised lots
 PROMISED_AGAIN_S = 0.1  # when one could not be made
+
+
+LENT_LATELY_S = 60.0
+LENT_LATELY_PARTS = 3  # times as much as a process, or a user, may have is lent within that time
+LENT_LATELY_BYTES = 1 * GIB  # … a user at least this much
+FOUND_AGAIN_S = 10.0
 
 
 UNWANTED_S = 60.0  # memory that no kernel is likely to need is freed after that time
@@ -74,6 +89,9 @@ class Borrower:
     # tells it to unmap a lot that it gave back; None: it unmaps by itself
     forget: Callable[[Lot], None] | None = None
     lend: Callable[[int, Lot], None] = lambda number, lot: None  # tells it of one, and its number
+    pid: int = 0  # of the process; 0: not known here
+    user: str = ""
+    most_bytes: int | None = None  # its GPU memory now, as NVML shows it
 
 
 @dataclass
@@ -93,6 +111,7 @@ class Holding:
     last_number: int = 0
     watch: ProcessWatch | None = None  # of the process; None: it never got any
     earlier: list[Holding] = field(default_factory=list)  # on earlier links: it has forgotten the numbers
+    most_bytes: int = 0  # the most GPU memory that NVML has shown for it
 
     @property
     def bytes(self) -> int:
@@ -110,17 +129,20 @@ class LotStock:
         *,
         is_shared: bool = False,
         parks_take: Callable[[], int] = lambda: 0,
-        make: Callable[[int, Callable[[int], bool]], Lot] = make_lot,
+        make: Callable[[int, Callable[[int], bool]], Lot] | None = None,
+        name: str | None = None,
     ):
         """Make an empty stock. `is_shared`: the controller serves all users, whose parked memory counts as theirs
         unless a setting gives the machine a part. `parks_take` returns what parks under way may still take by
-        themselves.
+        themselves. `name`: of the lots' files, which the next controller looks for.
         """
         self.ready: list[Stocked] = []
         self._is_shared = is_shared
         self._log = log
         self._on_change = on_change
-        self._make_one = make
+        # A process can hold a whole huge page by a part of it, in a pipe, when it has given the lot back.
+        self._name = name or f"{LOT_NAME}-{os.getpid()}"
+        self._make_one = make or partial(make_lot, name=self._name, small_pages=is_shared)
         self._is_quick = True  # until a lot was of small pages
         self._holdings: dict[int, Holding] = {}
         self._left: list[Holding] = []  # of processes that have no link any more
@@ -138,6 +160,10 @@ class LotStock:
         self._freed_lately: deque[tuple[float, int]] = deque()
         self._wanted_at = 0.0  # when all that is ready was last likely to be needed
         self._reserve_bytes = 0
+        self._part_bytes = 0  # of the stock, for each user; on a controller of all users
+        self._lent_lately: deque[tuple[float, Borrower, int]] = deque()
+        self._found_bytes: int | None = None  # lots of earlier controllers that processes still have
+        self._found_at = 0.0
         self._is_closed = False
 
     @property
@@ -166,16 +192,37 @@ class LotStock:
         return self._holdings[key].bytes if key in self._holdings else 0
 
     def earlier_bytes(self, mapped: Mapping[int, int]) -> int:
-        """Return the bytes of mapped lots that earlier controllers lent. `mapped`: by process key."""
-        return sum(max(size - self.held_bytes(key), 0) for key, size in mapped.items())
+        """Return the bytes of lots that earlier controllers lent. `mapped`: by process key, as the pages say; where the
+        operating system shows more, that counts.
+        """
+        said = sum(max(size - self.held_bytes(key), 0) for key, size in mapped.items())
+        return max(said, self._found_bytes or 0)
+
+    async def _finds_earlier(self) -> bool:
+        """Return whether the operating system shows lots of earlier controllers. Once there are none, none come."""
+        now = time.monotonic()
+        if self._found_bytes is None or (self._found_bytes and now - self._found_at >= FOUND_AGAIN_S):
+            ours = {inode_of(stocked.lot) for stocked in self._all()}
+            found = asyncio.get_running_loop().run_in_executor(
+                self._thread, bytes_in_other_lots, self._name, ours
+            )
+            self._found_bytes, self._found_at = await found, now
+            return bool(self._found_bytes)
+        return False
 
     def look(
-        self, settings: Settings, host: HostMemory, mapped: Mapping[int, int], wanted_bytes: int, now: float
+        self,
+        settings: Settings,
+        host: HostMemory,
+        mapped: Mapping[int, int],
+        wanted_bytes: int,
+        now: float,
+        users: int = 1,
     ) -> None:
         """Make the next lot if the stock is too small, free some if it is too large or memory is short.
 
         `mapped`: how much in lots each process shows. `wanted_bytes`: what parks that may come soon would take; it
-        bounds the stock where no setting does.
+        bounds the stock where no setting does. `users`: how many have kernels.
         """
         self._forget_gone(mapped)
         self._reserve_bytes = settings.host_reserve(host.total_bytes)
@@ -193,6 +240,7 @@ class LotStock:
             self._ordered_bytes = 0
         else:
             size = lot_size(limit)
+            self._part_bytes = limit // max(users, 1)
             spare = self.ready_bytes + self.given_bytes + self.earlier_bytes(mapped) - limit
             lacks = -spare
         # What registering takes comes late: where half of the margin is gone, all of it is made free again.
@@ -342,6 +390,7 @@ class LotStock:
         """
         given: list[tuple[int, Lot]] = []
         holding = self._holdings.setdefault(borrower.key, Holding(borrower))
+        holding.most_bytes = max(holding.most_bytes, borrower.most_bytes or 0)
         if holding.watch is None:
             try:
                 holding.watch = borrower.watch(lambda: self._ended(holding))
@@ -349,8 +398,10 @@ class LotStock:
                 self._log.info("a process gets no lots, since its end cannot be seen: %s", error)
                 return given
         for stocked in sorted(self.ready, key=lambda each: borrower.key not in each.mapped_by):
-            if size <= 0:
+            if size <= 0 or not self._may_lend(borrower):
                 break
+            if self._is_shared:
+                self._lent_lately.append((time.monotonic(), borrower, stocked.bytes))
             self.ready.remove(stocked)
             stocked.mapped_by.add(borrower.key)
             holding.last_number += 1
@@ -360,6 +411,35 @@ class LotStock:
             borrower.lend(holding.last_number, stocked.lot)
             self._forget_some(stocked, borrower.key)
         return given
+
+    def _may_lend(self, borrower: Borrower) -> bool:
+        """Return whether the process may have another lot.
+
+        On a controller of all users, a process has no more than the GPU memory that NVML has shown for it, whatever
+        links and pages it makes, and a user no more than an equal part of the stock. What comes back was touched in
+        vain: so both have a few times as much in a minute.
+        """
+        if not self._is_shared or borrower.most_bytes is None:
+            return True
+        while self._lent_lately and time.monotonic() - self._lent_lately[0][0] > LENT_LATELY_S:
+            self._lent_lately.popleft()
+        holdings = [*self._holdings.values(), *self._left]
+        most = max(each.most_bytes for each in holdings if _is_same(each.borrower, borrower))
+        part = self._part_bytes
+        bounds = [
+            (most, LENT_LATELY_PARTS * most, _is_same),
+            (
+                part,
+                max(LENT_LATELY_PARTS * part, LENT_LATELY_BYTES),
+                lambda one, other: one.user == other.user,
+            ),
+        ]
+        for bound, lately_bound, is_theirs in bounds:
+            held = sum(each.bytes for each in holdings if is_theirs(each.borrower, borrower))
+            lately = sum(size for _, to, size in self._lent_lately if is_theirs(to, borrower))
+            if held >= bound or lately >= lately_bound:
+                return False
+        return True
 
     def _forget_some(self, stocked: Stocked, borrower_key: int) -> None:
         """Have processes unmap a lot that too many have mapped: each registration takes host memory, too."""
@@ -447,6 +527,8 @@ class LotStock:
         """Make `count` lots, one after the other; after a failure none is tried for some time."""
         loop = asyncio.get_running_loop()
         try:
+            if self._is_shared and await self._finds_earlier():
+                return  # the next look counts them
             for left in range(count, 0, -1):
                 self._making_bytes = size * left
                 if not is_promised:
@@ -490,6 +572,11 @@ class LotStock:
             kept_free = min(limit.limit_bytes // CGROUP_RESERVE, self._reserve_bytes)
             left = min(left, limit.headroom_bytes - with_margin(kept_free))
         return left
+
+
+def _is_same(one: Borrower, other: Borrower) -> bool:
+    """Return whether two links are of one process; of one user, where that cannot be seen."""
+    return one.key == other.key or (one.pid == other.pid and (one.pid > 0 or one.user == other.user))
 
 
 def lot_size(stock_bytes: int) -> int:

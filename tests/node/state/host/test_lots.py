@@ -237,6 +237,23 @@ async def test_a_process_can_give_back_only_what_it_has(stock):
     assert stock.given_bytes == 0
 
 
+@with_stock(is_shared=True)
+async def test_links_of_one_process_share_a_bound_and_users_the_stock(stock):
+    def link(key, pid, user="a", gpu=60 * MIB):
+        return replace(borrower(key), pid=pid, user=user, most_bytes=gpu)
+
+    async def lent(*links):
+        await filled(stock, settings, mapped=dict.fromkeys(range(99), 0), users=2)
+        return [sum(lot.bytes for _, lot in stock.give(each, GIB)) // MIB for each in links]
+
+    settings = replace(LOTS, lot_bytes=512 * MIB)
+    assert await lent(link(1, 10), link(2, 10), link(3, 10)) == [256, 0, 0]
+    assert await lent(link(4, 11)) == [0]  # its user has half of the stock
+    assert await lent(link(5, 12, "b")) == [256]
+    stock.take_back(5, 1)
+    assert await lent(link(6, 12, "b", 0)) == [0]  # lent a moment ago, four times what it has
+
+
 @with_stock()
 async def test_a_process_that_connects_again_keeps_its_lots_and_they_count(stock):
     await filled(stock)
