@@ -356,7 +356,8 @@ class Controller:
                 now, [each for each in self._waiting.queue if each.kernel.id in self.state.kernels]
             )
             self.events.publish()
-            if self.state.reservations.awaits_sample:
+            awaits_verdict = any(kernel.made_way is not None for kernel in self.state.kernels.values())
+            if self.state.reservations.awaits_sample or awaits_verdict:
                 self._nvml.look()
         except Exception:  # a controller that stopped here would leave kernels waiting for ever
             self.log.exception("a pass failed")

@@ -25,7 +25,9 @@ def test_locks_that_no_controller_can_hold_are_not_waited_for(scene, wait_until)
         assert program.uses_gpu()
         scene.bystander.wait_for(10)
         assert WAITS not in scene.machine.controller_log()
-    with scene.attack("holding_locks", "files"):  # as a controller's are, but the attacker has nothing on the GPU
+    with scene.attack(
+        "holding_locks", "files"
+    ):  # as a controller's are, but the attacker has nothing on the GPU
         scene.restart_controller()
         wait_until(lambda: "thesis" in scene.honest.kernels())
         scene.park("thesis")

@@ -10,7 +10,8 @@ for it.
 The only gain of being deprioritized is that other users' kernels are parked first, and a kernel that refuses parks has
 that gain anyway. A user that makes other users' parks fail only has its own kernels parked first.
 
-While room is reserved, others wait for it. So the kernels of a user that did not take it get no room for a second, and
+While room is reserved, others wait for it, and kernels that were parked for a waiter of another user wait afterwards.
+So the kernels of a user that did not take it, or did not use what others made way for, get no room for a second, and
 twice as long each time. A user with many processes that never take what they ask for keeps others waiting for seconds
 now and then; an honest kernel that was stopped at a bad moment hardly notices.
 """
@@ -26,8 +27,8 @@ from ..model.snapshot import Node
 from ..policy.victims.eviction_cost import is_late
 from ..protocol.wire import Status
 from ..state.gpus.gpu_processes import used_by
-from ..state.gpus.reservations import Reserved
-from ..state.records.kernel import KernelRecord
+from ..state.gpus.reservations import RETRY_TAKES_S, TAKEN_PART, Reserved
+from ..state.records.kernel import KernelRecord, MadeWay
 from ..state.records.moves import Claimed, Move
 from ..state.registry import NodeState
 
@@ -40,6 +41,7 @@ PROMPT_S = 1.0  # a resume that fails sooner keeps hardly anything from others
 HOLLOW_PART = 0.75  # of what was to become free: if so much is still in use, the kernel did not have it
 
 
+NOT_USED = "did not use the room that other users' kernels made for it"
 NOT_TAKEN = "did not take the GPU memory that was reserved for it"
 
 
@@ -153,18 +155,60 @@ class UnusedRoom:
         self._state = state
         self._log = log
 
+    def park_begins(self, victim: KernelRecord, for_kernel: str | None, now: float) -> None:
+        """Note for which kernel another user's is parked: it has to use the room, or its user's kernels wait."""
+        victim.made_way = None  # it had room, and gives it back
+        waiter = self._state.kernels.get(for_kernel or "")
+        if waiter is None or waiter.account.charged_user == victim.account.charged_user:
+            return
+        if waiter.made_way is None:
+            rooms = _waiting_rooms(waiter)
+            asked = sum(rooms.values()) or sum(gpu.parked_bytes for gpu in waiter.by_gpu().values())
+            before = _borne_out_bytes(waiter) or 0
+            waiter.made_way = MadeWay(now, asked, before, frozenset(rooms), waiter.wants_since)
+
     def look(self, now: float) -> None:
-        """Count the expired reservations; others may have the room by now."""
+        """Count the expired reservations, and what other users' kernels made way for in vain."""
+        for kernel in self._state.kernels.values():
+            if kernel.made_way is not None:
+                self._look_at(kernel, kernel.made_way, now)
         expired, self._state.reservations.expired = self._state.reservations.expired, []
         for entry in expired:
-            kernel = self._state.kernels.get(entry.kernel_id)
-            if kernel is None:
+            expecting = self._state.kernels.get(entry.kernel_id)
+            if expecting is None:
                 continue
-            if entry.room is None and kernel.move is not None:
-                kernel.move.is_given_up = True
-                kernel.move.has_begun |= entry.is_verified
+            if entry.room is None and expecting.move is not None:
+                expecting.move.is_given_up = True
+                expecting.move.has_begun |= entry.is_verified
             if not entry.is_verified:
-                self._count(kernel, NOT_TAKEN, entry.began, now)
+                self._count(expecting, NOT_TAKEN, entry.began, now)
+
+    def _look_at(self, kernel: KernelRecord, made_way: MadeWay, now: float) -> None:
+        """Count room that a kernel does not wait for any more and has not used, by figures of NVML from after that."""
+        seen = _borne_out_bytes(kernel)
+        is_used = seen is not None and seen - made_way.before_bytes >= TAKEN_PART * made_way.asked_bytes
+        if is_used or self._state.gpus.sample is None:
+            kernel.made_way = None
+        elif self._is_coming(kernel, made_way):
+            made_way.ended_at = None
+        else:
+            made_way.ended_at = now if made_way.ended_at is None else made_way.ended_at
+            is_seen = self._state.gpus.sample.began > made_way.ended_at + RETRY_TAKES_S
+            if is_seen or not kernel.processes:
+                kernel.made_way = None
+                if seen is not None:
+                    self._count(kernel, NOT_USED, made_way.began, now)
+
+    def _is_coming(self, kernel: KernelRecord, made_way: MadeWay) -> bool:
+        """Return whether a kernel still waits for what others made way for, or may be about to use it."""
+        if made_way.rooms:
+            reserved = {entry.room for entry in self._state.reservations.entries}
+            return bool(made_way.rooms & (_waiting_rooms(kernel).keys() | reserved))
+        resumes = any(
+            entry.kernel_id == kernel.id and entry.room is None for entry in self._state.reservations.entries
+        )
+        is_waiting = kernel.wants_since is not None and kernel.wants_since == made_way.wants_since
+        return is_waiting or kernel.move is not None or resumes
 
     def resume_failed(self, kernel: KernelRecord, reserved: list[Reserved], now: float) -> None:
         """Count a failed resume, unless it failed at once or had taken its room."""
@@ -184,3 +228,19 @@ class UnusedRoom:
                 what,
                 duration_in_words(self._state.unused_room.until(kernel.account.charged_user) - now),
             )
+
+
+def _waiting_rooms(kernel: KernelRecord) -> dict[tuple[int, int], int]:
+    """Return the bytes of the kernel's allocations that wait for room, by process and number."""
+    return {
+        (process.key, number): room.bytes
+        for process in kernel.processes.values()
+        for number, room in process.rooms.items()
+        if room.granted_at is None
+    }
+
+
+def _borne_out_bytes(kernel: KernelRecord) -> int | None:
+    """Return what NVML bears out of a kernel's memory on all GPUs; None: not known."""
+    sums = [process.borne_out for process in kernel.processes.values()]
+    return None if None in sums else sum(sum(each.values()) for each in sums if each is not None)

@@ -78,6 +78,7 @@ class Moves:
         kernel.move.for_kernel, kernel.move.preempts = action.for_kernel, action.preempts
         kernel.because(action.reason, action.cause, **self.waiter_fields(kernel, action.for_kernel))
         self._failed_parks.park_begins(kernel, kernel.move)
+        self._unused_room.park_begins(kernel, action.for_kernel, now)
         targets = [process for process in kernel.connected() if process.data.state is State.RESIDENT]
         targets = targets or [process for process in kernel.connected() if process.resident_bytes]
         knows = HelloFlag.HANDS_OVER if action.hands_over else HelloFlag.EXCHANGES

@@ -77,6 +77,7 @@ class RoomRequests:
     def withdraw(self, request: RequestedRoom) -> None:
         """Forget a request: its client has hung up."""
         if self._state.room_requests.pop(request.id, None) is not None:
+            self._count(request)
             self._log.info("%s does not ask for room any more", self._user(request))
             self._look()
 
@@ -97,6 +98,8 @@ class RoomRequests:
         """Note which kernel is parked for a request, if it is for one."""
         request = None if for_kernel is None else self._state.room_requests.get(for_kernel)
         if request is not None:
+            other = kernel.account.charged_user != request.record.account.charged_user
+            request.others_made_way = request.others_made_way or other
             request.parked[kernel.id] = sum(gpu.resident_bytes for gpu in kernel.by_gpu().values())
 
     def tell(self, waits: Mapping[str, Mapping[str, Any]], waiting: int) -> None:
@@ -152,9 +155,19 @@ class RoomRequests:
 
     def _end(self, request: RequestedRoom, state: str, text: str, code: str = "") -> None:
         del self._state.room_requests[request.id]
+        self._count(request)
         how = code or text  # the text of a refusal may name a notebook of the user's
         self._log.info("room of %s for %s: %s", bytes_in_words(request.bytes), self._user(request), how)
         request.end(state, text, code)
+
+    def _count(self, request: RequestedRoom) -> None:
+        """Have the user's next request wait, however this one ended, if other users' kernels were parked for it.
+
+        Whether the room is used shows only once a kernel has started, minutes later.
+        """
+        if request.others_made_way:
+            charged = request.record.account.charged_user
+            self._state.asked_room.failed(charged, request.since, time.monotonic())
 
     @staticmethod
     def _user(request: RequestedRoom) -> str:

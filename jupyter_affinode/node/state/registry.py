@@ -62,6 +62,9 @@ class NodeState:
         self.speeds = MoveSpeeds()
         self.failed_parks = UserBackOff(10.0, 3600.0)  # of users whose kernels are parked last
         self.unused_room = UserBackOff(1.0, 60.0)  # of users whose kernels get no room for a while
+        self.asked_room = UserBackOff(
+            1.0, 60.0
+        )  # … and of those whose requests for it had others' kernels parked
         self.failed_spills = UserBackOff(60.0, 3600.0)  # of users whose kernels are not spilled for a while
         self.last_served = LastServed()
         self.pauses = Pauses()
@@ -339,7 +342,10 @@ class NodeState:
                 gpus,
                 reservations,
                 self.settings,
-                served_after=self.unused_room.until(request.record.account.charged_user),
+                served_after=max(
+                    pauses.until(request.record.account.charged_user)
+                    for pauses in (self.unused_room, self.asked_room)
+                ),
             )
             for request in self.room_requests.values()
         )

@@ -30,6 +30,7 @@ class RequestedRoom:
     number: int
     gpu: str = ""  # the one of these that the policy was last asked about
     parked: dict[str, int] = field(default_factory=dict)  # bytes by kernel that was parked for it
+    others_made_way: bool = False  # whether any of these was another user's
     state: str = "waiting"  # or "done", "refused"
     code: str = ""  # of a refusal, for programs
     text: str = ""

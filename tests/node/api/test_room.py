@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import re
 import socket
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 from api_answers import DOCUMENT
 from fake_nvml import UUID, FakeNvml, FilledNvml
-from fake_shim import MIB, PARK, PREPARES, RESIDENT
+from fake_shim import GPU, MIB, PARK, PREPARES, RESIDENT, ROOM_ANSWER, ROOM_END, notify
 from jsonschema import Draft202012Validator
 from live_machine import UnixConnection
 from people import Person
@@ -269,3 +272,91 @@ def test_an_administrator_raises_the_class_and_a_user_only_lowers_it(shared, wai
     wait_until(lambda: by_root.lines and by_root.lines[-1]["place"] == 1)
     by_root.hang_up()
     first.hang_up()
+
+
+# ---- room that is asked for and not used
+
+
+@pytest.fixture
+def neighbours(node, shared_machine, wait_until):
+    """A machine that Alice's kernel fills while idle, and Bob; `neighbours.back()`: she has used it again."""
+    gpus = FilledNvml(TOTAL)
+    machine = node(nvml=gpus, access=EveryUserAccess(), contended_idle_timeout_s=0.05)
+    alice, bob = Person(machine, ALICE), Person(machine, BOB)
+    idle = alice.shim("idle", resident=900 * MIB)
+    gpus.shims.append(idle)
+    wait_until(lambda: machine.node()["gpus"] and machine.node()["gpus"][0]["used_bytes"] >= 900 * MIB)
+
+    def parks():
+        return len(idle.heard.of(PARK))
+
+    def back():
+        if idle.state != RESIDENT:
+            idle.touch()
+            wait_until(lambda: idle.state == RESIDENT)
+
+    yield SimpleNamespace(machine=machine, gpus=gpus, bob=bob, parks=parks, back=back)
+    alice.close()
+    bob.close()
+
+
+def parked_within(neighbours, attack, seconds):
+    """How often Alice's kernel made way for what Bob asks for again and again."""
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        attack()
+        neighbours.back()
+    return neighbours.parks()
+
+
+def test_room_that_a_user_asks_for_again_and_again_is_not_made_each_time(neighbours):
+    def attack():
+        asked = Asking(neighbours.machine.socket, neighbours.bob.being, bytes=500 * MIB, timeout_s=2)
+        asked.last()
+
+    assert 1 <= parked_within(neighbours, attack, 16.0) <= 5  # at once, and after 1, 2, 4 and 8 seconds
+
+
+@pytest.mark.parametrize("way", ["answers", "cancels", "ends"])
+def test_room_for_allocations_that_never_take_it_is_not_made_each_time(neighbours, way, wait_until):
+    numbers = itertools.count(1)
+    shims = [neighbours.bob.shim("greedy", resident=1 * MIB)]
+    neighbours.gpus.shims.append(shims[0])
+
+    def attack():
+        number, before = next(numbers), neighbours.parks()
+        shims[0].allocate(500 * MIB, number)
+        deadline = time.monotonic() + 1.5
+        while time.monotonic() < deadline and neighbours.parks() == before:
+            time.sleep(0.02)
+        if way == "answers":  # it says that it has its answer, and takes nothing
+            while time.monotonic() < deadline and not shims[0].heard.of(ROOM_ANSWER):
+                time.sleep(0.02)
+        if way == "ends":
+            neighbours.gpus.shims.remove(shims[0])
+            shims.pop().close()
+            shims.append(neighbours.bob.shim(f"greedy-{number}", resident=1 * MIB))
+            neighbours.gpus.shims.append(shims[0])
+        else:
+            shims[0].send(notify(ROOM_END, 500 * MIB, number=number))
+
+    # Else two dozen; a verdict takes a look at NVML.
+    assert 1 <= parked_within(neighbours, attack, 16.0) <= 12
+    assert "did not use the room" in neighbours.machine.controller_log()
+
+
+def test_a_user_who_uses_the_room_that_others_made_is_not_kept_waiting(neighbours, wait_until):
+    user = neighbours.bob.shim("user", resident=1 * MIB)
+    neighbours.gpus.shims.append(user)
+    for number in range(1, 4):
+        user.allocate(300 * MIB, number)
+        wait_until(lambda count=number: len(user.heard.of(ROOM_ANSWER)) == count)
+        user.allocated(300 * MIB, number)
+        time.sleep(2.5)  # NVML is looked at in between
+        with user._lock:
+            user.page.memory[GPU][0] = 1 * MIB
+            user.page.write()
+        wait_until(lambda: neighbours.machine.node()["gpus"][0]["free_bytes"] >= 900 * MIB)
+        neighbours.back()
+    assert neighbours.parks() == 3
+    assert "are given no room" not in neighbours.machine.controller_log()

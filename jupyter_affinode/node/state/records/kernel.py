@@ -114,6 +114,18 @@ class Ending:
 
 
 @dataclass
+class MadeWay:
+    """Other users' kernels were parked for a waiter, which NVML has not shown to use the room yet."""
+
+    began: float
+    asked_bytes: int
+    before_bytes: int  # what NVML bore out of its memory then
+    rooms: frozenset[tuple[int, int]]  # the allocations that waited then, by process and number …
+    wants_since: float | None  # … or since when it had waited to be resumed
+    ended_at: float | None = None  # since when it has not waited for these
+
+
+@dataclass
 class Failures:
     """What went wrong with its moves, and until when that is not tried again."""
 
@@ -195,6 +207,7 @@ class KernelRecord:
     exchange_failed: bool = False  # one was called off since its last resume: its victims are parked first
     last_move: LastMove = field(default_factory=LastMove)
     failures: Failures = field(default_factory=Failures)
+    made_way: MadeWay | None = None
     past: Past = field(default_factory=Past)
     caches: Caches = field(default_factory=Caches)
     host: HostRecord = field(default_factory=HostRecord)
