@@ -68,8 +68,8 @@ class Rooms:
         """Record an allocation that found a full GPU."""
         kernel = self._state.kernels[process.kernel_id]
         self._state.look_at(kernel, now)
-        if message.gpu_uuid not in self._state.gpus.uuids:
-            self._state.refresh(now)  # its first memory there, perhaps
+        if message.gpu_uuid not in self._state.gpus.uuids and not self._state.gpus.measured:
+            self._state.refresh(now)  # its first memory there, perhaps; NVML would know the GPU
         known = message.gpu_uuid in self._state.gpus.uuids
         is_full = (
             len(process.rooms) >= ROOMS_MAX
