@@ -398,8 +398,8 @@ class Controller:
             host.memory = replace(memory, available_bytes=memory.available_bytes - self.lots.making_bytes)
             host.read_limits(kernels)
             host.disk.look(self.state.settings, disk_used_bytes(kernels), now, self.log)
-            if host.disk.limit_bytes and self.access.is_shared:
-                read_host_bytes(self.state.processes(), now)
+            decides = bool(host.disk.limit_bytes) and self.access.is_shared
+            read_host_bytes(self.state.processes(), now, decides=decides)
         self.moves.look_at_promises(self._snapshot, now)  # before another kernel is chosen
         is_complete = self._has_run_for(now) >= self.state.settings.settle_s * COMPLETE_AFTER_SETTLING
         self._snapshot = self.state.snapshot(now, is_settled=self._is_settled(now), is_complete=is_complete)

@@ -22,7 +22,10 @@ export const UNKNOWN = {
   refusal_args: {},
   depth_refusal_code: null,
   wait: null,
-  disk_bytes: 0
+  disk_bytes: 0,
+  busy_percent: null,
+  host_bytes: null,
+  park_takes_bytes: null
 } satisfies Partial<IKernel>;
 
 /** Clocks and counters: they change by themselves, and no view but a ticking one shows them. */
@@ -37,7 +40,10 @@ const CLOCKS: ReadonlySet<string> = new Set([
   'ago_s',
   'free_in_s',
   'as_of_s',
-  'calls'
+  'calls',
+  'busy_percent',
+  'host_bytes',
+  'park_takes_bytes'
 ]);
 
 /** An answer with every field that views read, whatever the server's version. */

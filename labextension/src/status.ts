@@ -148,6 +148,12 @@ export interface IKernel {
   wait: IWait | null;
   /** Parked bytes that are on disk. */
   disk_bytes: number;
+  /** How busy it keeps the GPU that it uses most; null where NVML does not tell. */
+  busy_percent: number | null;
+  /** RAM of its processes, with what holds parked memory; null where it cannot be seen. */
+  host_bytes: number | null;
+  /** RAM that freeing it takes beside what it has for that; null where it is not on the GPU. */
+  park_takes_bytes: number | null;
 }
 
 /** Of this server; of the same user, but on another server or on none; of another user. */

@@ -59,6 +59,9 @@ def kernel(number: int, path: str | None = None, **changes: object) -> dict[str,
         "depth_refusal_code": None,
         "wait": None,
         "disk_bytes": 0,
+        "busy_percent": None,
+        "host_bytes": None,
+        "park_takes_bytes": None,
         **changes,
     }
 
@@ -78,6 +81,10 @@ def resident(
             "gpus": [share(gpu, resident_bytes=size)],
             "idle_s": 185.0,
             "eligible_in_s": 108.0,
+            "busy_percent": 31 if changes.get("cell_open") else 0,
+            "host_bytes": int(1.4 * GIB),
+            "park_takes_bytes": size,
+            "resume_estimate_s": size / 40 / GIB,
             **changes,
         },
     )

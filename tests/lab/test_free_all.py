@@ -45,6 +45,8 @@ def test_free_says_before_the_click_what_it_gives_and_how_soon_that_is_back(page
     if row.get_by_role("button", name="Details of").get_attribute("aria-expanded") == "false":
         row.get_by_role("button", name="Details of").click()
     expect(row).to_contain_text(says)
+    expect(row).to_contain_text(re.compile(r"keeps the GPU \d+ % busy"))
+    expect(row).to_contain_text(re.compile(r"its RAM: \d+ MiB, freeing takes \d+ MiB more"))
     expect(row.get_by_role("button", name="Free: gives.ipynb")).to_have_attribute("title", says)
 
 

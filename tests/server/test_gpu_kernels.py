@@ -43,6 +43,13 @@ def test_a_parked_kernel_is_seen_in_status_and_magic(eager_gpu_server, becomes, 
     assert ran.text == "True\n" and kernel.state()["resumes"] == 1
 
 
+def test_a_kernels_own_ram_and_its_share_of_the_gpu_are_told(gpu_server, wait_until):
+    kernel = gpu_kernel(gpu_server)
+    wait_until(lambda: kernel.state()["host_bytes"])
+    assert 20 * 2**20 < kernel.state()["host_bytes"] < 2**32
+    wait_until(lambda: kernel.state()["busy_percent"] is not None)
+
+
 def test_the_last_minutes_say_when_a_notebook_was_freed_and_why(gpu_server, becomes):
     kernel = gpu_kernel(gpu_server, path="past.ipynb")
     assert kernel.run("%gpu_park").status == "ok"

@@ -22,6 +22,8 @@ class NvmlGpu:
     used_by: Mapping[int, int | None] = field(default_factory=dict)
     # those that NVML saw computing since the last look; None: not known
     busy_pids: frozenset[int] | None = None
+    # utilisation in percent by pid, of the newest sample since the last look; None: not known
+    percent_by_pid: Mapping[int, int] | None = None
     is_mig: bool = False  # a part of a GPU (MIG), or a whole one that is to be used in parts
     visible_as: str = ""  # in CUDA_VISIBLE_DEVICES; "": by its UUID
 

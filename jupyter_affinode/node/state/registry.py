@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ...settings.policy import Settings
@@ -29,7 +29,7 @@ from .gpus.context_depth import (
     open_gpus,
     read_visible,
 )
-from .gpus.gpu_processes import busy, by_gpu, look, shown_bytes
+from .gpus.gpu_processes import busy, by_gpu, look, percent_by_process, shown_bytes
 from .gpus.gpu_table import GpuTable
 from .gpus.reservations import ReservationBook, ShownBytes
 from .gpus.transfer_speeds import MoveSpeeds
@@ -245,6 +245,22 @@ class NodeState:
         is_clear = not self.gpus.changed_bytes(uuid)  # else pages and figures are of different moments
         return shown_bytes(self.kernels[kernel_id], gpu, self.gpus.managed_bytes(uuid), is_clear=is_clear)
 
+    def _take_busy_percent(self, sample: NvmlSample, known: Mapping[str, Sequence[Process]]) -> None:
+        """Note how busy each kernel keeps the GPU that it uses most."""
+        for kernel in self.kernels.values():
+            kernel.busy_percent = None
+        for gpu in sample.gpus:
+            on_gpu = known.get(gpu.uuid, ())
+            percents = percent_by_process(gpu, on_gpu)
+            sums: dict[str, int] = {}
+            if percents is None:
+                continue
+            for process in on_gpu:
+                sums[process.kernel_id] = sums.get(process.kernel_id, 0) + percents.get(process.pid, 0)
+            for kernel_id, percent in sums.items():
+                kernel = self.kernels[kernel_id]
+                kernel.busy_percent = max(kernel.busy_percent or 0, min(percent, 100))
+
     def take_sample(self, sample: NvmlSample | None) -> None:
         """Take NVML's new figures; None: there is no NVML.
 
@@ -255,6 +271,7 @@ class NodeState:
             return
         self.reservations.bear_out(sample.began, self.shown_bytes)
         known = by_gpu(self.processes())
+        self._take_busy_percent(sample, known)
         for gpu in sample.gpus:
             for process in busy(gpu, known.get(gpu.uuid, ())):
                 kernel = self.kernels[process.kernel_id]

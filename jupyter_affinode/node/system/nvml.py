@@ -106,9 +106,9 @@ class Nvml:
             return _of_parts(parts, index)
         uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
         is_first_look = uuid not in self._utilization_seen
-        busy, seen = _busy_since(handle, self._utilization_seen.get(uuid, 0))
+        percent, seen = _busy_since(handle, self._utilization_seen.get(uuid, 0))
         self._utilization_seen[uuid] = seen
-        gpu = _gpu(handle, index, None if is_first_look else busy, is_mig=parts is not None)
+        gpu = _gpu(handle, index, None if is_first_look else percent, is_mig=parts is not None)
         return ([], [uuid]) if gpu is None else ([gpu], [])
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ def _as_the_driver_says(uuid: str) -> str:
     return "GPU-" + uuid.removeprefix("MIG-") if uuid.startswith("MIG-") else uuid
 
 
-def _gpu(handle: Any, index: int, busy: frozenset[int] | None, *, is_mig: bool) -> NvmlGpu | None:
+def _gpu(handle: Any, index: int, percent: dict[int, int] | None, *, is_mig: bool) -> NvmlGpu | None:
     """Return a GPU's figures; None if it has none of its memory, as some whose memory is the host's. Raises
     NVMLError.
     """
@@ -173,7 +173,8 @@ def _gpu(handle: Any, index: int, busy: frozenset[int] | None, *, is_mig: bool) 
         utilization,
         pids=None if used_by is None else frozenset(used_by),
         used_by=used_by or {},
-        busy_pids=busy,
+        busy_pids=None if percent is None else frozenset(pid for pid, busy in percent.items() if busy),
+        percent_by_pid=percent,
         is_mig=is_mig,
         visible_as=visible,
     )
@@ -209,17 +210,24 @@ def _used_by(handle: Any) -> dict[int, int | None] | None:
     }
 
 
-def _busy_since(handle: Any, seen: int) -> tuple[frozenset[int] | None, int]:
-    """Return the processes that computed after the driver's time `seen`, and its time now. None: NVML does not tell."""
+def _busy_since(handle: Any, seen: int) -> tuple[dict[int, int] | None, int]:
+    """Return how busy each process kept the GPU after the driver's time `seen`, in percent, and its time now.
+
+    None: NVML does not tell. Of several samples of a process the busiest counts.
+    """
     try:
         samples = pynvml.nvmlDeviceGetProcessUtilization(handle, seen)
     except pynvml.NVMLError as error:
         # No error, or "not found": there is no newer sample.
         known = error.value in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND)
-        return (frozenset() if known else None), seen
+        return ({} if known else None), seen
     newest = max((int(sample.timeStamp) for sample in samples), default=seen)
-    busy = frozenset(int(sample.pid) for sample in samples if sample.smUtil and int(sample.timeStamp) > seen)
-    return busy, max(newest, seen)
+    percent: dict[int, int] = {}
+    for sample in samples:
+        if int(sample.timeStamp) > seen:
+            pid = int(sample.pid)
+            percent[pid] = max(percent.get(pid, 0), min(int(sample.smUtil), 100))
+    return percent, max(newest, seen)
 
 
 def _text_of(ask: Callable[[], str | bytes]) -> str | None:

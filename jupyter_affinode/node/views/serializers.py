@@ -20,7 +20,7 @@ from ..protocol.page import Depth, PageGpu, UnmovableReason
 from ..state.gpus.context_depth import kernel_depth
 from ..state.gpus.gpu_processes import OtherProgram, by_gpu, contexts_bytes, other_programs
 from ..state.host.host_figures import disk_used_bytes
-from ..state.host.host_usage import on_disk_bytes
+from ..state.host.host_usage import on_disk_bytes, park_takes_bytes
 from ..state.host.lots import LotStock
 from ..state.host.lots_beforehand import kept_bytes, set_aside_bytes
 from ..state.records.kernel import KernelRecord
@@ -43,6 +43,9 @@ VOLATILE = frozenset(
         "calls",
         "resume_estimate_s",
         "as_of_s",
+        "busy_percent",
+        "host_bytes",
+        "park_takes_bytes",
     }
 )
 VOLATILE_PARTS = {  # the same, of an object or a list of objects in a kernel's JSON
@@ -102,6 +105,11 @@ def kernel_json(
         **_depth_refusal(state, kernel, depth),
         **memory,
         "disk_bytes": disk_bytes,
+        "busy_percent": kernel.busy_percent,
+        "host_bytes": _host_bytes(kernel),
+        "park_takes_bytes": None
+        if seen is None or residency is not Residency.RESIDENT
+        else park_takes_bytes(seen),
         "calls": kernel.calls,
         "cell_open": kernel.cell.is_open,
         # By the cell as it is told here: by an older one it would be wrong by minutes until the next pass.
@@ -133,6 +141,12 @@ def _memory_json(kernel: KernelRecord) -> dict[str, Any]:
         "kept_bytes": kept_bytes(kernel.processes.values()),
         "set_aside_bytes": set_aside_bytes(kernel.processes.values()),
     }
+
+
+def _host_bytes(kernel: KernelRecord) -> int | None:
+    """Return the host memory of its processes, with what holds parked memory; None where it cannot be seen."""
+    found = [process.host_bytes for process in kernel.processes.values()]
+    return None if not found or None in found else sum(filter(None, found))
 
 
 def _spill_json(state: NodeState) -> dict[str, Any] | None:

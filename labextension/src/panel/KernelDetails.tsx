@@ -9,6 +9,7 @@ import {
   actionLabel,
   actionOn,
   aged,
+  busyText,
   bytes,
   depthRefusalText,
   estimateText,
@@ -20,6 +21,7 @@ import {
   lostText,
   moveText,
   onGpu,
+  ramText,
   reasonText,
   refusalText,
   resumeEstimateText,
@@ -164,7 +166,9 @@ function Facts(props: IDetailsProps): JSX.Element {
       : reasonText(kernel.reason_code, kernel.reason_args, trans);
   const facts = [
     whichGpu(kernel, view.node.gpus, trans),
+    busyText(kernel, trans),
     hostMemory(kernel, trans),
+    ramText(kernel, trans),
     canPark(kernel) ? trans.__('Free %1', givesText(kernel, trans)) : null,
     kernel.residency === 'parked' ? resumeEstimateText(kernel.resume_estimate_s, trans) : null
   ].filter((fact): fact is string => fact !== null);

@@ -5,7 +5,17 @@ import { keepIcon, residencyIcons } from '../icons';
 import { ActionButton } from '../shell/ActionButton';
 import { commandOf } from '../shell/commandOf';
 import { IKernel } from '../status';
-import { askedText, bytes, doneText, keptText, mainPath, onGpu, stateText, title } from '../words';
+import {
+  askedText,
+  busyText,
+  bytes,
+  doneText,
+  keptText,
+  mainPath,
+  onGpu,
+  stateText,
+  title
+} from '../words';
 import { Details } from './KernelDetails';
 import { done } from './howFar';
 import { Asked, Progress } from './Progress';
@@ -116,6 +126,7 @@ function Line(props: IRowProps & { name: string }): JSX.Element {
         )}
       </span>
       <Calls kernel={kernel} view={view} />
+      <Busy kernel={kernel} view={view} />
       <Figures kernel={kernel} pending={pending} view={view} />
       {quick.length > 0 && (
         <span className="jp-affinode-quick">
@@ -194,6 +205,16 @@ function Calls(props: { kernel: IKernel; view: IView }): JSX.Element {
           value: rate.perSecond
         }))}
       />
+    </span>
+  );
+}
+
+/** How busy it keeps its GPU, where there is the room for it. */
+function Busy(props: { kernel: IKernel; view: IView }): JSX.Element | null {
+  const said = busyText(props.kernel, props.view.trans);
+  return said === null ? null : (
+    <span className="jp-affinode-rowBusy" role="img" aria-label={said} title={said}>
+      {props.view.trans.__('%1 %', props.kernel.busy_percent)}
     </span>
   );
 }

@@ -11,6 +11,24 @@ export function givesText(kernel: IKernel, trans: IWords): string {
   return back === null ? gives : trans.__('%1, %2', gives, back);
 }
 
+/** How busy a kernel keeps its GPU: "31 % of the GPU's time"; null where that is not told, or it is not there. */
+export function busyText(kernel: IKernel, trans: IWords): string | null {
+  return kernel.busy_percent === null || kernel.residency !== 'resident'
+    ? null
+    : trans.__('keeps the GPU %1 % busy', kernel.busy_percent);
+}
+
+/** A kernel's RAM and what freeing takes of it: "its RAM: 3.1 GiB, freeing takes 12 GiB more"; null where unknown. */
+export function ramText(kernel: IKernel, trans: IWords): string | null {
+  if (kernel.host_bytes === null) {
+    return null;
+  }
+  const has = bytes(kernel.host_bytes);
+  return kernel.park_takes_bytes
+    ? trans.__('its RAM: %1, freeing takes %2 more', has, bytes(kernel.park_takes_bytes))
+    : trans.__('its RAM: %1', has);
+}
+
 /** The button that frees all that is idle: "Free all my idle (6.2 GiB)". */
 export function freeIdleText(size: number, trans: IWords): string {
   return trans.__('Free all my idle (%1)', bytes(size));

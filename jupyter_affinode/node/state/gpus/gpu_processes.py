@@ -95,6 +95,11 @@ def busy(gpu: NvmlGpu, known: Sequence[Process]) -> list[Process]:
     return [process for process in known if process.pid in gpu.busy_pids]
 
 
+def percent_by_process(gpu: NvmlGpu, known: Sequence[Process]) -> Mapping[int, int] | None:
+    """Return how busy each of our processes keeps a GPU, in percent by pid; None where NVML does not tell."""
+    return gpu.percent_by_pid if gpu.percent_by_pid is not None and joins(gpu, known) else None
+
+
 def _is_in(gpu: NvmlGpu, process: Process) -> bool:
     if gpu.pids is None or process.pid not in gpu.pids:
         return False

@@ -308,7 +308,7 @@ def soon_wanted_bytes(kernels: Iterable[Kernel], settings: Settings, most_bytes:
     )
     wanted = 0
     for kernel in (each for each in idle if each.is_parkable and not each.is_opted_out):
-        takes = _park_takes_beside_retained(kernel)
+        takes = park_takes_bytes(kernel)
         if kernel.may_hand_over:  # it begins with what there is
             takes = min(takes, most_bytes)
         if LEAST_BYTES <= takes <= most_bytes:
@@ -316,7 +316,8 @@ def soon_wanted_bytes(kernels: Iterable[Kernel], settings: Settings, most_bytes:
     return wanted
 
 
-def _park_takes_beside_retained(kernel: Kernel) -> int:
+def park_takes_bytes(kernel: Kernel) -> int:
+    """Return the host memory that parking the kernel takes beside what it has for that already."""
     takes = kernel.host.park_takes_bytes
     wants = kernel.movable_bytes if takes is None else min(kernel.movable_bytes, takes)
     if kernel.host.lots_most_bytes is not None:

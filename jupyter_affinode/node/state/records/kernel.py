@@ -217,6 +217,7 @@ class KernelRecord:
     residency: Residency = Residency.NONE
     residency_since: float = 0.0
     resident_since: float = 0.0  # without a park in between; one that was revoked does not count
+    busy_percent: int | None = None  # of the GPU that it keeps busiest, by NVML; None: not known
     reason: str | None = None
     reason_code: Cause | None = None  # the same for programs; of a resume too
     reason_args: dict[str, str] = field(default_factory=dict)

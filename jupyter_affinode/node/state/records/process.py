@@ -15,6 +15,7 @@ from ...system.mapped_page import Page
 from ...system.peers import ProcessWatch
 
 HOST_BYTES_LAST_S = 1.0  # what was read of a process's memory
+SHOWN_HOST_BYTES_LAST_S = 10.0  # the same where it is only shown
 
 
 @dataclass
@@ -133,15 +134,16 @@ class Process:
 BadPages = list[tuple[Process, PageError]]
 
 
-def read_host_bytes(processes: Iterable[Process], now: float) -> None:
-    """Read from the operating system how much host memory the processes with copies have. A process that has several
-    links has its memory once.
+def read_host_bytes(processes: Iterable[Process], now: float, *, decides: bool) -> None:
+    """Read from the operating system how much host memory the processes have. A process that has several links has
+    its memory once. `decides`: spills are decided by the figures of processes with copies; else they are shown.
     """
-    with_copies = [process for process in processes if process.data.copy_bytes and process.pid > 0]
-    links = Counter(process.pid for process in with_copies)
-    for process in with_copies:
+    known = [process for process in processes if process.pid > 0]
+    links = Counter(process.pid for process in known)
+    for process in known:
         seen_at, copy_bytes = process.host_bytes_seen
-        if now - seen_at >= HOST_BYTES_LAST_S or process.data.copy_bytes != copy_bytes:
+        lasts_s = HOST_BYTES_LAST_S if decides and process.data.copy_bytes else SHOWN_HOST_BYTES_LAST_S
+        if now - seen_at >= lasts_s or process.data.copy_bytes != copy_bytes:
             found = memory_of_process(process.pid)
             process.host_bytes = None if found is None else found // links[process.pid]
             process.host_bytes_seen = now, process.data.copy_bytes
