@@ -21,6 +21,7 @@ from ..free_room import free_room
 from ..grants import GrantNotGiven, renewed
 from ..nodes import ANSWER_WITHIN_S, UNEXPECTED, NodePicture
 from . import figures
+from . import past as pasts
 
 if TYPE_CHECKING:
     from .app import AffinodeService
@@ -36,6 +37,7 @@ ADMINS_ONLY = "This page is for the Hub's administrators."
 MESSAGE = "affinode-message"
 REFRESH_S = 10
 AUDIT_SHOWN = 20
+PAST_S, DAYS = 3600, "14d"
 HOLD_S = 3600.0
 LARGEST_NUMBER = 18  # digits of a size
 
@@ -47,6 +49,12 @@ ACTIONS: dict[str, Action] = {
     "release": lambda client, kernel_id: client.release(kernel_id),
 }
 LABELS = {"park": "Free", "resume": "Get back", "hold": "Keep 1 h", "release": "Stop keeping"}
+HISTORY: dict[str, Callable[[ControllerClient], Coroutine[Any, Any, Any]]] = {
+    "past": lambda client: client.past(PAST_S),
+    "days": lambda client: client.report(by="day", since=DAYS),
+    "report": lambda client: client.report(by="user"),
+    "audit": lambda client: client.audit(AUDIT_SHOWN),
+}
 DONE = {
     "park": "is asked to free its GPU",
     "resume": "is asked to get its GPU back",
@@ -147,44 +155,43 @@ class OverviewHandler(AdminHandler):
     async def get(self) -> None:
         """GET /"""
         pictures = await self.service.machines().look()
-        reports, audits = await asyncio.gather(
-            asyncio.gather(
-                *(self._asked(each, lambda client: client.report(by="user")) for each in pictures)
-            ),
-            asyncio.gather(
-                *(self._asked(each, lambda client: client.audit(AUDIT_SHOWN)) for each in pictures)
-            ),
-        )
+        answers = await asyncio.gather(*(self._answers(each) for each in pictures))
         refreshes = self.get_query_argument("refresh", "") == "1"
         if refreshes:
             self.set_header("Refresh", str(REFRESH_S))
         self.render(
             "overview.html",
-            sections=[self._section(*machine) for machine in zip(pictures, reports, audits, strict=True)],
+            sections=[self._section(*machine) for machine in zip(pictures, answers, strict=True)],
             message=self.take_message(),
             now=time.strftime("%H:%M:%S", time.gmtime()),
             refreshes=refreshes,
             refresh_s=REFRESH_S,
         )
 
-    def _section(self, picture: NodePicture, report: tuple[Any, str], audit: tuple[Any, str]) -> bytes:
+    async def _answers(self, picture: NodePicture) -> dict[str, tuple[Any, str]]:
+        """Return what the machine's ledger says, one after the other: a controller reads one report of a user at a
+        time.
+        """
+        return {name: await self._asked(picture, ask) for name, ask in HISTORY.items()}
+
+    def _section(self, picture: NodePicture, answers: dict[str, tuple[Any, str]]) -> bytes:
         """Return one machine's part of the page; an answer of an unexpected shape costs no other machine its part."""
         try:
-            return self._rendered(picture, report, audit)
+            return self._rendered(picture, answers)
         except Exception:  # it may have any shape
             self.service.log.exception("the answer of %s cannot be shown", picture.name)
-            return self._rendered(NodePicture(picture.name, problem=UNEXPECTED), (None, ""), (None, ""))
+            nothing = dict.fromkeys(HISTORY, (None, ""))
+            return self._rendered(NodePicture(picture.name, problem=UNEXPECTED), nothing)
 
-    def _rendered(self, picture: NodePicture, report: tuple[Any, str], audit: tuple[Any, str]) -> bytes:
+    def _rendered(self, picture: NodePicture, answers: dict[str, tuple[Any, str]]) -> bytes:
         return self.render_string(
             "machine.html",
             figures=figures,
             labels=LABELS,
+            pasts=pasts,
             picture=picture,
-            report=report[0],
-            no_report=report[1],
-            audit=audit[0],
-            no_audit=audit[1],
+            **{name: answer for name, (answer, _) in answers.items()},
+            **{f"no_{name}": why for name, (_, why) in answers.items()},
         )
 
     async def _asked(

@@ -144,10 +144,22 @@ def test_a_server_that_waits_for_room_is_shown_with_its_user_size_and_age(hub, n
     waiting.join()
 
 
+def test_administrators_see_the_last_hour_by_machine_and_its_days(hub, node, admin, wait_until):
+    wait_until(lambda: 'class="past"' in page(hub, admin).text)
+    answer = page(hub, admin)
+    words = text_of(answer)
+    hour = words.partition("The last hour")[2].partition("The last 14 days")[0]
+    assert re.search(r"of GPUs given back, .* waited", hour), hour
+    assert "work/training.ipynb" in hour and f"{BOB}: " in hour
+    assert re.search(r'<rect class="(resident|parked|queued)" x="[\d.]+" width="[\d.]+"', answer.text)
+    wait_until(lambda: re.search(r"20\d\d-\d\d-\d\d", text_of(page(hub, admin)).partition("14 days")[2]))
+
+
 def odd_answers(node):
-    """Answers of a controller to /node, /kernels, /report and /audit, of which one or more are of no use."""
+    """Answers of a controller to its requests, of which one or more are of no use."""
     good = {name: node.machine.ask("GET", path)[1] for name, path in (
-        ("node", "/node"), ("kernels", "/kernels"), ("report", "/report?by=user"), ("audit", "/audit"))}  # fmt: skip
+        ("node", "/node"), ("kernels", "/kernels"), ("report", "/report?by=user"), ("audit", "/audit"),
+        ("past", "/past"))}  # fmt: skip
     for name in good:
         for odd in (
             None,
