@@ -15,10 +15,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 TESTS = (
     "tests/lab/test_pictures.py::test_a_full_panel_in_both_themes",
+    "tests/lab/test_last_hour.py::test_the_panel_with_its_last_hour_fits_into_a_picture",
     "tests/lab/test_notebook_pictures.py::test_a_wait_around_a_notebook_in_both_themes",
 )
 PICTURES = {  # by the name that the tests give them
     "lab-light": ROOT / "labextension" / "screenshots" / "panel-light.png",
+    "lab-past-light": ROOT / "labextension" / "screenshots" / "last-hour-light.png",
     "notebook-freed-light": ROOT / "docs" / "pictures" / "freed.png",
     "notebook-waiting-light": ROOT / "docs" / "pictures" / "waiting.png",
 }

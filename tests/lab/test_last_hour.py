@@ -159,8 +159,11 @@ def test_a_real_notebook_that_is_freed_and_comes_back_is_seen_without_another_re
     assert "allocated" in notebook.run_cell(0)
     page.show_panel()
     section = page.panel.locator(HISTORY)
+    heading = section.locator("#jp-affinode-section-past")
+    if heading.get_attribute("aria-expanded") == "true":  # a test before has opened it
+        heading.click()
     with page.page.expect_response("**/affinode/api/past*"):
-        section.locator("#jp-affinode-section-past").click()
+        heading.click()
     lane = section.locator(".jp-affinode-lane").filter(has_text="lane.ipynb")
     expect(lane.locator(".jp-mod-resident")).to_have_attribute("d", re.compile("M"))
     asked = []
@@ -175,3 +178,22 @@ def test_a_real_notebook_that_is_freed_and_comes_back_is_seen_without_another_re
     expect(readout(section)).to_contain_text("lane.ipynb")
     expect(readout(section)).to_contain_text(re.compile("a cell needed it|you turned to the notebook"))
     assert asked == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_panel_with_its_last_hour_fits_into_a_picture(sized, theme):
+    """The picture of README: a notebook, and beside it the machine now and an hour back."""
+    sized.theme(THEMES[theme])
+    sized.page.set_viewport_size({"width": 1200, "height": 900})
+    sized.open_notebook(f"training-{theme}.ipynb", "model = train(model, epochs=10)", lab_cells.CPU)
+    panel = RecordedPanel(sized)
+    shown = recorded.states()["resident"]["kernels"]
+    panel.changes = 5
+    panel.show(recorded.machine([kernel for kernel in shown if kernel["own"]]))
+    panel.widen(360)
+    section = panel.open_past()
+    section.scroll_into_view_if_needed()
+    expect(section.get_by_role("application")).to_be_in_viewport(ratio=0.9)
+    sized.picture(f"lab-past-{theme}")
+    sized.theme(THEMES["light"])
+    sized.page.unroute_all()

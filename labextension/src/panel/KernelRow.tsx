@@ -124,9 +124,9 @@ function Line(props: IRowProps & { name: string }): JSX.Element {
             <keepIcon.react tag="span" />
           </span>
         )}
+        <Busy kernel={kernel} view={view} />
       </span>
       <Calls kernel={kernel} view={view} />
-      <Busy kernel={kernel} view={view} />
       <Figures kernel={kernel} pending={pending} view={view} />
       {quick.length > 0 && (
         <span className="jp-affinode-quick">
