@@ -20,6 +20,10 @@ MARK = "jupyter_affinode"
 DESCRIPTION = """Write a kernelspec that starts the kernel of kernelspec NAME through `jupyter affinode run`,
 for front ends that do not use our Jupyter server extension. With it, NAME is managed without any of this."""
 
+# What front ends noted about the wrapped kernelspec's own command. VS Code starts `interpreter` in place of argv[0],
+# and shows one kernelspec only for all that name the same original.
+NOTES_ON_COMMAND = frozenset({"interpreter", "vscode", "originalSpecFile", "originalDisplayName"})
+
 # The kernelspec outlives this installation: where script or Python is gone, the kernel starts unmanaged. Python looks
 # for modules beside the script and never in the current folder.
 START = """
@@ -89,7 +93,7 @@ def wrap(manager: KernelSpecManager, original: str, name: str, *, prefix: str | 
     model["argv"] = ["/bin/sh", "-c", START, str(_script()), sys.executable, "--", *_command(model["argv"])]
     model["display_name"] = f"{model.get('display_name') or original} (GPU shared)"
     model["metadata"] = {
-        **said,
+        **{name: value for name, value in said.items() if name not in NOTES_ON_COMMAND},
         # A Jupyter server with our extension must not preload a second time.
         "kernel_provisioner": {"provisioner_name": "local-provisioner", "config": {}},
         MARK: {"wraps": original},

@@ -277,6 +277,25 @@ def test_a_wrapped_kernelspec_starts_its_kernel_when_our_package_or_its_python_i
         assert f"not managed: there is no {without[gone]} any more" in done.stderr
 
 
+def test_a_wrapped_kernelspec_keeps_its_metadata_but_no_notes_on_the_command_that_it_replaces(
+    kernelspec, machine, command
+):
+    """VS Code would start `interpreter` with our arguments, and hide the kernelspec named as the original."""
+    notes = {
+        "interpreter": {"path": sys.executable},
+        "vscode": {"originalSpecFile": "/kernels/x/kernel.json", "originalDisplayName": "x"},
+        "originalSpecFile": "/kernels/x/kernel.json",
+        "originalDisplayName": "x",
+    }
+    kept = {"debugger": True, "affinode": {"priority": -1}, "conda_env_name": "base"}
+    kernelspec("x", metadata={**notes, **kept})
+    assert command("kernelspec", "wrap", "x").returncode == 0
+    listed = json.loads((machine.folder / "data/kernels/x-affinode/kernel.json").read_text())
+    ours = {"jupyter_affinode", "kernel_provisioner"}
+    assert {name: value for name, value in listed["metadata"].items() if name not in ours} == kept
+    assert listed["argv"][0] == "/bin/sh"
+
+
 def test_wrapping_twice_or_over_something_else_is_refused(kernelspec, command):
     kernelspec("mine")
     kernelspec("remote", metadata={"kernel_provisioner": {"provisioner_name": "far-provisioner"}})
