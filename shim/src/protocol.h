@@ -9,7 +9,9 @@
  * SCM_RIGHTS. Written by the shim alone, mapped read-only by the controller, which verifies seals and size first.
  * `sequence` is a seqlock: odd while the shim writes.
  *
- * All times are CLOCK_MONOTONIC nanoseconds of this machine.  */
+ * All times are CLOCK_MONOTONIC nanoseconds as the shim's process has them, deadlines of commands too. The controller's clock may
+ * be another (time namespaces, a process restored from a checkpoint): it learns the difference from the page's `heartbeat_ns`, which
+ * is the moment of HELLO in the page that comes with it, and may change while the process lives.  */
 #ifndef AFFINODE_PROTOCOL_H
 #define AFFINODE_PROTOCOL_H
 
@@ -386,7 +388,7 @@ struct affinode_page {
 	uint64_t sequence;
 	uint64_t state_since_ns;
 	uint64_t last_activity_ns; /* last seen use: a launch, copy, allocation, module, or call that waits for work; sampled */
-	uint64_t heartbeat_ns;
+	uint64_t heartbeat_ns;     /* when the page was last sampled: tells the process's clock from the controller's */
 	uint32_t calls_in_flight;
 	uint32_t captures;         /* stream captures open */
 	uint32_t epoch;            /* last command begun */

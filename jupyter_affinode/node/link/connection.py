@@ -22,6 +22,7 @@ from ..identity.identity import Identity
 from ..identity.rate_limits import Account, Accounts, TokenBucket
 from ..protocol import wire
 from ..protocol.page import PageError
+from ..protocol.peer_clock import PeerClock
 from ..protocol.wire import HelloFlag, WireError
 from ..system.mapped_page import Page
 from ..system.peer_socket import PeerSocket
@@ -104,6 +105,7 @@ class Connection:
         self._on_end = on_end
         self._version = wire.PROTOCOL_VERSION
         self._epoch = 0
+        self._clock = PeerClock()  # the process's, once greeted
         self._began = self._heard = time.monotonic()
         self._messages = TokenBucket(MESSAGES_PER_S, MESSAGES_BURST)
         self._paused = False
@@ -137,14 +139,14 @@ class Connection:
         `descriptor` is sent along; it stays the caller's.
         """
         self._epoch += 1
-        deadline_ns = 0 if lasts_s is None else time.monotonic_ns() + int(lasts_s * 1e9)
+        until_ns = 0 if lasts_s is None else time.monotonic_ns() + int(lasts_s * 1e9)
         self._send(
             wire.pack_command(
                 self._version,
                 self._epoch,
                 kind,
                 request=request,
-                deadline_ns=deadline_ns,
+                deadline_ns=self._clock.theirs_ns(until_ns) if until_ns else 0,
                 argument=argument,
                 reason=reason,
             ),
@@ -317,6 +319,7 @@ class Connection:
         except WireError:
             page.close()
             raise
+        self._clock = page.clock
         self._send(wire.pack_welcome(self._version, int(self._heartbeat_s * 1000), self._controller_version))
         if self.open:
             self._listener.shim_connected(self, hello, page)

@@ -10,6 +10,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from .peer_clock import PeerClock
 from .wire import LARGEST_BYTES, gpu_uuid
 
 PAGE_MAGIC = 0x47504641
@@ -27,6 +28,8 @@ ENTRY_POINT = struct.Struct("=56sQ")
 MAX_ENTRY_POINTS = 20
 SEQUENCE = struct.Struct("=Q")
 SEQUENCE_OFFSET = 24
+HEARTBEAT = struct.Struct("=Q")
+HEARTBEAT_OFFSET = 48
 STEADY = (
     slice(0, 24),
     slice(32, 48),
@@ -164,7 +167,7 @@ class PageGpu:
 
 @dataclass(frozen=True)
 class PageData:
-    """One consistent look at a page; times are CLOCK_MONOTONIC seconds, never in the future."""
+    """One consistent look at a page; times are seconds of our CLOCK_MONOTONIC, never in the future."""
 
     state: State
     state_since: float
@@ -194,8 +197,12 @@ class PageData:
     entry_points: tuple[tuple[str, int], ...] = ()  # … those called most, and how often
 
 
-def parse_page(raw: bytes, now: float) -> PageData:
-    """Parse and check the bytes of a page; raises PageError and nothing else."""
+def parse_page(raw: bytes, now: float, clock: PeerClock | None = None) -> PageData:
+    """Parse and check the bytes of a page; raises PageError and nothing else.
+
+    `clock`: that of the process, whose times are in the page; None: ours.
+    """
+    clock = clock or PeerClock()
     if len(raw) < USED_BYTES:
         raise PageError(f"a page of {len(raw)} bytes")
     head = _Head._make(HEAD.unpack_from(raw))
@@ -212,8 +219,8 @@ def parse_page(raw: bytes, now: float) -> PageData:
         raise PageError("a page that names a GPU twice")
     return PageData(
         state=State(head.state),
-        state_since=min(head.state_since_ns / 1e9, now),
-        last_activity=min(head.last_activity_ns / 1e9, now),
+        state_since=min(clock.ours_s(head.state_since_ns), now),
+        last_activity=min(clock.ours_s(head.last_activity_ns), now),
         flags=PageFlag(head.flags & 0x1F),
         want=head.want,
         calls_in_flight=head.calls_in_flight,
@@ -235,11 +242,11 @@ def parse_page(raw: bytes, now: float) -> PageData:
         calls=tuple(rest[:CALL_CLASSES]),
         disk_bytes=later[0],
         last_resume_disk_bytes=later[2],
-        **_counted(raw, now),
+        **_counted(raw, now, clock),
     )
 
 
-def _counted(raw: bytes, now: float) -> dict[str, Any]:
+def _counted(raw: bytes, now: float, clock: PeerClock) -> dict[str, Any]:
     """Return the counts of calls by entry point."""
     since_ns, count = COUNTED.unpack_from(raw, COUNTED_OFFSET)
     if count > MAX_ENTRY_POINTS:
@@ -249,7 +256,7 @@ def _counted(raw: bytes, now: float) -> dict[str, Any]:
     begin = COUNTED_OFFSET + COUNTED.size
     found = (ENTRY_POINT.unpack_from(raw, begin + index * ENTRY_POINT.size) for index in range(count))
     points = tuple((_name(name), calls) for name, calls in found)
-    return {"counted_since": min(since_ns / 1e9, now), "entry_points": points}
+    return {"counted_since": min(clock.ours_s(since_ns), now), "entry_points": points}
 
 
 def _name(raw: bytes) -> str:

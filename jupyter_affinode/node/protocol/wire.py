@@ -286,7 +286,7 @@ def pack_command(
     argument: int = 0,
     reason: str = "",
 ) -> bytes:
-    """Pack a command; `deadline_ns` is CLOCK_MONOTONIC, 0 for none; `reason` is for the shim's log."""
+    """Pack a command; `deadline_ns` is of the process's clock, 0 for none; `reason` is for the shim's log."""
     body = COMMAND.pack(command, request, deadline_ns, argument, _field(reason, TEXT_BYTES))
     return _packed(version, MessageType.COMMAND, epoch, body)
 

@@ -9,6 +9,8 @@ import stat
 import time
 
 from ..protocol.page import (
+    HEARTBEAT,
+    HEARTBEAT_OFFSET,
     PAGE_SIZE,
     SEQUENCE,
     SEQUENCE_OFFSET,
@@ -18,6 +20,7 @@ from ..protocol.page import (
     PageError,
     parse_page,
 )
+from ..protocol.peer_clock import PeerClock
 
 REQUIRED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 READ_ATTEMPTS = 16
@@ -43,7 +46,8 @@ class Page:
             raise PageError(f"a page that cannot be mapped: {error}") from None
         # A process has one page, with which it connects again. No other file has this while we map it.
         self.inode = status.st_dev, status.st_ino
-        self._steady: list[bytes] = []  # of the last look: most pages say the same most of the time
+        self.clock = PeerClock()
+        self._steady: list[bytes | int] = []  # of the last look: most pages say the same most of the time
         try:
             self.last = self._first()
         except PageError:
@@ -56,9 +60,10 @@ class Page:
         """
         raw = self._consistent()
         if raw is not None:
-            steady = [raw[part] for part in STEADY]
+            self._see_clock(raw)
+            steady = [*(raw[part] for part in STEADY), self.clock.behind_ns]
             if steady != self._steady:
-                self.last, self._steady = parse_page(raw, time.monotonic()), steady
+                self.last, self._steady = self._parsed(raw), steady
         return self.last
 
     def close(self) -> None:
@@ -69,7 +74,14 @@ class Page:
         raw = self._consistent()
         if raw is None:
             raise PageError("a page that is never consistent")
-        return parse_page(raw, time.monotonic())
+        self._see_clock(raw)
+        return self._parsed(raw)
+
+    def _see_clock(self, raw: bytes) -> None:
+        self.clock.see(HEARTBEAT.unpack_from(raw, HEARTBEAT_OFFSET)[0], time.monotonic_ns())
+
+    def _parsed(self, raw: bytes) -> PageData:
+        return parse_page(raw, time.monotonic(), self.clock)
 
     def _consistent(self) -> bytes | None:
         for _ in range(READ_ATTEMPTS):

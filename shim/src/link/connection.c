@@ -14,6 +14,7 @@
 #include "link/requests.h"
 #include "mover/mover.h"
 #include "state/controller.h"
+#include "state/status_page.h"
 
 #define CONNECT_LAST_NS (2 * S_NS)
 
@@ -116,6 +117,7 @@ void link_say_hello(uint64_t now)
 		return;
 	link_.owes_hello = false;
 	link_.heard_ns = now; /* its time to answer begins now */
+	page_sample(); /* by which the controller tells our clock from its own */
 	if (link_socket_hello(link_.socket) != 0)
 		disconnect("hello could not be sent");
 }

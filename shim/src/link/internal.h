@@ -16,6 +16,7 @@ struct link_state {
 	int socket; /* -1: none */
 	bool owes_hello; /* connected, and the grant is being read */
 	bool welcomed;
+	uint64_t looked_ns; /* when the thread last looked at the clock */
 	uint64_t heard_ns, said_ns, heartbeat_ns;
 	uint64_t connect_at_ns, connect_pause_ns;
 	uint64_t sample_at_ns;

@@ -42,6 +42,13 @@ static uint64_t managed_left(int gpu)
 	return all > out ? all - out : 0;
 }
 
+/* The clock of a process that is restored from a checkpoint may go back. What the page says must not be in its future.  */
+static void keep_in_past(uint64_t *moment, uint64_t now)
+{
+	if (*moment > now)
+		*moment = now;
+}
+
 /* What others keep under locks of their own, which may be held for seconds. A page is not left half written for that: a
  * reader that looks then finds none that it could use.  */
 static struct {
@@ -115,6 +122,8 @@ void page_take_sample(void)
 	page->want = gate_calls_waiting();
 	page->captures = captures_open();
 	page->heartbeat_ns = now;
+	keep_in_past(&page->state_since_ns, now);
+	keep_in_past(&page->last_activity_ns, now);
 	if (now < atomic_load(&gate.cancel_until_ns))
 		page->flags |= AFFINODE_PAGE_CANCELLING;
 	else

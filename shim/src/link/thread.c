@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "base/monotonic_futex.h"
+#include "gate/entry_point_counts.h"
 #include "gate/gate.h"
 #include "host/lent_memory.h"
 #include "link/drop_caches.h"
@@ -161,6 +162,16 @@ static int poll_timeout_ms(uint64_t now)
 	return at <= now ? 1 : (int)((at - now) / MS_NS) + 1;
 }
 
+/* Our clock went back: the process was restored from a checkpoint. What was to be done at a moment of the old one is done now.  */
+static void clock_went_back(uint64_t now)
+{
+	log_line("the clock went back by %.1f s", (double)(link_.looked_ns - now) / 1e9);
+	link_.heard_ns = link_.said_ns = now;
+	link_.connect_at_ns = link_.sample_at_ns = link_.alone_at_ns = 0;
+	gate_cancel_end();
+	entry_points_count_for(0);
+}
+
 static void *link_main(void *unused)
 {
 	uint64_t drained;
@@ -172,6 +183,9 @@ static void *link_main(void *unused)
 		struct pollfd fds[2] = {{.fd = atomic_load(&link_wake_fd), .events = POLLIN},
 					{.fd = link_.socket, .events = POLLIN}};
 
+		if (now < link_.looked_ns)
+			clock_went_back(now);
+		link_.looked_ns = now;
 		watch_mover(now);
 		answer_caches();
 		settle_queued();

@@ -7,6 +7,7 @@ import fcntl
 import os
 import struct
 import threading
+import time
 
 import fake_shim
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_affinode.node.protocol.page import USED_BYTES, Depth, PageError, State, parse_page
+from jupyter_affinode.node.protocol.peer_clock import PeerClock
 from jupyter_affinode.node.system.mapped_page import Page
 
 
@@ -143,3 +145,64 @@ def test_any_bytes_parse_or_are_refused(raw):
     for data in (raw, struct.pack("=IHHiII", 0x47504641, 1, 96, 1, 0, raw[0] % 8) + raw[24:]):
         with contextlib.suppress(PageError):
             parse_page(data, 1000.0)
+
+
+class ProcessWithOtherClock(FakePage):
+    """A page whose process has a clock that is `ahead_ns` of ours."""
+
+    ahead_ns = 0
+
+    def write(self, **raw: int) -> None:
+        super().write(**raw)
+        if self.map is not None:
+            for at in (32, 40, 48):  # state_since_ns, last_activity_ns, heartbeat_ns
+                (moment,) = struct.unpack_from("=Q", self.map, at)
+                struct.pack_into("=Q", self.map, at, moment + self.ahead_ns)
+
+
+@pytest.mark.parametrize("ahead_s", [86_400 * 365, 2, 0, -2, None])
+def test_the_times_of_a_process_with_another_clock_are_told_in_ours(ahead_s):
+    """In a time namespace, or restored from a checkpoint."""
+    ahead_ns = -time.monotonic_ns() + 5 * 10**9 if ahead_s is None else ahead_s * 10**9
+    fake = ProcessWithOtherClock()
+    fake.ahead_ns = ahead_ns
+    fake.state_since, fake.last_activity = time.monotonic_ns() - 4 * 10**9, time.monotonic_ns() - 3 * 10**9
+    fake.write()
+    page = Page(fake.descriptor)
+    data, now = page.read(), time.monotonic()
+    assert data.state_since == pytest.approx(now - 4, abs=0.5)
+    assert data.last_activity == pytest.approx(now - 3, abs=0.5)
+    deadline_ns = page.clock.theirs_ns(time.monotonic_ns() + 10 * 10**9)
+    assert deadline_ns == pytest.approx(time.monotonic_ns() + ahead_ns + 10 * 10**9, abs=0.5 * 10**9)
+    page.close()
+    fake.close()
+
+
+@pytest.mark.parametrize("jump_s", [-500, 500])
+def test_a_clock_that_changes_while_the_process_lives_is_noticed(jump_s):
+    """As it does when the process is restored; its page may stay."""
+    fake = ProcessWithOtherClock()
+    page = Page(fake.descriptor)
+    fake.ahead_ns = jump_s * 10**9
+    fake.last_activity = time.monotonic_ns() - 3 * 10**9
+    fake.write()
+    assert page.read().last_activity == pytest.approx(time.monotonic() - 3, abs=0.5)
+    page.close()
+    fake.close()
+
+
+def test_a_page_that_is_read_late_has_our_clock_all_the_same():
+    """Its process, or we, stood still between HELLO and the first look."""
+    clock = PeerClock()
+    clock.see(10 * 10**9, 17 * 10**9)
+    assert clock.ours_s(9 * 10**9) == 16.0
+    clock.see(17 * 10**9, 17 * 10**9 + 10**7)
+    assert (clock.ours_s(9 * 10**9), clock.theirs_ns(5)) == (9.0, 5)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**63))
+def test_whatever_a_page_says_of_its_clock_times_are_times(said, stamp, now):
+    clock = PeerClock()
+    clock.see(said, now)
+    assert clock.ours_s(stamp) >= 0.0
+    assert 0 < clock.theirs_ns(now) < 2**64
