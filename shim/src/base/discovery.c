@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -72,6 +73,36 @@ int discovery_folder(unsigned place, char *folder, size_t size)
 		return usual_folder(folder, size);
 	memcpy(folder, NODE_FOLDER, sizeof(NODE_FOLDER));
 	return 0;
+}
+
+/* client/starting.py holds a lock on the file until the controller listens.  */
+static bool is_started_in(const char *folder)
+{
+	char path[256];
+	bool is_held;
+	int fd, n = snprintf(path, sizeof(path), "%s/starting.lock", folder);
+
+	if (n < 0 || (size_t)n >= sizeof(path))
+		return false;
+	fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	if (fd < 0)
+		return false;
+	is_held = flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+	close(fd);
+	return is_held;
+}
+
+bool discovery_start_is_under_way(void)
+{
+	char folder[192];
+	int error = 0;
+
+	for (unsigned place = 0; error != -ERANGE; place++) {
+		error = discovery_folder(place, folder, sizeof(folder));
+		if (!error && is_started_in(folder))
+			return true;
+	}
+	return false;
 }
 
 int discovery_lock_folder(char *folder, size_t size)

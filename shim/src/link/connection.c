@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/discovery.h"
 #include "base/log.h"
 #include "base/monotonic_futex.h"
 #include "host/lent_memory.h"
@@ -34,8 +35,10 @@ static void disconnect(const char *why)
 	log_line("link closed: %s", why);
 	close(link_.socket);
 	link_.socket = -1;
-	if (!link_.welcomed)
+	if (!link_.welcomed) {
 		wait_longer(); /* it will hardly be welcome in a moment: its grant has expired, … */
+		link_note_look(false);
+	}
 	link_.welcomed = link_.owes_hello = false;
 	link_.owes_reply = false; /* the next controller's numbers are others */
 	mover_link_lost();
@@ -96,12 +99,16 @@ void link_receive(void)
 
 void link_try_connect(uint64_t now)
 {
-	if (link_.socket >= 0 || now < link_.connect_at_ns)
+	bool is_asked = link_is_asked_to_look();
+
+	if (link_.socket >= 0 || (now < link_.connect_at_ns && !is_asked))
 		return;
 	link_.socket = link_socket_connect();
 	if (link_.socket < 0) {
+		link_note_look(link_.socket == -EAGAIN || discovery_start_is_under_way());
 		link_.connect_at_ns = now + link_.connect_pause_ns;
 		wait_longer();
+		asks_wake_all();
 		return;
 	}
 	link_.epoch = 0;

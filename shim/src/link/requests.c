@@ -18,11 +18,11 @@
 #define MAX_ASKS 64
 #define LOOK_AGAIN_NS (200 * MS_NS)
 #define LOOK_LATE_NS (5 * S_NS) /* a longer pause between two looks is none of the machine's load */
-/* Without a controller no kernel is parked, but others may end or free something: the allocation is tried again
- * every second. One that was killed is started anew within seconds, and one that is stuck may come to itself; after
- * ALONE_ALL_S without any since the last, over all attempts, it is out of memory. Only time in which we looked counts: where the
- * process or the whole machine was stopped meanwhile (a frozen container, a migrated one), the link is lost, too,
- * and the controller is there all the same.  */
+/* Without a controller no kernel is parked. Where the process has met none, none is waited for. One that was met and is killed is
+ * started anew within seconds, and one that is stuck may come to itself, while others may end or free something: the allocation is
+ * tried again every second. After ALONE_ALL_S of such waiting without any since the last, of all the process's allocations together,
+ * it is out of memory, and so are later ones, at once. Only time in which we looked counts: where the process or the whole machine was
+ * stopped meanwhile (a frozen container, a migrated one), the link is lost, too, and the controller is there all the same.  */
 #define ALONE_NS S_NS
 #define ALONE_ALL_S 30
 #define SAY_ALONE_AFTER_NS (3 * S_NS / 2)
@@ -46,6 +46,8 @@ static OF_PROCESS pthread_mutex_t asks_lock = PTHREAD_MUTEX_INITIALIZER;
 static OF_PROCESS struct ask asks[MAX_ASKS];
 static uint32_t next_number = 1;
 static _Atomic uint32_t controllers; /* that have welcomed the shim */
+static _Atomic uint64_t alone_ns; /* that allocations have waited without a controller, since the last */
+static OF_PROCESS uint64_t alone_counted_ns; /* until when that is counted; under asks_lock */
 static _Atomic uint32_t answers; /* futex: changes when any ask is answered */
 
 static struct ask *ask_begin(bool is_room, uint32_t kind, uint64_t argument, const struct device *device)
@@ -96,17 +98,38 @@ static bool ask_is_answered(struct ask *ask)
 /* How an attempt stands: it goes on, is tried again, or there is none.  */
 enum standing { GOES_ON, AGAIN, NO_ROOM };
 
-/* No controller answers: `since` when this attempt began to be alone.  */
-static enum standing stand_alone(struct room_wait *wait, uint64_t since)
+/* Waits of several threads at the same time are one.  */
+static void count_alone(struct room_wait *wait, uint64_t looked, uint64_t now)
 {
+	uint64_t passed = now - looked < LOOK_LATE_NS ? now - looked : LOOK_LATE_NS;
+
+	wait->alone_ns += passed;
+	pthread_mutex_lock(&asks_lock);
+	if (alone_counted_ns > looked && alone_counted_ns <= now && now - alone_counted_ns < passed)
+		passed = now - alone_counted_ns;
+	alone_counted_ns = now;
+	pthread_mutex_unlock(&asks_lock);
+	atomic_fetch_add(&alone_ns, passed);
+}
+
+/* No controller answers: `since` when this attempt began to be alone, `looks` how often one had been looked for in vain before it.  */
+static enum standing stand_alone(struct room_wait *wait, uint64_t since, uint32_t looks)
+{
+	uint64_t all_ns = atomic_load(&alone_ns);
+
+	if (!atomic_load(&controllers) && link_looks() != looks && !link_may_come())
+		return NO_ROOM;
+	if (all_ns >= ALONE_ALL_S * S_NS) {
+		if (wait->said_alone)
+			tell_person("no GPU memory came free in %d s, and no controller answers: out of memory.", ALONE_ALL_S);
+		return NO_ROOM;
+	}
 	if (!wait->said_alone && wait->alone_ns >= SAY_ALONE_AFTER_NS) {
+		uint64_t before_ns = all_ns > wait->alone_ns ? all_ns - wait->alone_ns : 0;
+
 		wait->told.printed = wait->said_alone = true;
 		tell_person("waiting for GPU memory: no controller answers. Out of memory if none comes free in %d s. "
-			    "Interrupt the kernel to give up.", ALONE_ALL_S);
-	}
-	if (wait->alone_ns >= ALONE_ALL_S * S_NS) {
-		tell_person("no GPU memory came free in %d s, and no controller answers: out of memory.", ALONE_ALL_S);
-		return NO_ROOM;
+			    "Interrupt the kernel to give up.", ALONE_ALL_S - (int)(before_ns / S_NS));
 	}
 	return clock_ns() - since >= ALONE_NS ? AGAIN : GOES_ON;
 }
@@ -127,8 +150,11 @@ static void look_for_new_controller(struct room_wait *wait)
 static CUresult wait_for_answer(struct ask *ask, struct room_wait *wait, uint32_t cancels)
 {
 	uint64_t looked = clock_ns(), alone_since = 0;
+	uint32_t looks = link_looks();
 	CUresult result;
 
+	if (!atomic_load(&controllers))
+		link_look();
 	for (;;) {
 		uint32_t seen = atomic_load(&answers);
 		enum standing standing = GOES_ON;
@@ -148,13 +174,13 @@ static CUresult wait_for_answer(struct ask *ask, struct room_wait *wait, uint32_
 			interrupts_leave();
 		} else if (!link_is_connected()) {
 			if (alone_since) {
-				wait->alone_ns += now - looked < LOOK_LATE_NS ? now - looked : LOOK_LATE_NS;
+				count_alone(wait, looked, now);
 				interrupts_look();
 			} else {
 				alone_since = now;
 				interrupts_watch();
 			}
-			standing = stand_alone(wait, alone_since);
+			standing = stand_alone(wait, alone_since, looks);
 		}
 		looked = now;
 		if (standing != GOES_ON) {
@@ -252,6 +278,7 @@ bool asks_next_message(struct ask_message *message)
 
 void asks_begin_again(void)
 {
+	atomic_store(&alone_ns, 0);
 	atomic_fetch_add(&controllers, 1);
 	pthread_mutex_lock(&asks_lock);
 	for (int i = 0; i < MAX_ASKS; i++) {

@@ -16,7 +16,8 @@
 #define WAIT_TEXT_SIZE (AFFINODE_TEXT_SIZE + 64) /* of a notice, and what to do */
 
 _Atomic int link_wake_fd = -1;
-static _Atomic bool connected;
+static _Atomic bool connected, is_asked_to_look, may_come;
+static _Atomic uint32_t looks;
 
 void link_wake(void)
 {
@@ -40,6 +41,33 @@ bool link_is_connected(void)
 void link_set_connected(bool now)
 {
 	atomic_store(&connected, now);
+}
+
+void link_look(void)
+{
+	atomic_store(&is_asked_to_look, true);
+	link_wake();
+}
+
+bool link_is_asked_to_look(void)
+{
+	return atomic_exchange(&is_asked_to_look, false);
+}
+
+void link_note_look(bool may_come_now)
+{
+	atomic_store(&may_come, may_come_now);
+	atomic_fetch_add(&looks, 1);
+}
+
+uint32_t link_looks(void)
+{
+	return atomic_load(&looks);
+}
+
+bool link_may_come(void)
+{
+	return atomic_load(&may_come);
 }
 
 /* What the controller last said to the user, read by the threads that wait.  */

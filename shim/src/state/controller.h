@@ -18,6 +18,14 @@ extern _Atomic int link_wake_fd;
 bool link_is_connected(void);
 void link_set_connected(bool now);
 
+/* For a process that has met no controller: look for one now. How often one was looked for in vain so far, and whether it may come
+ * all the same, since one is being started or has no time to answer.  */
+void link_look(void);
+bool link_is_asked_to_look(void); /* once for each time */
+void link_note_look(bool may_come);
+uint32_t link_looks(void);
+bool link_may_come(void);
+
 /* The controller's last words for the user.  */
 void link_notice_text(char *text, size_t size);
 

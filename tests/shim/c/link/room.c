@@ -289,6 +289,21 @@ int main(int argc, char **argv)
 	thread_join(thread);
 	CHECK_EQUAL(atomic_load(&result), CUDA_ERROR_OUT_OF_MEMORY);
 	UNTIL(was_told("no GPU memory came free in 30 s, and no controller answers: out of memory."));
+	/* That was once in all: the next are not kept waiting, until another controller was there.  */
+	begin = true_ns(CLOCK_MONOTONIC);
+	for (int i = 0; i < 20; i++)
+		CHECK_EQUAL(cu.MemAlloc(&got, MiB(4)), CUDA_ERROR_OUT_OF_MEMORY);
+	CHECK(true_ns(CLOCK_MONOTONIC) - begin < 1000000000u);
+	controller_start_again();
+	controller_stop();
+	begin = test_now_ns();
+	atomic_store(&result, -1);
+	thread_start(&thread, allocate, (void *)MiB(4));
+	UNTIL(test_now_ns() - begin > 5000000000u);
+	CHECK_EQUAL(atomic_load(&result), -1);
+	CUDA(MemFree(filler));
+	thread_join(thread);
+	CHECK_EQUAL(atomic_load(&result), CUDA_SUCCESS);
 #endif
 	CHECK(holds_pattern(before, MiB(4), 11, 0));
 	return 0;
