@@ -6,8 +6,9 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Awaitable, Callable
+from functools import partial, wraps
+from inspect import isawaitable
 from typing import Any, ClassVar
 
 from jupyter_client.provisioning import LocalProvisioner
@@ -58,6 +59,7 @@ class AffinodeProvisioner(LocalProvisioner):
         kwargs = await super().pre_launch(**kwargs)
         self._said_dying = self._is_forgotten = False
         self.managed = False
+        _report_interrupts(self.parent)
         env = dict(kwargs["env"])  # a preparation that fails, or goes on after its time-out, changes nothing
         language = (self.kernel_spec.language or "").lower()
         prepare = partial(
@@ -107,6 +109,15 @@ class AffinodeProvisioner(LocalProvisioner):
                 asyncio.get_running_loop().call_soon(
                     self._tell, lambda controller: controller.tell_cancel(self.pgid)
                 )
+
+    def interrupt_was_sent(self) -> None:
+        """End what the kernel's processes wait for at the GPU, after an interrupt_request.
+
+        jupyter_client sends that to kernels with `interrupt_mode` "message" past `send_signal`. A server with our
+        extension follows the kernel's messages, also those of other clients.
+        """
+        if self.kernel_spec.interrupt_mode == "message" and self.server_label is None:
+            self._tell(lambda controller: controller.tell_cancel(self.pgid))
 
     async def shutdown_requested(self, restart: bool = False) -> None:
         """End waiting calls for good, so that the kernel can answer the shutdown request.
@@ -211,3 +222,26 @@ class AffinodeProvisioner(LocalProvisioner):
             self.log.warning(
                 "Kernel %s runs without a controller, its GPU stays its own: %s", self.kernel_id, error
             )
+
+
+def _report_interrupts(manager: Any) -> None:
+    """Have a kernel manager tell its provisioner, whichever that is by then, of each interrupt that it sent."""
+    interrupt = getattr(manager, "interrupt_kernel", None)
+    if interrupt is None or hasattr(interrupt, "reports"):
+        return
+
+    def report() -> None:
+        if isinstance(manager.provisioner, AffinodeProvisioner):
+            manager.provisioner.interrupt_was_sent()
+
+    async def report_after(sent: Awaitable[Any]) -> None:
+        await sent
+        report()
+
+    @wraps(interrupt)
+    def interrupt_and_report(*args: Any, **kwargs: Any) -> Any:
+        sent = interrupt(*args, **kwargs)
+        return report_after(sent) if isawaitable(sent) else report()
+
+    interrupt_and_report.reports = True  # type: ignore[attr-defined]
+    manager.interrupt_kernel = interrupt_and_report
