@@ -61,6 +61,9 @@ LOG = "AFFINODE_LOG"
 
 NODE_LEDGER = Path("/var/lib/affinode/ledger.sqlite")  # the history of the machine's own controller
 NODE_SOCKET = Path("/run/affinode/node.sock")  # the machine's own controller, if an administrator runs one
+# Beside the socket, and locked while a controller is being started; shim/src/base/discovery.c looks at it.
+START_LOCK_NAME = "starting.lock"
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 SOCKET_NAME = "node.sock"
 SOCKET_PATH_MAX = 107  # bytes of a Unix socket's path
 TEMPORARY = Path("/tmp")

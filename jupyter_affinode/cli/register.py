@@ -1,10 +1,11 @@
-"""`python -m jupyter_affinode.cli.register KERNEL_ID NAME`: describes a kernel that `run` has started, while the
-kernel starts.
+"""`python -m jupyter_affinode.cli.register KERNEL_ID NAME [DESCRIPTOR]`: describes a kernel that `run` has started,
+while the kernel starts. The descriptor is that of the lock with which `run` announced that a controller may be started.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 
 from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
@@ -23,6 +24,8 @@ async def introduce(kernel_id: str, name: str) -> None:
 
 
 if __name__ == "__main__":
+    for announced in sys.argv[3:]:
+        os.close(int(announced))
     try:
         asyncio.run(introduce(*sys.argv[1:3]))
     except (ControllerUnavailable, ControllerRefused) as error:

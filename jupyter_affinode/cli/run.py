@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import re
 import subprocess
@@ -86,6 +87,7 @@ def _introduce(kernel_id: str, words: Sequence[str]) -> None:
 
     The command must not wait for it, and must not find a child that it never started.
     """
+    announced = _announce_start()
     middle = os.fork()
     if middle == 0:
         code = 1
@@ -95,8 +97,11 @@ def _introduce(kernel_id: str, words: Sequence[str]) -> None:
                 if env.get(name):
                     env[name] = os.path.abspath(env[name])
             subprocess.Popen(
-                module_command("jupyter_affinode.cli.register", kernel_id, program_name(words)),
+                module_command(
+                    "jupyter_affinode.cli.register", kernel_id, program_name(words), *map(str, announced)
+                ),
                 env=env,
+                pass_fds=announced,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -107,3 +112,21 @@ def _introduce(kernel_id: str, words: Sequence[str]) -> None:
         finally:
             os._exit(code)
     os.waitpid(middle, 0)
+
+
+def _announce_start() -> list[int]:
+    """Show processes on a full GPU that a controller is about to be started: they wait for it.
+
+    Returns the descriptor of a lock that the process that starts it closes; none where one is being started already.
+    """
+    try:
+        path = environment.socket_path().with_name(environment.START_LOCK_NAME)
+        descriptor = os.open(path, environment.LOCK_FLAGS, 0o600)
+    except OSError:
+        return []
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return []
+    return [descriptor]

@@ -10,7 +10,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,10 +24,9 @@ from .kernel_messages import ask
 ENDS_WITHIN_S = 10.0
 START_MARGIN_S = 10.0  # how much longer than its own time-out a start may take, where a file system hangs
 MACHINES_RESTART_S = 3.0  # its unit starts it again after one second
-START_LOCK_NAME = "starting.lock"
 TRY_EVERY_S = 0.02
 
-# Controllers that this process started, reaped at the next start; they outlive this process if they are needed.
+# Keepers of controllers that this process started, reaped at the next start; they outlive this process.
 _started: list[subprocess.Popen[bytes]] = []
 
 
@@ -48,10 +47,11 @@ def ensure_controller(
     if path == environment.NODE_SOCKET:  # its administrator starts it, and systemd restarts it when it fails
         raise ControllerUnavailable(f"this machine's controller does not answer at {path}")
     deadline = time.monotonic() + timeout_s
-    with _one_starts(path, until=deadline - timeout_s / 2):
+    with _one_starts(path, until=deadline - timeout_s / 2) as share:
         if environment.listens(path):
             return path
         child = _start(path, extra_args)
+        share()
         while not environment.listens(path):
             if time.monotonic() > deadline or child.poll() not in (None, 0):
                 raise ControllerUnavailable(
@@ -96,7 +96,10 @@ def _machines_comes_back() -> bool:
 
 
 def _start(path: Path, extra_args: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a controller in a session of its own; if two start at once, their election settles which one serves."""
+    """Start a controller, which is started again when it is killed (keeper.py), in a session of its own.
+
+    If two start at once, their election settles which one serves.
+    """
     _started[:] = [child for child in _started if child.poll() is None]
     folder = path.parent
     try:
@@ -105,7 +108,7 @@ def _start(path: Path, extra_args: Sequence[str]) -> subprocess.Popen[bytes]:
         environ[environment.SOCKET] = str(path.absolute())
         with (folder / "node.log").open("ab") as log:
             child = subprocess.Popen(
-                module_command("jupyter_affinode.node", *extra_args),
+                module_command("jupyter_affinode.client.keeper", *extra_args),
                 env=environ,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
@@ -131,18 +134,18 @@ def _last_words(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _one_starts(path: Path, *, until: float) -> Iterator[None]:
+def _one_starts(path: Path, *, until: float) -> Iterator[Callable[[], None]]:
     """Let one thread or process at a time start a controller for `path`; the others wait until then, or until `until`.
 
     Otherwise a second controller would find the socket served, end, and stay as a zombie. Where no lock file can be
-    made, or its holder is stopped, the controllers' election decides as before.
+    made, or its holder is stopped, the controllers' election decides as before. Yields what shares the lock with the
+    keeper, which holds it until its controller listens, however long that takes.
     """
     try:
         _make_own_folder(path.parent)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(path.with_name(START_LOCK_NAME), flags, 0o600)
+        descriptor = os.open(path.with_name(environment.START_LOCK_NAME), environment.LOCK_FLAGS, 0o600)
     except OSError:  # the start reports the reason
-        yield
+        yield lambda: None
         return
     is_locked = False
     try:
@@ -152,7 +155,7 @@ def _one_starts(path: Path, *, until: float) -> Iterator[None]:
                 is_locked = True
             except BlockingIOError:
                 time.sleep(TRY_EVERY_S)
-        yield
+        yield lambda: fcntl.flock(descriptor, fcntl.LOCK_SH) if is_locked else None
     finally:
         if is_locked:  # explicit, since a process that was forked meanwhile shares the open file
             fcntl.flock(descriptor, fcntl.LOCK_UN)

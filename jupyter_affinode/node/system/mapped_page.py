@@ -47,7 +47,7 @@ class Page:
         # A process has one page, with which it connects again. No other file has this while we map it.
         self.inode = status.st_dev, status.st_ino
         self.clock = PeerClock()
-        self._steady: list[bytes | int] = []  # of the last look: most pages say the same most of the time
+        self._steady: list[object] = []  # of the last look: most pages say the same most of the time
         try:
             self.last = self._first()
         except PageError:
@@ -61,7 +61,7 @@ class Page:
         raw = self._consistent()
         if raw is not None:
             self._see_clock(raw)
-            steady = [*(raw[part] for part in STEADY), self.clock.behind_ns]
+            steady: list[object] = [*(raw[part] for part in STEADY), self.clock.behind_ns]
             if steady != self._steady:
                 self.last, self._steady = self._parsed(raw), steady
         return self.last

@@ -75,7 +75,7 @@ int discovery_folder(unsigned place, char *folder, size_t size)
 	return 0;
 }
 
-/* client/starting.py holds a lock on the file until the controller listens.  */
+/* client/starting.py and its keeper hold a lock on the file, mostly a shared one, until the controller listens.  */
 static bool is_started_in(const char *folder)
 {
 	char path[256];
@@ -87,7 +87,7 @@ static bool is_started_in(const char *folder)
 	fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 	if (fd < 0)
 		return false;
-	is_held = flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+	is_held = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
 	close(fd);
 	return is_held;
 }

@@ -127,7 +127,7 @@ static enum standing stand_alone(struct room_wait *wait, uint64_t since, uint32_
 	if (!wait->said_alone && wait->alone_ns >= SAY_ALONE_AFTER_NS) {
 		uint64_t before_ns = all_ns > wait->alone_ns ? all_ns - wait->alone_ns : 0;
 
-		wait->told.printed = wait->said_alone = true;
+		wait->told.printed = wait->told.alone = wait->said_alone = true;
 		tell_person("waiting for GPU memory: no controller answers. Out of memory if none comes free in %d s. "
 			    "Interrupt the kernel to give up.", ALONE_ALL_S - (int)(before_ns / S_NS));
 	}

@@ -18,6 +18,7 @@
 _Atomic int link_wake_fd = -1;
 static _Atomic bool connected, is_asked_to_look, may_come;
 static _Atomic uint32_t looks;
+static _Atomic uint64_t lost_ns; /* when the last controller was; 0: none was met */
 
 void link_wake(void)
 {
@@ -40,6 +41,8 @@ bool link_is_connected(void)
 
 void link_set_connected(bool now)
 {
+	if (atomic_load(&connected) && !now)
+		atomic_store(&lost_ns, clock_ns());
 	atomic_store(&connected, now);
 }
 
@@ -101,20 +104,47 @@ void link_notice_text(char *text, size_t size)
 	pthread_mutex_unlock(&words_lock);
 }
 
+/* One that was killed is mostly started again sooner.  */
+static bool is_alone(void)
+{
+	return !link_is_connected() && clock_ns() - atomic_load(&lost_ns) >= TELL_WAIT_AFTER_NS;
+}
+
 /* With words_lock held.  */
 static void wait_text(char *text, size_t size)
 {
-	bool is_said = notice.place && notice.text[0] && link_is_connected();
+	const char *words = is_alone() ? "Waiting for the GPU: no controller answers" : "Waiting for the GPU";
 
-	snprintf(text, size, "%s. Interrupt the kernel to stop waiting.", is_said ? notice.text : "Waiting for the GPU");
+	if (notice.place && notice.text[0] && link_is_connected())
+		words = notice.text;
+	snprintf(text, size, "%s. Interrupt the kernel to stop waiting.", words);
+}
+
+/* A wait that was told of before: the controller has gone, or come back.  */
+static void tell_again(struct told_wait *told)
+{
+	bool alone = is_alone();
+
+	if (told->displayed && alone != told->alone) {
+		told->alone = alone;
+		pthread_mutex_lock(&words_lock);
+		display_changes();
+		pthread_mutex_unlock(&words_lock);
+	} else if (told->printed && alone && !told->alone) {
+		told->alone = true;
+		tell_person("Waiting for the GPU: no controller answers. Interrupt the kernel to stop waiting.");
+	}
 }
 
 void link_tell_wait(uint64_t since_ns, struct told_wait *told)
 {
 	char text[WAIT_TEXT_SIZE];
 
-	if (told->printed || told->displayed || clock_ns() - since_ns < TELL_WAIT_AFTER_NS)
+	if (told->printed || told->displayed)
+		return tell_again(told);
+	if (clock_ns() - since_ns < TELL_WAIT_AFTER_NS)
 		return;
+	told->alone = is_alone();
 	pthread_mutex_lock(&words_lock);
 	wait_text(text, sizeof(text));
 	told->displayed = is_displayed;

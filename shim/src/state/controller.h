@@ -32,6 +32,7 @@ void link_notice_text(char *text, size_t size);
 /* What a call's wait has told the user so far; begins as zeros.  */
 struct told_wait {
 	bool printed;   /* a line on stderr, which stays in the notebook's output */
+	bool alone;     /* … that no controller answers */
 	bool displayed; /* shown by the kernel's waiting display, until the wait ends */
 };
 

@@ -1,4 +1,4 @@
-"""Kernels with `interrupt_mode` "message" and without a Jupyter server: an interrupt ends their wait for the GPU, too."""
+"""Kernels with `interrupt_mode` "message" and without a Jupyter server: an interrupt ends their wait for the GPU."""
 
 from __future__ import annotations
 

@@ -1,0 +1,101 @@
+"""`jupyter affinode run` alone: no server is there to look after the controller."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu_cells import KEEPER, contents
+
+KEEPERS = "jupyter_affinode.client.keeper"
+
+
+@pytest.fixture
+def programs(native, machine):
+    """`start(id)`: a program on a GPU that has room for one."""
+    machine.simulate(memory="1GiB")
+    run = (sys.executable, "-m", "jupyter_affinode.cli", "run", "--", sys.executable, "-c", KEEPER, "600")
+
+    def start(kernel_id):
+        errors = (machine.folder / f"{kernel_id}.log").open("wb")
+        program = machine.start(
+            *run,
+            env={**machine.environment, "AFFINODE_KERNEL_ID": kernel_id},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        errors.close()
+        return program
+
+    return start
+
+
+def processes_with(machine, word):
+    """Pids of the machine's processes that have the word in their command."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            ours = f"AFFINODE_SOCKET={machine.socket}".encode() in (folder / "environ").read_bytes()
+            if ours and word.encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def test_a_killed_controller_is_started_again_and_the_waiting_program_gets_the_gpu(
+    programs, machine, wait_until
+):
+    first, second = programs("first"), programs("second")  # at once: one controller is started
+    ready = [program.stdout.readline() for program in (first, second)]
+    logs = [(machine.folder / f"{name}.log").read_text() for name in ("first", "second")]
+    assert ready == ["ready\n"] * 2, (first.poll(), second.poll(), logs, machine.controller_log()[-3000:])
+    assert len(processes_with(machine, KEEPERS)) == 1
+    machine.kill_controller()
+    assert machine.ask("PATCH", "/policy", {"contended_idle_timeout_s": 1})[0] == 200
+    assert contents(first) == contents(second) == "same"
+    assert len(processes_with(machine, KEEPERS)) == 1
+
+
+def test_a_waiting_program_says_that_no_controller_answers(programs, machine, wait_until):
+    """Killed together with what would start it again."""
+    first = programs("first")
+    assert first.stdout.readline() == "ready\n"
+    wait_until(lambda: machine.kernel("first"))
+    assert machine.ask("POST", "/kernels/first/park", {})[0] == 200
+    second = programs("second")
+    assert second.stdout.readline() == "ready\n"
+    assert machine.ask("POST", "/kernels/second/hold", {"duration_s": 600})[0] == 200
+    first.stdin.write("\n")
+    first.stdin.flush()
+    wait_until(lambda: "in line" in (machine.folder / "first.log").read_text())
+    for pid in [*processes_with(machine, KEEPERS), machine.controller_pid()]:
+        os.kill(pid, signal.SIGKILL)
+    words = "Waiting for the GPU: no controller answers."
+    wait_until(lambda: words in (machine.folder / "first.log").read_text(), 60)
+    second.stdin.close()  # it ends, and the first takes its GPU back by itself
+    assert first.stdout.readline() == "same\n"
+
+
+def test_a_controller_that_is_told_to_end_ends(programs, machine, wait_until):
+    first = programs("first")
+    assert first.stdout.readline() == "ready\n"
+    wait_until(machine.node)
+    os.kill(machine.controller_pid(), signal.SIGTERM)
+    wait_until(lambda: machine.node() is None)
+    wait_until(lambda: not processes_with(machine, KEEPERS))
+
+
+def test_the_keeper_passes_a_request_to_end_on(programs, machine, wait_until):
+    first = programs("first")
+    assert first.stdout.readline() == "ready\n"
+    wait_until(machine.node)
+    (keeper,) = processes_with(machine, KEEPERS)
+    os.kill(keeper, signal.SIGTERM)
+    wait_until(lambda: machine.node() is None)
+    wait_until(lambda: not processes_with(machine, KEEPERS))
