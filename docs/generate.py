@@ -31,7 +31,8 @@ from jupyter_affinode.node.model.reasons import (
     WaitReason,
 )
 from jupyter_affinode.node.model.snapshot import Residency
-from jupyter_affinode.node.protocol.page import CallClass, UnmovableReason
+from jupyter_affinode.node.protocol.page import CallClass
+from jupyter_affinode.node.views.kernel_words import UNMOVABLE_WORDS, reason_slug
 from jupyter_affinode.server.extension import AffinodeExtension
 from jupyter_affinode.settings.controller import ControllerSettings
 from jupyter_affinode.settings.declaration import LONGEST_S, RULES_MAX, Setting, settings_of
@@ -53,7 +54,7 @@ WORDS: dict[str, tuple[str, Sequence[str]]] = {  # by the name of their type: wh
         "Where a kernel's GPU state is; `queued` waits for room.",
         [each.value for each in Residency],
     ),
-    "UnmovableReason": ("Why bytes stay on the GPU.", [each.name.lower() for each in UnmovableReason]),
+    "UnmovableReason": ("Why bytes stay on the GPU.", [reason_slug(each) for each in UNMOVABLE_WORDS]),
     "CallClass": ("What a CUDA call does.", [each.name.lower() for each in CallClass]),
     "StuckReason": ("Why a process can make no progress any more.", [*StuckReason]),
     "WaitReason": ("Why a kernel waits for the GPU.", [*WaitReason]),

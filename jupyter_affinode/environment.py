@@ -20,6 +20,7 @@ is shim/src/base/environment.h. A shim takes them as they are at its program's f
 | AFFINODE_SIM_DIR | tests, a user → simulator | folder of the simulated machine's state |
 | AFFINODE_SIM_MEMORY | tests, a user → simulator | bytes of each GPU (KiB, MiB, GiB); default 4GiB |
 | AFFINODE_SIM_GPUS | tests, a user → simulator | how many simulated GPUs; default 1 |
+| AFFINODE_SIM_INTEGRATED | tests → simulator | 1: the GPUs' memory is said to be the host's |
 | AFFINODE_SIM_COPY_RATE | tests, a user → simulator | bytes a second of copies; default: no limit |
 | AFFINODE_SIM_FAULTS | tests → simulator | faults to inject, `cuMemCreate:OUT_OF_MEMORY:3` |
 | AFFINODE_SIM_FAULT_BOARD | tests → simulator | a file through which a running program's faults are changed |

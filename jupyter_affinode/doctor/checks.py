@@ -56,11 +56,14 @@ if found["init"] == 0:
     found["version"] = number.value
     driver.cuDeviceGetCount(ctypes.byref(number))
     for index in range(number.value):
+        number = ctypes.c_int()
         name = ctypes.create_string_buffer(128)
         driver.cuDeviceGet(ctypes.byref(device), index)
         driver.cuDeviceGetName(name, 128, device)
         driver.cuDeviceTotalMem_v2(ctypes.byref(size), device)
-        found["gpus"].append({"name": name.value.decode(), "bytes": size.value})
+        driver.cuDeviceGetAttribute(ctypes.byref(number), 18, device)  # CU_DEVICE_ATTRIBUTE_INTEGRATED
+        integrated = bool(number.value)
+        found["gpus"].append({"name": name.value.decode(), "bytes": size.value, "integrated": integrated})
 print(json.dumps(found))
 """
 NVML_CHILD = """
@@ -157,7 +160,12 @@ def _driver() -> Iterator[Check]:
     yield Check("driver", "ok", f"{kind}, CUDA {version}")
     for gpu in found["gpus"]:
         suffix = " (simulated)" if found["simulated"] else ""
-        yield Check("gpu", "ok", f"{gpu['name']}: {bytes_in_words(gpu['bytes'])}{suffix}")
+        text = f"{gpu['name']}: {bytes_in_words(gpu['bytes'])}{suffix}"
+        if gpu["integrated"]:
+            advice = "Kernels run on it as without jupyter-affinode. What they have is shown."
+            yield Check("gpu", "warn", f"{text}; its memory is the host's, so nothing is parked", advice)
+        else:
+            yield Check("gpu", "ok", text)
     if not found["gpus"]:
         yield Check("gpu", "fail", "the driver has no GPU", "Look at CUDA_VISIBLE_DEVICES.")
 

@@ -5,7 +5,15 @@ export type Residency = 'none' | 'resident' | 'parking' | 'parked' | 'queued' | 
 
 /** Why bytes stay on the GPU. */
 export type UnmovableReason =
-  'small' | 'managed' | 'mapped' | 'pool' | 'array' | 'shared' | 'unbacked' | 'device';
+  | 'small'
+  | 'managed'
+  | 'mapped'
+  | 'pool'
+  | 'array'
+  | 'shared'
+  | 'unbacked'
+  | 'integrated'
+  | 'device';
 
 /** What a CUDA call does. */
 export type CallClass = 'host' | 'query' | 'free' | 'launch' | 'copy' | 'alloc' | 'sync' | 'module';

@@ -368,6 +368,7 @@ enum affinode_page_flags {
 	AFFINODE_PAGE_DYING = 1u << 2,
 	AFFINODE_PAGE_CANCELLING = 1u << 3, /* waiting calls fail at the moment */
 	AFFINODE_PAGE_DROPS_CACHES = 1u << 4, /* the process serves DROP_CACHES */
+	AFFINODE_PAGE_INTEGRATED = 1u << 5, /* a GPU's memory is the host's: what is UNBACKED is so for that */
 };
 
 #define AFFINODE_ENTRY_POINTS 20u

@@ -143,6 +143,7 @@ class PageFlag(enum.IntFlag):
     DYING = 4
     CANCELLING = 8
     DROPS_CACHES = 16
+    INTEGRATED = 32  # a GPU's memory is the host's
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def parse_page(raw: bytes, now: float, clock: PeerClock | None = None) -> PageDa
         state=State(head.state),
         state_since=min(clock.ours_s(head.state_since_ns), now),
         last_activity=min(clock.ours_s(head.last_activity_ns), now),
-        flags=PageFlag(head.flags & 0x1F),
+        flags=PageFlag(head.flags & 0x3F),
         want=head.want,
         calls_in_flight=head.calls_in_flight,
         captures=head.captures,

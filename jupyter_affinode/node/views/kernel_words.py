@@ -10,7 +10,8 @@ from ...units import bound_in_words, bytes_in_words, duration_in_words, ordinal
 from ..model.snapshot import Residency
 from ..protocol.page import UnmovableReason
 
-UNMOVABLE_WORDS = {
+INTEGRATED = "integrated"  # what is UNBACKED in a page with PageFlag.INTEGRATED
+UNMOVABLE_WORDS: dict[UnmovableReason | str, str] = {
     UnmovableReason.SMALL: "small allocations under 2 MiB",
     UnmovableReason.MANAGED: "managed (unified) memory",
     UnmovableReason.MAPPED: "memory that the program maps itself",
@@ -18,8 +19,14 @@ UNMOVABLE_WORDS = {
     UnmovableReason.ARRAY: "CUDA arrays and textures",
     UnmovableReason.SHARED: "memory shared with another process",
     UnmovableReason.UNBACKED: "memory on a device without virtual memory management, or limited by another library",
+    INTEGRATED: "memory on a GPU that uses the host's memory: parking it would free nothing",
     UnmovableReason.DEVICE: "memory that a network card or disk may write to (RDMA, GPUDirect Storage)",
 }
+
+
+def reason_slug(reason: UnmovableReason | str) -> str:
+    """Return a reason why bytes stay on the GPU as the API names it."""
+    return reason if isinstance(reason, str) else reason.name.lower()
 
 
 def status_in_words(kernel: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from ..model.snapshot import Kernel, Residency
 from ..policy.victims.eligibility import eligible_at
 from ..policy.victims.eviction_cost import resume_s
 from ..policy.wait_estimates import WaitEstimate
-from ..protocol.page import Depth, PageGpu, UnmovableReason
+from ..protocol.page import Depth, PageFlag, PageGpu, UnmovableReason
 from ..state.gpus.context_depth import kernel_depth
 from ..state.gpus.gpu_processes import OtherProgram, by_gpu, contexts_bytes, other_programs
 from ..state.host.host_figures import disk_used_bytes
@@ -27,7 +27,7 @@ from ..state.records.kernel import KernelRecord
 from ..state.records.process import Process
 from ..state.registry import NodeState
 from ..state.room_requests import PREFIX
-from .kernel_words import UNMOVABLE_WORDS, residency_in_words
+from .kernel_words import INTEGRATED, UNMOVABLE_WORDS, reason_slug, residency_in_words
 from .moves import moves_json
 from .waits import wait_json
 
@@ -132,11 +132,12 @@ def _memory_json(kernel: KernelRecord) -> dict[str, Any]:
     gpus = list(kernel.by_gpu().values())
     resident = sum(gpu.resident_bytes for gpu in gpus)
     parked = sum(gpu.parked_bytes for gpu in gpus)
+    is_integrated = any(process.data.flags & PageFlag.INTEGRATED for process in kernel.processes.values())
     return {
         "resident_bytes": resident,
         "parked_bytes": parked,
         "footprint_bytes": sum(gpu.in_all_bytes for gpu in gpus),
-        "fixed": _unmovable_json(gpus),
+        "fixed": _unmovable_json(gpus, is_integrated=is_integrated),
         "copy_bytes": sum(process.data.copy_bytes for process in kernel.processes.values()),
         "kept_bytes": kept_bytes(kernel.processes.values()),
         "set_aside_bytes": set_aside_bytes(kernel.processes.values()),
@@ -402,10 +403,11 @@ def _process_json(state: NodeState, process: Process, now: float) -> dict[str, A
     }
 
 
-def _unmovable_json(gpus: list[PageGpu]) -> list[dict[str, Any]]:
-    sums = [(kind, sum(gpu.unmovable_bytes[kind] for gpu in gpus)) for kind in UnmovableReason]
-    return [
-        {"reason": kind.name.lower(), "bytes": size, "text": UNMOVABLE_WORDS[kind]}
-        for kind, size in sums
-        if size
-    ]
+def _unmovable_json(gpus: list[PageGpu], *, is_integrated: bool) -> list[dict[str, Any]]:
+    found = []
+    for kind in UnmovableReason:
+        reason = INTEGRATED if is_integrated and kind is UnmovableReason.UNBACKED else kind
+        size = sum(gpu.unmovable_bytes[kind] for gpu in gpus)
+        if size:
+            found.append({"reason": reason_slug(reason), "bytes": size, "text": UNMOVABLE_WORDS[reason]})
+    return found

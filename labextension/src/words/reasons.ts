@@ -69,6 +69,8 @@ const UNMOVABLE: Sentences = {
   shared: trans => trans.__('memory shared with another process'),
   unbacked: trans =>
     trans.__('memory on a device without virtual memory management, or limited by another library'),
+  integrated: trans =>
+    trans.__("memory on a GPU that uses the host's memory: parking it would free nothing"),
   device: trans => trans.__('memory that a network card or disk may write to')
 };
 

@@ -1,6 +1,7 @@
 /* What kind of chip: an H200's answers, but for what the simulator cannot do. CU_DEVICE_ATTRIBUTE_* by number.  */
 #include "driver/api.h"
 #include "driver/device.h"
+#include "machine/settings.h"
 
 static const int attributes[] = {
 	[1] = 1024,	 /* max threads per block */
@@ -20,7 +21,6 @@ static const int attributes[] = {
 	[15] = 1,	  /* overlap */
 	[16] = 132,	  /* multiprocessors */
 	[17] = 0,	  /* kernel time-out */
-	[18] = 0,	  /* integrated */
 	[19] = 1,	  /* maps host memory */
 	[20] = 0,	  /* compute mode: default */
 	[21] = 131072,	  /* textures */
@@ -104,6 +104,7 @@ static const int attributes[] = {
 	[147] = 0,
 };
 
+#define ATTRIBUTE_INTEGRATED 18
 #define ATTRIBUTE_PCI_BUS_ID 33
 
 SIM_API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
@@ -115,7 +116,10 @@ SIM_API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device
 		return CUDA_ERROR_INVALID_DEVICE;
 	if ((unsigned)attribute >= sizeof(attributes) / sizeof(*attributes))
 		return CUDA_ERROR_INVALID_VALUE; /* a newer header's */
-	*value = attribute == ATTRIBUTE_PCI_BUS_ID ? (int)device_gpu(device) + 1 : attributes[attribute];
+	if (attribute == ATTRIBUTE_INTEGRATED)
+		*value = settings()->is_integrated;
+	else
+		*value = attribute == ATTRIBUTE_PCI_BUS_ID ? (int)device_gpu(device) + 1 : attributes[attribute];
 	return CUDA_SUCCESS;
 }
 

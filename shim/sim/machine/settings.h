@@ -4,12 +4,14 @@
  * AFFINODE_SIM_MEMORY     bytes per GPU, with KiB, MiB or GiB; 4GiB
  * AFFINODE_SIM_GPUS       number of GPUs, 1 to 8; 1
  * AFFINODE_SIM_CONTEXT    bytes that a context costs; 64MiB
+ * AFFINODE_SIM_INTEGRATED 1: the GPUs' memory is said to be the host's; 0
  * AFFINODE_SIM_COPY_RATE  bytes a second between host and GPU, each way, all processes together; no limit
  * AFFINODE_SIM_FAULTS, AFFINODE_SIM_FAULT_BOARD  see faults.h
  * AFFINODE_SIM_NVML_HOLD  a file: while it is there NVML's answer about memory waits (nvml.c)  */
 #ifndef SIM_SETTINGS_H
 #define SIM_SETTINGS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -18,6 +20,7 @@ struct sim_settings {
 	uint64_t context_bytes;
 	uint64_t copy_rate; /* bytes a second; 0: no limit */
 	unsigned gpus;
+	bool is_integrated; /* so the driver says; the memory is simulated as ever */
 };
 
 const struct sim_settings *settings(void);

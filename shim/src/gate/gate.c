@@ -242,7 +242,7 @@ static CUresult wait_at_gate(struct slot *slot, enum affinode_class class_, bool
 	uint32_t cancels = atomic_load(&gate.cancels);
 	uint64_t since = clock_ns();
 	CUresult result = CUDA_SUCCESS;
-	struct told_wait told = {false, false};
+	struct told_wait told = {0};
 	bool watches = false;
 
 	for (;;) {

@@ -12,6 +12,7 @@
 #include "base/per_process.h"
 #include "driver/real_driver.h"
 #include "state/shim_state.h"
+#include "state/status_page.h"
 
 #define MAX_DEVICES 64
 #define MAX_UUIDS 256
@@ -96,6 +97,11 @@ static void device_describe(struct device *device, CUdevice ordinal)
 	if (driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, ordinal) ==
 	    CUDA_SUCCESS)
 		device->can_map = value != 0;
+	value = 0;
+	if (driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_INTEGRATED, ordinal) == CUDA_SUCCESS && value) {
+		device->can_map = false; /* its memory is the host's: parking it would take as much as it frees */
+		page_set_flags(AFFINODE_PAGE_INTEGRATED, 0);
+	}
 	value = 0;
 	if (driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
 					ordinal) == CUDA_SUCCESS)

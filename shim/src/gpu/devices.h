@@ -12,7 +12,7 @@
 struct device {
 	CUdevice ordinal;
 	_Atomic(const uint8_t *) uuid; /* 16 bytes, of the GPU that it is now: context depth may bring it back on another */
-	bool can_map;       /* virtual memory management is supported */
+	bool can_map;       /* virtual memory management is supported, and the memory is not the host's */
 	bool exportable;    /* memory can be given to other processes as a file descriptor */
 	bool rdma;          /* backed memory may be made capable of GPUDirect RDMA, as cuMemAlloc's is */
 	bool decompresses;  /* it has a decompression engine, which may be given cuMemAlloc's memory */

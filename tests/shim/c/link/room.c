@@ -295,6 +295,7 @@ int main(int argc, char **argv)
 		CHECK_EQUAL(cu.MemAlloc(&got, MiB(4)), CUDA_ERROR_OUT_OF_MEMORY);
 	CHECK(true_ns(CLOCK_MONOTONIC) - begin < 1000000000u);
 	controller_start_again();
+	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_NOTHING); /* it was welcomed */
 	controller_stop();
 	begin = test_now_ns();
 	atomic_store(&result, -1);
