@@ -163,7 +163,7 @@ def _driver() -> Iterator[Check]:
         text = f"{gpu['name']}: {bytes_in_words(gpu['bytes'])}{suffix}"
         if gpu["integrated"]:
             advice = "Kernels run on it as without jupyter-affinode. What they have is shown."
-            yield Check("gpu", "warn", f"{text}; its memory is the host's, so nothing is parked", advice)
+            yield Check("gpu", "warn", f"{text}; its memory is the host's, so none is freed", advice)
         else:
             yield Check("gpu", "ok", text)
     if not found["gpus"]:

@@ -224,9 +224,9 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _told_to_end, controller, signal.Signals(number).name)
     let_closes_be_interrupted()
-    server = serve(controller)
     _spare_passes()
-    controller.start()
+    server = serve(controller)
+    controller.start()  # right after: what waits for the API's socket needs the link, too
     manager = ServiceManager()
     manager.ready()
     log.info("controller %s, process %d, serves %s", __version__, os.getpid(), path)

@@ -19,7 +19,7 @@ UNMOVABLE_WORDS: dict[UnmovableReason | str, str] = {
     UnmovableReason.ARRAY: "CUDA arrays and textures",
     UnmovableReason.SHARED: "memory shared with another process",
     UnmovableReason.UNBACKED: "memory on a device without virtual memory management, or limited by another library",
-    INTEGRATED: "memory on a GPU that uses the host's memory: parking it would free nothing",
+    INTEGRATED: "memory on a GPU that uses the host's memory: freeing it would gain nothing",
     UnmovableReason.DEVICE: "memory that a network card or disk may write to (RDMA, GPUDirect Storage)",
 }
 

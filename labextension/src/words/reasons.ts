@@ -70,7 +70,7 @@ const UNMOVABLE: Sentences = {
   unbacked: trans =>
     trans.__('memory on a device without virtual memory management, or limited by another library'),
   integrated: trans =>
-    trans.__("memory on a GPU that uses the host's memory: parking it would free nothing"),
+    trans.__("memory on a GPU that uses the host's memory: freeing it would gain nothing"),
   device: trans => trans.__('memory that a network card or disk may write to')
 };
 
