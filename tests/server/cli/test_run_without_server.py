@@ -67,7 +67,7 @@ def test_a_waiting_program_says_that_no_controller_answers(programs, machine, wa
     first = programs("first")
     assert first.stdout.readline() == "ready\n"
     wait_until(lambda: machine.kernel("first"))
-    assert machine.ask("POST", "/kernels/first/park", {})[0] == 200
+    wait_until(lambda: machine.ask("POST", "/kernels/first/park", {})[0] == 200)
     second = programs("second")
     assert second.stdout.readline() == "ready\n"
     assert machine.ask("POST", "/kernels/second/hold", {"duration_s": 600})[0] == 200
