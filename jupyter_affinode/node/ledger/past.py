@@ -6,6 +6,7 @@ moments; its present is the controller's, and has the last word.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sqlite3
 from bisect import bisect_right
@@ -16,8 +17,8 @@ from typing import Any
 
 from ..identity.identity import Identity
 from ..model.snapshot import Residency
-from .report import ReportRefused, reading
-from .schema import MIGRATIONS, user_version
+from .report import NothingWritten, reading
+from .schema import MIGRATIONS, migrate, user_version
 from .store import Batch, EventRow, KernelRow, SampleRow
 from .waits import SERVED
 
@@ -109,13 +110,15 @@ class Past:
         """Read. Raises ReportRefused."""
         self.window = window
         self._present = {each.kernel_id: each for each in present}
-        with reading(path) as connection:
-            if user_version(connection) < len(MIGRATIONS):
-                raise ReportRefused("this version of the controller has not written to the ledger yet")
-            self.users: dict[str, str] = dict(connection.execute("SELECT user, name FROM users").fetchall())
-            self.samples = self._read_samples(connection, unwritten)
-            self.kernels = self._read_kernels(connection, unwritten)
-            self._events = self._read_events(connection, unwritten)
+        try:
+            with reading(path) as connection:
+                if user_version(connection) < len(MIGRATIONS):
+                    raise NothingWritten("this version of the controller has not written to the ledger yet")
+                self._read(connection, unwritten)
+        except NothingWritten:  # the first write comes after some seconds; the rest is known all the same
+            with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as nothing:
+                migrate(nothing)
+                self._read(nothing, unwritten)
 
     def lanes(self) -> dict[str, list[Lane]]:
         """Return the kernels' lanes by GPU, the kernel that came first before the others."""
@@ -147,6 +150,12 @@ class Past:
         return changes
 
     # ---- reading
+
+    def _read(self, connection: sqlite3.Connection, unwritten: Sequence[Batch]) -> None:
+        self.users: dict[str, str] = dict(connection.execute("SELECT user, name FROM users").fetchall())
+        self.samples = self._read_samples(connection, unwritten)
+        self.kernels = self._read_kernels(connection, unwritten)
+        self._events = self._read_events(connection, unwritten)
 
     def _read_samples(
         self, connection: sqlite3.Connection, unwritten: Sequence[Batch]

@@ -90,20 +90,24 @@ def audit_rows(path: Path, limit: int) -> list[dict[str, Any]]:
         return [dict(zip(names, row, strict=True)) for row in found]
 
 
+class NothingWritten(ReportRefused):
+    """The ledger is not there yet, or this version of the controller has written nothing to it."""
+
+
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a ledger as it is at one moment. Raises ReportRefused."""
     try:
         connection = open_for_reading(path)
     except FileNotFoundError:
-        raise ReportRefused(f"there is no history yet: no controller has written {path}") from None
+        raise NothingWritten(f"there is no history yet: no controller has written {path}") from None
     except (OSError, sqlite3.Error) as error:
         raise ReportRefused(f"the ledger cannot be read: {error}") from None
     try:
         if user_version(connection) > len(MIGRATIONS):
             raise ReportRefused(f"{path} was written by a newer version")
         if user_version(connection) < 1:
-            raise ReportRefused(f"{path} is empty so far")
+            raise NothingWritten(f"{path} is empty so far")
         connection.execute("BEGIN")  # one picture of all tables
         yield connection
     except sqlite3.Error as error:

@@ -127,6 +127,18 @@ def test_a_kernel_that_ended_ends_its_lane_and_one_from_before_the_window_has_no
     assert lanes(answer) == {"k": [(3600, "resident", None), (60, "none", None)]}
 
 
+@pytest.mark.parametrize("ledger", ["missing", "empty"])
+def test_a_controller_that_has_written_nothing_yet_tells_what_it_knows(tmp_path, ledger):
+    path = tmp_path / "ledger.sqlite"
+    if ledger == "empty":
+        path.touch()
+    batch = Batch(NOW, [event(60, "park", cause="asked", outcome="ok", duration_s=1.0)], {"k": kernel()})
+    past = Past(path, Window(NOW - 3600, NOW), [batch], [present(Residency.PARKED, 60)])
+    answer = past_json(past, GPUS, OWN_USER)
+    assert lanes(answer)["k"][-1][1] == "parked"
+    assert not (tmp_path / "ledger.sqlite-wal").exists()
+
+
 def test_what_is_not_written_yet_counts_and_nothing_counts_twice(told):
     rows = [event(1800, "park", cause="room")]
     unwritten = (
