@@ -182,7 +182,7 @@ class Controller:
         self.closing = Closing()
         self.clean_up = CleanUp(log)
         self._nvml = NvmlReader(self._take_sample, log, nvml.read)
-        looks = Looks(self.look_at, self._nvml.look, self.kernel_json, self.poke)
+        looks = Looks(self.read_pages_of, self._nvml.look, self.kernel_json, self.poke)
         self._shims = Shims(state, self.access, log, self._parts, looks)
 
     def start(self) -> None:
@@ -247,7 +247,8 @@ class Controller:
     def kernel_json(self, kernel: KernelRecord) -> dict[str, Any]:
         """Return one kernel as it is now, for the API."""
         now = time.monotonic()
-        seen = self.look_at(kernel, now)
+        self.read_pages_of(kernel, now)
+        seen = self.state.picture(kernel, now)
         waits = seen is not None and (seen.wants_since is not None or bool(seen.rooms))
         if (
             waits != (kernel.id in self._waiting.estimates)
@@ -340,10 +341,10 @@ class Controller:
 
     def _pass(self) -> None:
         """Look, decide, act, report; an error is logged and the next pass continues."""
-        now = time.monotonic()
-        self._pacing.begin(now)
         if self.finished.is_set():
             return
+        now = time.monotonic()
+        self._pacing.begin(now)
         try:
             self.look(now, at_host=True)
             self._decide(now)
@@ -375,13 +376,11 @@ class Controller:
         users = len({kernel.charged_user for kernel in kernels})
         self.lots.look(self.state.settings, host, self.state.lots_mapped(), wanted, now, users)
 
-    def look_at(self, kernel: KernelRecord, now: float) -> Kernel | None:
-        """Read one kernel's pages; return what it is now, None without processes."""
-        seen, bad = self.state.look_at(kernel, now)
-        for process, error in bad:
+    def read_pages_of(self, kernel: KernelRecord, now: float) -> None:
+        """Read one kernel's pages; a process whose page is malformed is dropped."""
+        for process, error in self.state.read_pages_of(kernel, now):
             if process.connection is not None:
                 process.connection.end(Ending.DROPPED, str(error))
-        return seen
 
     def look(self, now: float, *, at_host: bool = False) -> None:
         """Read the pages, and host memory too before a decision; make the snapshot that is decided on and shown."""

@@ -13,7 +13,6 @@ from typing import Any
 from .execution.effects import Parts
 from .identity.access import Access
 from .link.connection import Connection, Ending
-from .model.snapshot import Kernel
 from .protocol.wire import CommandKind, Hello, Message, Notify, NotifyKind, Reply, Request, WireError
 from .state.records.kernel import KernelRecord
 from .state.records.process import Process
@@ -27,7 +26,7 @@ from .views.kernel_words import status_in_words
 class Looks:
     """What the controller looks at after a shim's message."""
 
-    at: Callable[[KernelRecord, float], Kernel | None]  # one kernel's pages, at that moment
+    at: Callable[[KernelRecord, float], None]  # one kernel's pages, at that moment
     at_gpus: Callable[[], None]  # NVML's figures, soon
     shown: Callable[[KernelRecord], dict[str, Any]]  # a kernel as its user sees it
     poke: Callable[[], None]  # at everything, and decide

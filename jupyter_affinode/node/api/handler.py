@@ -223,7 +223,7 @@ class Handler(RequestHandler):
             kernel = kernels.get(kernel_id)  # another's, with the owner's name before it
         if kernel is None:
             raise ApiError(404, Refusal.UNKNOWN_KERNEL, f"there is no kernel {kernel_id}")
-        self.controller.look_at(kernel, self.now())
+        self.controller.read_pages_of(kernel, self.now())
         self.subject = kernel
         return kernel
 

@@ -145,7 +145,7 @@ class ActivityHandler(Handler):
     def get(self, kernel_id: str) -> None:
         """Serve GET /kernels/{id}/activity."""
         kernel = self.kernel(kernel_id)
-        self.controller.look_at(kernel, self.now())
+        self.controller.read_pages_of(kernel, self.now())
         self.finish(look_at_calls(kernel, self.now()))
 
 

@@ -9,7 +9,7 @@ from ..model.reasons import Cause
 from ..protocol.wire import CommandKind, Notify, NotifyKind
 from ..state.observer import Observer, RoomAnswered
 from ..state.records.kernel import KernelRecord
-from ..state.records.process import Process, Room
+from ..state.records.process import Process, Room, read_pages
 from ..state.registry import NodeState
 
 ROOMS_MAX = 256  # a shim asks for 64 at once
@@ -67,7 +67,7 @@ class Rooms:
     def _take_room(self, process: Process, message: Notify, now: float) -> None:
         """Record an allocation that found a full GPU."""
         kernel = self._state.kernels[process.kernel_id]
-        self._state.look_at(kernel, now)
+        read_pages((process,), self._state.gpus.sizes, now)  # not all of its kernel's: a user may ask often
         if message.gpu_uuid not in self._state.gpus.uuids and not self._state.gpus.measured:
             self._state.refresh(now)  # its first memory there, perhaps; NVML would know the GPU
         known = message.gpu_uuid in self._state.gpus.uuids

@@ -1,7 +1,7 @@
 """One shim's connection: what it may send, how fast, and how long it may be silent.
 
-Nothing here waits for a peer: reads take a bounded batch, writes go to a bounded queue, and a peer that does not keep
-to that is dropped with one log line.
+Nothing here waits for a peer: reads take a bounded batch when it is the user's turn, writes go to a bounded queue, and
+a peer that does not keep to that is dropped with one log line.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from ..protocol import wire
 from ..protocol.page import PageError
 from ..protocol.peer_clock import PeerClock
 from ..protocol.wire import HelloFlag, WireError
+from ..system.accepting import Line
 from ..system.mapped_page import Page
 from ..system.peer_socket import PeerSocket
 from ..system.peers import ProcessWatch, pidfd_of
 
 HELLO_PATIENCE_S = 5.0
 HEARTBEATS_MISSED = 3
-MESSAGES_AT_ONCE = 32  # then other connections are read
+MESSAGES_AT_ONCE = 32  # then other users' connections are read …
+TURN_S = 0.002  # … or after so much of the processor's time
 MESSAGES_PER_S = 500.0  # more is read later, so a flood waits in the peer's own socket
 MESSAGES_BURST = 1000.0
-DEAR = 9  # further messages that a request or notice counts for, since it takes so much longer
+DEAR = 9  # further messages that a request or notice counts for, since it has a pass made and a line logged
+MESSAGE_S = 0.0002  # … and so much of the processor's time counts as a message, whatever it was for
 SEND_QUEUE = 1024
 GRANT_CHARACTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
 
@@ -86,6 +89,7 @@ class Connection:
         *,
         access: Access,
         accounts: Accounts,
+        line: Line[Connection],
         heartbeat_s: float,
         controller_version: str,
         on_end: Callable[[Connection, Ending, str], None],
@@ -98,6 +102,7 @@ class Connection:
         self._accounts = accounts
         self._account: Account | None = None  # of its user, once greeted
         self._introduction: Introduction | None = None
+        self._line = line
         self._socket = peer_socket
         self._listener = listener
         self._heartbeat_s = heartbeat_s
@@ -108,14 +113,26 @@ class Connection:
         self._clock = PeerClock()  # the process's, once greeted
         self._began = self._heard = time.monotonic()
         self._messages = TokenBucket(MESSAGES_PER_S, MESSAGES_BURST)
-        self._paused = False
+        self._paused = False  # its messages are not read at present, so it only seems to be silent
         self._unsent: deque[tuple[bytes, int | None]] = deque()  # a message, a descriptor of our own
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(peer_socket, self._readable)
 
-    def look(self) -> None:
-        """Read what has come already: a shim that says HELLO at once is never counted as unidentified."""
-        self._readable()
+    def read(self) -> None:
+        """Read a bounded batch of what has come; called when it is the user's turn, and once at the start: a shim that
+        says HELLO at once is never counted as unidentified.
+        """
+        if not self.open:
+            return
+        self._paused = False
+        began = time.thread_time()
+        for _ in range(MESSAGES_AT_ONCE):
+            if not self._read_one() or time.thread_time() - began > TURN_S:
+                break
+        if self._account is not None:
+            self._account.messages.spend((time.thread_time() - began) / MESSAGE_S)
+        if self.open and not self._paused:
+            self._loop.add_reader(self._socket, self._readable)
 
     def __repr__(self) -> str:
         return f"process {self.peer.pid}"
@@ -200,27 +217,36 @@ class Connection:
             self._listener.shim_gone(self, ending)
 
     def _readable(self) -> None:
-        for _ in range(MESSAGES_AT_ONCE):
-            if not self.open or not self._take_token():
-                return
-            try:
-                received = self._receive()
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError as error:
-                return self.end(Ending.CLOSED, os.strerror(error.errno or 0))
-            except WireError as error:
-                return self.end(Ending.DROPPED, str(error))
-            if received is None:
-                return self.end(Ending.CLOSED, "hung up")
-            data, descriptors = received
-            try:
-                if self._take(data, descriptors):
-                    return  # a heartbeat is rarely followed by anything; if it is, the loop calls again
-            except (WireError, PageError) as error:
-                return self.end(Ending.DROPPED, str(error))
-            finally:
-                self._close(descriptors)
+        """Wait for the user's turn: however many links a user has, one of them is read in a turn of the loop."""
+        self._pause()
+        self._line.add(self.identity.charged_user if self.greeted else self._socket.peer_place, self)
+
+    def _read_one(self) -> bool:
+        """Read one message; return whether another may follow at once."""
+        if not self._take_token():
+            return False
+        try:
+            received = self._receive()
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            self.end(Ending.CLOSED, os.strerror(error.errno or 0))
+            return False
+        except WireError as error:
+            self.end(Ending.DROPPED, str(error))
+            return False
+        if received is None:
+            self.end(Ending.CLOSED, "hung up")
+            return False
+        data, descriptors = received
+        try:
+            is_heartbeat = self._take(data, descriptors)
+        except (WireError, PageError) as error:
+            self.end(Ending.DROPPED, str(error))
+            return False
+        finally:
+            self._close(descriptors)
+        return self.open and not is_heartbeat  # which is rarely followed by anything
 
     def _close(self, descriptors: list[int]) -> None:
         """Close what the peer sent."""
@@ -230,10 +256,13 @@ class Connection:
         """Return whether another message may be read now; if not, reading continues a little later."""
         if self._messages.take() and (self._account is None or self._account.messages.take()):
             return True
-        self._paused = True
-        self._loop.remove_reader(self._socket)
+        self._pause()
         self._loop.call_later(0.1, self._read_again)
         return False
+
+    def _pause(self) -> None:
+        self._paused = True
+        self._loop.remove_reader(self._socket)
 
     def _read_again(self) -> None:
         if self.open:

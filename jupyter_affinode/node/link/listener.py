@@ -11,7 +11,7 @@ from pathlib import Path
 from ..identity.access import Access, NotAllowed
 from ..identity.rate_limits import Accounts
 from ..identity.unidentified import one_too_many
-from ..system.accepting import Accepting
+from ..system.accepting import Accepting, Line
 from ..system.closing import Closing
 from ..system.peer_socket import ListeningSocket, PeerSocket
 from ..system.peers import DropLog, Place, peer_of
@@ -41,6 +41,7 @@ class Link:
         self._listener = listener
         self._access, self._accounts = access, accounts
         self._unidentified: dict[Connection, Place] = {}  # those that have not said HELLO yet, oldest first
+        self._line = Line(Connection.read)  # of the connections with messages to read, by user
         self._version = version
         self._log = log
         self._heartbeat_s = heartbeat_s
@@ -55,6 +56,7 @@ class Link:
         """Stop accepting and close every connection; the shims live on."""
         self._beat_handle.cancel()
         self._accepting.stop()
+        self._line.clear()
         for connection in list(self.connections):
             connection.end(Ending.OURS, "this controller ends")
 
@@ -80,12 +82,13 @@ class Link:
             self._listener,
             access=self._access,
             accounts=self._accounts,
+            line=self._line,
             heartbeat_s=self._heartbeat_s,
             controller_version=self._version,
             on_end=self._ended,
         )
         self.connections.add(connection)
-        connection.look()
+        connection.read()
         if connection.open and not connection.greeted:
             self._take_stranger(connection, accepted.peer_place)
 

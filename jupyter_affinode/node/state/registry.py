@@ -212,11 +212,15 @@ class NodeState:
         is_new = any(process.data is not data for process, data in zip(self.processes(), before, strict=True))
         return is_new, bad
 
-    def look_at(self, kernel: KernelRecord, now: float) -> tuple[Kernel | None, BadPages]:
-        """Return one kernel as it is now (None without processes), and its processes whose page is malformed."""
+    def read_pages_of(self, kernel: KernelRecord, now: float) -> BadPages:
+        """Read one kernel's pages; return its processes whose page is malformed."""
         bad = read_pages(kernel.processes.values(), self.gpus.sizes, now)
         self._refresh_kernel(kernel, now)
-        return self._kernel(kernel, self._open_gpus(), now) if kernel.processes else None, bad
+        return bad
+
+    def picture(self, kernel: KernelRecord, now: float) -> Kernel | None:
+        """Return one kernel as its pages that were read last show it; None without processes."""
+        return self._kernel(kernel, self._open_gpus(), now) if kernel.processes else None
 
     def refresh(self, now: float) -> BadPages:
         """Read every page and update the table; return the processes whose page is malformed, for the caller

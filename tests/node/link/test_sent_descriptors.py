@@ -13,6 +13,7 @@ from jupyter_affinode.node.identity.access import OwnUserAccess
 from jupyter_affinode.node.identity.rate_limits import Accounts
 from jupyter_affinode.node.link.connection import SEND_QUEUE, Connection, Ending
 from jupyter_affinode.node.protocol.wire import CommandKind
+from jupyter_affinode.node.system.accepting import Line
 from jupyter_affinode.node.system.peers import Peer
 
 
@@ -35,6 +36,7 @@ def test_descriptors_reach_a_slow_reader_in_order_and_none_is_lost_or_left_open(
             Listener(),
             access=access,
             accounts=Accounts(access.limits),
+            line=Line(Connection.read),
             heartbeat_s=1.0,
             controller_version="test",
             on_end=lambda *ended: ending.append(ended),

@@ -163,7 +163,7 @@ def test_no_waiter_waits_for_what_a_page_alone_claims_to_give_back(clock):
     (process,) = machine.state.kernels["k"].processes.values()
     machine.shims[0].state = State.RESUMING
     machine.state.refresh(clock.now)
-    seen, _ = machine.state.look_at(machine.state.kernels[process.kernel_id], clock.now)
+    seen = machine.state.picture(machine.state.kernels[process.kernel_id], clock.now)
     assert seen.residency.value == "resuming" and seen.moves_since < clock.now - 1e6
 
 
@@ -178,7 +178,8 @@ def test_a_park_refused_for_host_memory_is_possible_as_soon_as_there_is_enough(c
     record = machine.state.kernels["k"]
     for _ in range(10):
         refuse(machine, record, found_less=False)
-    seen, _ = machine.state.look_at(record, clock.now)
+    machine.state.read_pages_of(record, clock.now)
+    seen = machine.state.picture(record, clock.now)
     assert seen.retry_at <= clock.now  # not kept from anything: the policy sees what there is
     assert seen.host.retry_at > clock.now + 20  # nothing is said again, and nothing unlikely tried
 
