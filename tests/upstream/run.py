@@ -156,7 +156,7 @@ def run(suite: Suite, source: Path, ours: bool, options: Sequence[str], log: Pat
         if ours:
             env |= suite.ours
             if suite.controller:
-                machine.start_controller()
+                machine.start_controller("--keep-alive=3600")
         command = [sys.executable, "-m", "pytest", "-p", suite.plugin, f"--junitxml={report}", *options]
         began, worked = time.monotonic(), _cpu_seconds()
         with log.open("w") as output:
