@@ -128,7 +128,8 @@ def test_a_body_that_makes_no_sense_is_a_friendly_400(followed, action, body):
 
 def test_what_is_not_this_servers_is_shown_without_names_and_not_moved(followed, wait_until):
     machine = followed.machine
-    machine.ask("PUT", "/kernels/other", {"name": "Secret", "path": "secret.ipynb"})
+    about = {"name": "Secret", "path": "secret.ipynb", "server": "lab at /elsewhere"}
+    machine.ask("PUT", "/kernels/other", about)
     others = wait_until(lambda: [k for k in followed.affinode()[1]["kernels"] if k["id"] == "other"])
     assert others[0]["own"] is False and others[0]["name"] is None and others[0]["path"] is None
     assert others[0]["paths"] == []
@@ -136,6 +137,14 @@ def test_what_is_not_this_servers_is_shown_without_names_and_not_moved(followed,
     assert status == 404 and answer["error"] == "not-here"
     status, answer = followed.affinode("kernels/unknown")
     assert status == 404 and answer["message"]
+
+
+def test_a_program_of_the_same_user_without_a_server_is_shown_by_its_command(followed, wait_until):
+    followed.machine.ask("PUT", "/kernels/program", {"name": "python train.py"})
+    (program,) = wait_until(lambda: [k for k in followed.affinode()[1]["kernels"] if k["id"] == "program"])
+    assert program["name"] == "python train.py" and program["own"] is False and program["path"] is None
+    status, answer = followed.affinode("kernels/program/park", "POST", {})
+    assert status == 404 and answer["error"] == "not-here"
 
 
 def test_a_user_changes_the_policy_of_their_own_controller(followed):

@@ -173,8 +173,22 @@ class Play:
                 used_by[FIRST_PID - 1] = 1  # a stranger
             listed = frozenset(used_by) if dice.random() < 0.9 else None
             busy, is_mig = dice.choice([None, frozenset(pids[:1])]), dice.random() < 0.05
+            percents = dice.choice([None, {}, dict.fromkeys(pids[:2], 70)])
             gpus.append(
-                NvmlGpu(uuid, index, "A GPU", TOTAL, TOTAL - free, free, 3, listed, used_by, busy, is_mig)
+                NvmlGpu(
+                    uuid,
+                    index,
+                    "A GPU",
+                    TOTAL,
+                    TOTAL - free,
+                    free,
+                    3,
+                    listed,
+                    used_by,
+                    busy,
+                    percents,
+                    is_mig,
+                )
             )
         return NvmlSample(self.clock.now - 0.05, "580", tuple(gpus))
 
