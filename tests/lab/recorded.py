@@ -298,7 +298,8 @@ def _resident(lanes: list[dict[str, Any]], sizes: dict[str, int], at: float) -> 
 
 def _lane(kernel: dict[str, Any], since: float, seconds: float, count: int) -> dict[str, Any]:
     """A kernel's lane, which ends with its present state."""
-    number = int(kernel["id"].rsplit("-", 1)[-1])
+    last = kernel["id"].rsplit("-", 1)[-1]
+    number = int(last) if last.isdecimal() and len(last) < 9 else 1  # real kernels' have letters
     cycle = [("resident", "cell"), ("parked", "room"), ("queued", None)]
     first = cycle[number % 2][0]
     moments = sorted((number * 37 + 61 * place * place) % 997 / 1000 * seconds for place in range(count))
@@ -314,8 +315,8 @@ def _lane(kernel: dict[str, Any], since: float, seconds: float, count: int) -> d
         if place == 0 or change["at"] > changes[place - 1]["at"]
     ]
     if kernel["residency"] in ("resident", "parked", "queued"):
-        last = {"at": since + seconds * 0.999, "state": kernel["residency"], "cause": kernel["reason_code"]}
-        changes = [*[change for change in changes if change["at"] < last["at"]], last]
+        now = {"at": since + seconds * 0.999, "state": kernel["residency"], "cause": kernel["reason_code"]}
+        changes = [*[change for change in changes if change["at"] < now["at"]], now]
     own = {name: kernel[name] for name in ("own", "user", "name", "path")}
     return {"kernel_id": kernel["id"], **own, "changes": changes}
 

@@ -172,6 +172,7 @@ def test_a_real_notebook_that_is_freed_and_comes_back_is_seen_without_another_re
     expect(lane.locator(".jp-mod-parked")).to_have_attribute("d", re.compile("M"))
     assert "7 7" in notebook.run_cell(1)
     page.show_panel()
+    expect(lane.locator(".jp-mod-resident")).to_have_attribute("d", re.compile("M.*M"))
     section.get_by_role("application").focus()
     for _ in range(section.locator("[data-lane]").count()):  # those of kernels that have ended come first
         page.page.keyboard.press("ArrowDown")
