@@ -202,14 +202,16 @@ class Page:
         self._thread.start()
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            answer = self._connection.getresponse()
+        with (
+            contextlib.suppress(OSError, ValueError, http.client.HTTPException),  # the Hub may end
+            contextlib.closing(self._connection),
+            self._connection.getresponse() as answer,
+        ):
             while line := answer.readline():
                 if line.startswith(b"data:"):
                     event = json.loads(line[5:])
                     self.messages.append(event["message"])
                     self.events.append(event)
-        self._connection.close()
 
     def whole(self) -> list[str]:
         """All messages, once the spawn is over."""

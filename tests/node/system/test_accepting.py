@@ -64,8 +64,13 @@ def test_without_descriptors_the_log_has_a_line_and_the_controller_waits(crowded
     assert "Traceback" not in log, log
     assert log.count("no connection can be accepted") == 2  # one line, in each of two files
     wait_until(lambda: crowded.node() is not None)
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", crowded.metrics_port)) as connection:
-        assert ask(connection, "GET", "/metrics")[0] == 200
+
+    def are_metrics_served():
+        where = http.client.HTTPConnection("127.0.0.1", crowded.metrics_port)
+        with contextlib.suppress(OSError), contextlib.closing(where) as connection:
+            return ask(connection, "GET", "/metrics")[0] == 200
+
+    wait_until(are_metrics_served)  # the connections' end is noticed one after the other
     os.kill(crowded.pid, 0)
 
 
