@@ -154,6 +154,7 @@ def test_two_thousand_events_of_thirty_kernels_are_drawn_quickly(panel):
     assert min(times) < DRAWN_MS
 
 
+@pytest.mark.long
 def test_a_real_notebook_that_is_freed_and_comes_back_is_seen_without_another_request(page):
     notebook = page.open_notebook("lane.ipynb", lab_cells.allocate(32), lab_cells.READ)
     assert "allocated" in notebook.run_cell(0)
@@ -181,6 +182,7 @@ def test_a_real_notebook_that_is_freed_and_comes_back_is_seen_without_another_re
     assert asked == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_panel_with_its_last_hour_fits_into_a_picture(sized, theme):
     """The picture of README: a notebook, and beside it the machine now and an hour back."""
