@@ -70,6 +70,7 @@ def test_the_demos_hub_shares_the_gpu_between_two_users_and_has_an_administrator
     words = said.split()
     password, url = words[words.index("password") + 1].rstrip(":"), words[words.index("(Ctrl-C") - 1]
     browser = requests.Session()
+    browser.headers["Connection"] = "close"
     token = xsrf(browser.get(f"{url}hub/login", headers=NAVIGATE, timeout=60))
     form = {"username": "admin", "password": password, "_xsrf": token}
     browser.post(f"{url}hub/login", data=form, headers=NAVIGATE, timeout=60)
