@@ -11,6 +11,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
+from ...settings.policy import MIB
+
+SLAB_BYTES = 32 * MIB  # the unit in which shims take host memory (shim/src/host/slabs.h)
+SLACK_BYTES = 2 * SLAB_BYTES  # shims take memory by slabs, so a park may take somewhat more than it moves
+
 
 class Residency(str, Enum):
     """Where a kernel's GPU state is."""
@@ -82,6 +87,13 @@ class HostUse:
     disk_retained_bytes: int = 0  # … of that, a retained copy that a resident kernel can be told to drop
     readable_bytes: int = 0  # … of that, what a parked kernel can be told to read into host memory
     reading_bytes: int = 0  # what it was told to read a moment ago and has not yet
+
+    @property
+    def ready_bytes(self) -> int:
+        """Return what it has for its next park: what it retains, or its empty lots. Those that were lent a moment ago
+        do not count as retained yet.
+        """
+        return max(self.retained_bytes - self.trimming_bytes, self.lot_bytes - self.copy_bytes, 0)
 
 
 NO_HOST_USE = HostUse()
@@ -183,10 +195,7 @@ class Kernel:
         unknown, but it takes what is unused of the kernel's lots first.
         """
         unmovable = {uuid: size - self.left_bytes.get(uuid, 0) for uuid, size in self.unmovable_bytes.items()}
-        unused = max(self.host.lot_bytes - self.host.copy_bytes, 0)
-        host = replace(
-            self.host, retained_bytes=unused, lot_bytes=0, park_takes_bytes=None, park_short_bytes=0
-        )
+        host = replace(self.host, retained_bytes=0, park_takes_bytes=None, park_short_bytes=0)
         whole = replace(self, resident_bytes=self.left_bytes, parked_bytes={}, left_bytes={})
         return replace(whole, unmovable_bytes=unmovable, host=host)
 
@@ -212,6 +221,25 @@ class Kernel:
     def movable_bytes(self) -> int:
         """Return the bytes that parking it would move to host memory, summed over GPUs."""
         return sum(self.resident_bytes.values())
+
+    @property
+    def takes_bytes(self) -> int:
+        """Return the host memory that parking it probably takes, beside what it has for that already."""
+        wants = self.movable_bytes
+        if self.host.obeys_budget and self.host.park_takes_bytes is not None:
+            wants = min(wants, self.host.park_takes_bytes)
+        return max(wants - self.host.ready_bytes, self.short_bytes)
+
+    @property
+    def short_bytes(self) -> int:
+        """Return what of that a park which failed for lack of it takes for certain; it may have freed memory since."""
+        wants = min(self.host.park_short_bytes, self.movable_bytes + SLACK_BYTES)
+        return max(wants - self.host.ready_bytes, 0)
+
+    def takes_within(self, budget_bytes: int | None, lot_bytes: int = 0) -> int:
+        """Return the most that a park of it can take beside lots, with a budget (None: with none)."""
+        most = max(self.movable_bytes - self.host.ready_bytes - lot_bytes, 0)
+        return most if budget_bytes is None else min(most, budget_bytes)
 
     @property
     def image_bytes(self) -> int:

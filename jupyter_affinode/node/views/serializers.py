@@ -20,7 +20,7 @@ from ..protocol.page import Depth, PageFlag, PageGpu, UnmovableReason
 from ..state.gpus.context_depth import kernel_depth
 from ..state.gpus.gpu_processes import OtherProgram, by_gpu, contexts_bytes, other_programs
 from ..state.host.host_figures import disk_used_bytes
-from ..state.host.host_usage import on_disk_bytes, park_takes_bytes
+from ..state.host.host_usage import on_disk_bytes
 from ..state.host.lots import LotStock
 from ..state.host.lots_beforehand import kept_bytes, set_aside_bytes
 from ..state.records.kernel import KernelRecord
@@ -107,9 +107,7 @@ def kernel_json(
         "disk_bytes": disk_bytes,
         "busy_percent": kernel.busy_percent,
         "host_bytes": _host_bytes(kernel),
-        "park_takes_bytes": None
-        if seen is None or residency is not Residency.RESIDENT
-        else park_takes_bytes(seen),
+        "park_takes_bytes": None if seen is None or residency is not Residency.RESIDENT else seen.takes_bytes,
         "calls": kernel.calls,
         "cell_open": kernel.cell.is_open,
         # By the cell as it is told here: by an older one it would be wrong by minutes until the next pass.

@@ -12,7 +12,8 @@ from model_node import SETTINGS, Clock
 from random_events import Events, Story, stories
 from short_node import ShortNode
 
-from jupyter_affinode.node.policy.resources.host_memory import SLAB_BYTES, begins_with, with_margin
+from jupyter_affinode.node.model.snapshot import SLAB_BYTES
+from jupyter_affinode.node.policy.resources.host_memory import begins_with, with_margin
 from jupyter_affinode.node.protocol.page import State
 
 GPU = "GPU-0"

@@ -12,6 +12,7 @@ from model_node import Clock, Machine
 from model_shim import Shim, Told, Work
 
 from jupyter_affinode.node.model.actions import Park
+from jupyter_affinode.node.model.snapshot import SLAB_BYTES
 from jupyter_affinode.node.policy.resources.host_memory import with_margin
 from jupyter_affinode.node.protocol.page import PageData, State
 from jupyter_affinode.node.protocol.wire import (
@@ -23,7 +24,7 @@ from jupyter_affinode.node.protocol.wire import (
     Reply,
     Status,
 )
-from jupyter_affinode.node.state.host.host_usage import SLAB_BYTES, SLAB_TAKES_BYTES, parks_take_bytes
+from jupyter_affinode.node.state.host.host_usage import SLAB_TAKES_BYTES, parks_take_bytes
 from jupyter_affinode.node.state.records.process import Process
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.settings.policy import MIB, Settings

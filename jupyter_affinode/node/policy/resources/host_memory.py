@@ -30,12 +30,10 @@ from ....settings.policy import MIB, Settings
 from ....units import bytes_in_words
 from ...model.actions import RefusePark
 from ...model.reasons import Refusal
-from ...model.snapshot import Host, Kernel
+from ...model.snapshot import SLAB_BYTES, SLACK_BYTES, Host, Kernel
 
 # the least for a park of unknown need, and the least that a kernel is asked to release
 LEAST_BYTES = 256 * MIB
-SLAB_BYTES = 32 * MIB  # the unit in which shims take host memory (shim/src/host/slabs.h)
-SLACK_BYTES = 2 * SLAB_BYTES  # shims take memory by slabs, so a park may take somewhat more than it moves
 CGROUP_RESERVE = 10  # a 10th part of a cgroup's limit stays free, or the reserve if that is less
 MARGIN_PART = 16  # parks leave a 16th part of a reserve free beside it, and ask for that much more
 MACHINE = ""  # the place that is no cgroup
@@ -111,12 +109,9 @@ class HostRoom:
         self.take_lots(kernel, lot_bytes)
         for place in self._lot_places if kernel.host.awaits_bytes else ():
             self._left[place] -= kernel.host.awaits_bytes
-        has = max(kernel.host.retained_bytes - kernel.host.trimming_bytes, 0)
-        takes = max(kernel.movable_bytes - has - lot_bytes, 0)
-        if budget_bytes is not None:
-            takes = min(takes, budget_bytes)
-        self.take(kernel, takes + kernel.image_bytes)
-        return takes + kernel.image_bytes
+        takes = kernel.takes_within(budget_bytes, lot_bytes) + kernel.image_bytes
+        self.take(kernel, takes)
+        return takes
 
     def is_passing(self, kernel: Kernel, size: int) -> None:
         """Count `size` bytes of a kernel as in transit: they make room for a waiter, or can be released afterwards."""
@@ -244,20 +239,13 @@ class HostRoom:
         return needs
 
     def _reckon(self, kernel: Kernel) -> Needs:
-        use, movable, image = kernel.host, kernel.movable_bytes, kernel.image_bytes
-        probable, short = movable, 0
-        if use.obeys_budget and use.park_takes_bytes is not None:
-            probable = min(movable, use.park_takes_bytes)
-        if use.park_short_bytes:
-            short = min(use.park_short_bytes, movable + SLACK_BYTES)  # it may have freed memory since
-            probable = max(probable, short)
-        least = max(short, min(probable, LEAST_BYTES)) if use.obeys_budget else movable
-        has = max(use.retained_bytes - use.trimming_bytes, 0)
+        use, probable, image = kernel.host, kernel.takes_bytes, kernel.image_bytes
+        least = max(kernel.short_bytes, min(probable, LEAST_BYTES)) if use.obeys_budget else probable
         lots = makes = 0
         if (self._lots or self._host.makes_lots) and use.obeys_budget:
-            has_soon = max(has, use.lot_bytes)  # a lot that was just lent does not count as retained yet
-            wants = probable if use.lots_most_bytes is None else min(probable, use.lots_most_bytes)
-            makes = max(wants - has_soon, 0)
+            makes = probable
+            if use.lots_most_bytes is not None:
+                makes = min(probable, max(use.lots_most_bytes - use.ready_bytes, 0))
             if self._host.makes_lots and makes:
                 # A kernel that lacks less than a lot takes memory of its own, unless that is short.
                 anew = _in_slabs(makes) + SLACK_BYTES
@@ -265,8 +253,7 @@ class HostRoom:
                 makes = 0 if takes_anew else makes + SLACK_BYTES
             lots = min(makes, self._lots)
             makes -= lots
-        has += lots
-        least, probable = max(least - has, 0), max(probable - has, 0)
+        least, probable = max(least - lots, 0), max(probable - lots, 0)
         if use.obeys_budget:
             least, probable = _in_slabs(least), _in_slabs(probable)
         return Needs(lots, least + image, probable + image, image, makes)

@@ -86,7 +86,7 @@ def park_s(kernel: Kernel, speeds: Speeds) -> float:
     touch_s = 0.0
     for uuid in sizes if speeds else ():
         touch_s = max(touch_s, speeds.get(uuid, UNMEASURED).first_touch_s_per_byte)
-    return takes_s + touch_s * _fresh_bytes(kernel) if touch_s else takes_s
+    return takes_s + touch_s * kernel.takes_bytes if touch_s else takes_s
 
 
 def is_late(now: float, kernel: Kernel, speeds: Speeds) -> bool:
@@ -100,13 +100,6 @@ def is_late(now: float, kernel: Kernel, speeds: Speeds) -> bool:
     if since is None or kernel.residency is Residency.RESUMING:
         return since == -math.inf
     return now - since > LATE_TIMES * park_s(kernel, speeds) + LATE_S
-
-
-def _fresh_bytes(kernel: Kernel) -> int:
-    """Return the host memory that parking the kernel takes and that its processes do not have yet."""
-    size = sum(kernel.resident_bytes.values())
-    copied = size if kernel.park_copies_bytes is None else min(max(kernel.park_copies_bytes, 0), size)
-    return max(copied - max(kernel.host.retained_bytes, kernel.host.lot_bytes), 0)
 
 
 def resume_s(kernel: Kernel, speeds: Speeds) -> float:

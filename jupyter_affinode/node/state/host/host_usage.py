@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ....settings.policy import MIB, Settings
 from ...link.connection import Connection
-from ...model.snapshot import HostUse, Kernel, Residency
+from ...model.snapshot import SLAB_BYTES, HostUse, Kernel, Residency
 from ...policy.resources.host_memory import LEAST_BYTES
 from ...protocol.page import Depth, State
 from ...protocol.wire import MOVE_BUDGET_SHIFT, CommandKind, HelloFlag, Reply, Status
@@ -20,7 +20,6 @@ from .lots import Borrower, LotStock
 TRIM_TAKES_S = 2.0  # memory that a kernel was told to release is counted on for that long
 TRIM_AGAIN_S = 10.0  # until the same kernel is asked for more
 TRIM_UNHEARD_S = 60.0  # a kernel that did not release what it was asked for is not asked for that long
-SLAB_BYTES = 32 * MIB  # the unit in which shims take host memory
 # With what the driver keeps beside it once it is registered (shim/src/host/slab_populate.c).
 SLAB_TAKES_BYTES = SLAB_BYTES + SLAB_BYTES // 256
 TRIMS_IN = (State.RESIDENT, State.PARKED, State.QUEUED)
@@ -111,16 +110,15 @@ def parks_take_bytes(kernels: Iterable[KernelRecord]) -> int:
     for each in kernels:
         takes += reading_bytes(each)
         if each.move is not None and each.move.parks:
-            takes += min(each.host.budget_bytes or 0, _lacks_itself(each))
+            most = sum(max(each.resident_bytes - _ready_bytes(each), 0) for each in _holders(each))
+            takes += min(each.host.budget_bytes or 0, most)
     return takes
 
 
-def _lacks_itself(kernel: KernelRecord) -> int:
-    in_part = kernel.move is not None and kernel.move.in_part  # what it has is full of what is parked
-    return sum(
-        max(each.resident_bytes - (0 if in_part else max(each.data.kept_bytes, each.data.lot_bytes)), 0)
-        for each in _holders(kernel)
-    )
+def _ready_bytes(process: Process, held: int = 0) -> int:
+    """Return what a process has for its park: what it retains, or empty lots, `held` bytes of them lent just now."""
+    data = process.data
+    return max(data.kept_bytes, max(data.lot_bytes, held) - data.copy_bytes)
 
 
 def _may_spill(kernel: KernelRecord, now: float) -> dict[str, int]:
@@ -269,9 +267,8 @@ def _borrower(process: Process, connection: Connection) -> Borrower:
 
 def make_room_beside_lots(kernel: KernelRecord, budget_bytes: int, stock: LotStock, host: HostMemory) -> None:
     """Free unused lots so that there is room for what the kernel's park probably takes beside its lots."""
-    takes = sum(
-        may_take_anew(kernel, process) - stock.held_bytes(process.key) for process in _holders(kernel)
-    )
+    held = stock.held_bytes
+    takes = sum(may_take_anew(kernel, process, held(process.key)) for process in _holders(kernel))
     takes = min(takes, budget_bytes)
     if takes > 0:
         stock.make_room(takes, host)
@@ -285,12 +282,8 @@ def promised_bytes(kernels: Iterable[Kernel]) -> int:
     for each in kernels:
         takes += each.host.reading_bytes
         if each.host.budget_bytes is not None:
-            takes += min(each.host.budget_bytes, _lacks_for_all(each)) + each.host.awaits_bytes
+            takes += each.takes_within(each.host.budget_bytes) + each.host.awaits_bytes
     return takes
-
-
-def _lacks_for_all(kernel: Kernel) -> int:
-    return max(kernel.movable_bytes - max(kernel.host.retained_bytes, kernel.host.lot_bytes), 0)
 
 
 def soon_wanted_bytes(kernels: Iterable[Kernel], settings: Settings, most_bytes: int) -> int:
@@ -308,21 +301,12 @@ def soon_wanted_bytes(kernels: Iterable[Kernel], settings: Settings, most_bytes:
     )
     wanted = 0
     for kernel in (each for each in idle if each.is_parkable and not each.is_opted_out):
-        takes = park_takes_bytes(kernel)
+        takes = kernel.takes_bytes
         if kernel.may_hand_over:  # it begins with what there is
             takes = min(takes, most_bytes)
         if LEAST_BYTES <= takes <= most_bytes:
             wanted += takes
     return wanted
-
-
-def park_takes_bytes(kernel: Kernel) -> int:
-    """Return the host memory that parking the kernel takes beside what it has for that already."""
-    takes = kernel.host.park_takes_bytes
-    wants = kernel.movable_bytes if takes is None else min(kernel.movable_bytes, takes)
-    if kernel.host.lots_most_bytes is not None:
-        wants = min(wants, kernel.host.lots_most_bytes)
-    return max(wants - max(kernel.host.retained_bytes, kernel.host.lot_bytes), 0)
 
 
 def learn_from_park(kernel: KernelRecord, replies: Mapping[int, Reply]) -> bool:
@@ -414,10 +398,12 @@ def _holders(kernel: KernelRecord) -> list[Process]:
     return [process for process in kernel.processes.values() if process.resident_bytes]
 
 
-def may_take_anew(kernel: KernelRecord, process: Process) -> int:
-    """Return what a park of the process probably takes beside what it retains; at least a byte."""
+def may_take_anew(kernel: KernelRecord, process: Process, held: int = 0) -> int:
+    """Return what a park of the process probably takes beside what it has for that (`Kernel.takes_bytes`); at least a
+    byte.
+    """
     takes = kernel.host.short.get(process.key) or _takes(process) or process.resident_bytes
-    return max(takes - process.data.kept_bytes, 1)
+    return max(takes - _ready_bytes(process, held), 1)
 
 
 def _takes(process: Process) -> int | None:

@@ -8,10 +8,10 @@ import pytest
 from snapshots import NEEDED, NOW, A, busy, node, parked, resident
 
 from jupyter_affinode.node.model.actions import DropCaches, MakeLots, Park, RefusePark, Resume, Spill, Trim
-from jupyter_affinode.node.model.snapshot import Host, HostUse, Reservation, Residency
+from jupyter_affinode.node.model.snapshot import SLACK_BYTES, Host, HostUse, Reservation, Residency
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.reclaim.exchange import room_to_begin
-from jupyter_affinode.node.policy.resources.host_memory import SLACK_BYTES, begins_with
+from jupyter_affinode.node.policy.resources.host_memory import begins_with
 from jupyter_affinode.settings.policy import GIB, MIB
 
 RESERVE = GIB  # with its margin, in these settings

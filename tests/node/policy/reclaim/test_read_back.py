@@ -8,9 +8,9 @@ import pytest
 from snapshots import NEEDED, NOW, node, parked, resident
 
 from jupyter_affinode.node.model.actions import Park, ReadBack, RefusePark, Spill
-from jupyter_affinode.node.model.snapshot import Host, HostUse
+from jupyter_affinode.node.model.snapshot import SLACK_BYTES, Host, HostUse
 from jupyter_affinode.node.policy.decide import decide
-from jupyter_affinode.node.policy.resources.host_memory import SLACK_BYTES, begins_with
+from jupyter_affinode.node.policy.resources.host_memory import begins_with
 from jupyter_affinode.node.policy.scheduling_pass.plan import READ_AT_ONCE_BYTES
 from jupyter_affinode.settings.policy import GIB, MIB
 

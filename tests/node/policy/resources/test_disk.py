@@ -14,13 +14,19 @@ from short_host import sharer, thinking
 from snapshots import IDLE, NOW, A
 
 from jupyter_affinode.node.model.actions import GrantRoom, Park, RefusePark, Spill, Trim
-from jupyter_affinode.node.model.snapshot import Host, HostUse, Kernel, Residency, RoomRequest
+from jupyter_affinode.node.model.snapshot import (
+    SLAB_BYTES,
+    SLACK_BYTES,
+    Host,
+    HostUse,
+    Kernel,
+    Residency,
+    RoomRequest,
+)
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.resources.disk import DiskRoom
 from jupyter_affinode.node.policy.resources.host_memory import (
     LEAST_BYTES,
-    SLAB_BYTES,
-    SLACK_BYTES,
     with_margin,
 )
 from jupyter_affinode.settings.policy import GIB

@@ -8,9 +8,9 @@ import snapshots
 from snapshots import IDLE, NOW, A
 
 from jupyter_affinode.node.model.actions import DropCaches, GiveLots, MakeLots, Park, RefusePark, Trim
-from jupyter_affinode.node.model.snapshot import Host, HostUse
+from jupyter_affinode.node.model.snapshot import SLACK_BYTES, Host, HostUse
 from jupyter_affinode.node.policy.decide import decide
-from jupyter_affinode.node.policy.resources.host_memory import MARGIN_PART, SLACK_BYTES, with_margin
+from jupyter_affinode.node.policy.resources.host_memory import MARGIN_PART, with_margin
 from jupyter_affinode.settings.policy import GIB, MIB, Settings
 
 RESERVE = IDLE.host_reserve_bytes
@@ -202,6 +202,13 @@ def test_where_even_all_lots_are_less_than_the_reserve_no_park_takes_one():
     assert isinstance(action, RefusePark)
     (action,) = decide(NOW, node(resident("k", 64 * MIB), available=1 * GIB, lot_bytes=512 * MIB), IDLE)
     assert isinstance(action, Park) and action.lot_bytes == 64 * MIB
+
+
+def test_lots_that_a_kernel_was_lent_a_moment_ago_are_room_for_its_own_park():
+    """Its page does not show them yet, and the park was refused."""
+    lent = resident("k", use=replace(FRUGAL, lot_bytes=4 * GIB))
+    (action,) = decide(NOW, node(lent, available=1 * GIB), IDLE)
+    assert isinstance(action, Park) and (action.budget_bytes, action.lot_bytes) == (0, 0)
 
 
 def test_lots_are_not_given_twice_in_one_pass():

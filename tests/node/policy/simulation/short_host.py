@@ -14,11 +14,10 @@ from functools import partial
 from scenes import NEVER_S, Actor, SameMoves, Scene, SceneKernel
 
 from jupyter_affinode.node.model.actions import Action, Park, Trim
-from jupyter_affinode.node.model.snapshot import Host, Residency
+from jupyter_affinode.node.model.snapshot import SLAB_BYTES, Host, Residency
 from jupyter_affinode.node.policy.resources.host_memory import (
     CGROUP_RESERVE,
     MARGIN_PART,
-    SLAB_BYTES,
     begins_with,
     with_margin,
 )
