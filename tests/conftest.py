@@ -34,7 +34,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background by a shell. What is ignored stays so in programs that tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # as for servers, see live_server.RUN
 pytest_plugins = ["pytest_jupyter.jupyter_server"]
 
 with contextlib.suppress(ImportError):  # the oldest promised releases are tested without it

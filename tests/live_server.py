@@ -32,14 +32,11 @@ UNUSED = {
     "notebook_shim": False,
     "jupyter_server_terminals": False,
 }
-# Checks of internationalised links in JSON schemas, which do not occur here, are two thirds of a server's start:
-# jsonschema does without the package where it is not installed.
 # On SIGUSR2 a server says what its threads do, also where its loop is blocked, and what its tasks wait for.
 RUN = """
 import asyncio, faulthandler, runpy, signal, sys
 signal.signal(signal.SIGUSR2, lambda *_: [task.print_stack() for task in asyncio.all_tasks()])
 faulthandler.register(signal.SIGUSR2, chain=True)
-sys.modules["rfc3987_syntax"] = None
 sys.argv[:] = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """

@@ -178,6 +178,7 @@ COMMANDS: dict[str, Command] = {
     "make test": not_run(CI, "make help | grep 'make test '"),
     "pytest tests/node": not_run(CI, "pytest tests/node --collect-only --quiet --quiet"),
     "make test-all": not_run(LONG, "make help | grep 'make test-all '"),
+    "make test-apart": not_run(CI, "make help | grep 'make test-apart '"),
     "make test-oldest": not_run(LONG, "make --dry-run test-oldest"),
     "make test-oldest-lab": not_run(LONG, "make --dry-run test-oldest-lab"),
     "make -C shim test TEST_STRIDE=1 TEST_ROUNDS=10": not_run(

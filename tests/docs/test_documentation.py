@@ -7,15 +7,11 @@ import itertools
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePath
-from typing import Any
 
 import jupyterhub.app
 import pytest
-import yaml
 from clean_place import FENCE, REPOSITORY, blocks
 from jupyterhub.auth import Authenticator
 from jupyterhub.spawner import LocalProcessSpawner
@@ -96,33 +92,6 @@ def test_there_are_commands_to_look_at():
         "grant",
         "systemd-unit",
     } <= names
-
-
-def values_of(command: str) -> dict[str, Any]:
-    """Return the values that a line of Helm's sets."""
-    values: dict[str, Any] = {}
-    words = shlex.split(command)
-    for option, text in itertools.pairwise(words):
-        if option in ("--set", "--set-file"):
-            path, _, value = text.partition("=")
-            *folders, last = (name.replace("\\.", ".") for name in re.split(r"(?<!\\)\.", path))
-            where = functools.reduce(lambda inner, name: inner.setdefault(name, {}), folders, values)
-            where[last] = value.strip("{}").split(",") if value.startswith("{") else yaml.safe_load(value)
-    return values
-
-
-def test_helm_takes_the_values_that_are_set():
-    helm = pytest.importorskip("helm_python")
-    first, *later = (command for command in COMMANDS if command.startswith("helm upgrade"))
-    installed = values_of(first)
-    key = installed["grants"]["publicKeys"]
-    assert key == {"hub-1.pem": "hub-1.pem"}
-    key["hub-1.pem"] = "-----BEGIN PUBLIC KEY-----\n"
-    with helm.Chart.load(ROOT / "hub_spawner" / "chart") as chart:
-        for values in (installed, *(installed | values_of(command) for command in later)):
-            assert chart.render(values, name="affinode", namespace="affinode")
-        with pytest.raises(helm.HelmValuesError):
-            chart.render(installed | {"parkedGiB": 1}, name="affinode", namespace="affinode")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -239,19 +208,3 @@ def test_no_page_tells_to_install_what_is_not_released():
         if re.search(r"pip install (-\S+ )*jupyter[-_]affinode\b", path.read_text())
     ]
     assert found == []
-
-
-def test_it_builds_without_a_warning(tmp_path):
-    build = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "--quiet",
-        "--fail-on-warning",
-        "--keep-going",
-        ROOT / "docs",
-        tmp_path,
-    ]
-    done = subprocess.run(build, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "hub" / "index.html").exists()
