@@ -31,10 +31,9 @@ def asked(scene, uid=ATTACKER):
     "way",
     [
         "silent",
-        "done",
         *(
             pytest.param(way, marks=pytest.mark.long)
-            for way in ("busy", "wanting", "failing", "staying", "leaving")
+            for way in ("done", "busy", "wanting", "failing", "staying", "leaving")
         ),
     ],
 )
@@ -48,9 +47,8 @@ def test_no_kernel_is_chosen_for_what_its_page_alone_says_that_it_has(two_kernel
     assert asked(scene, HONEST) >= 3
 
 
-@pytest.mark.parametrize(
-    "way", ["silent", *(pytest.param(w, marks=pytest.mark.long) for w in ("done", "staying"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["silent", "done", "staying"])
 def test_a_little_memory_does_not_bear_out_what_many_claim(two_kernels, way):
     """The program has 100 MiB. One of its kernels may be asked now and then, as its user's back-off allows."""
     scene, programs = two_kernels

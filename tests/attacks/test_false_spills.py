@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from scene import ATTACKER, HONEST, scene_on
 
+LONG = pytest.mark.long  # each fills and writes GPU memory
 MIB = 1 << 20
 DAILY = 1024 * MIB
 SHORT = 1 << 50  # a reserve that no machine has: whatever is parked goes to disk
@@ -92,7 +93,9 @@ def spilled(scene):
     return re.findall(rf"uid-{ATTACKER}/(\S+) goes to disk", scene.machine.controller_log())
 
 
-@pytest.mark.parametrize("how", ["written", "revoked", "mute", "mute-renewed"])
+@pytest.mark.parametrize(
+    "how", ["mute", *(pytest.param(how, marks=LONG) for how in ("written", "revoked", "mute-renewed"))]
+)
 def test_kernels_that_have_no_host_memory_are_not_waited_for(spilling_scene, how, wait_until):
     """Nor asked: together they have far less than one of them claims."""
     scene = spilling_scene
@@ -109,7 +112,13 @@ def told_bytes(scene):
     return [int(size) * MIB for size in re.findall(rf"uid-{ATTACKER}/\S+ goes to disk \((\d+) MiB\)", log)]
 
 
-@pytest.mark.parametrize("how", ["real-revoked-renewed", "real-mute-renewed", "real-written-renewed"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "real-mute-renewed",
+        *(pytest.param(how, marks=LONG) for how in ("real-revoked-renewed", "real-written-renewed")),
+    ],
+)
 def test_a_user_whose_spills_come_to_nothing_is_not_asked_again_and_again(spilling_scene, how, wait_until):
     """By whatever other kernels."""
     scene = spilling_scene

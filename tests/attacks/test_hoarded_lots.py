@@ -34,6 +34,7 @@ def test_many_links_of_one_process_are_lent_what_one_is(stocked_scene, wait_unti
         wait_until(lambda: lots(scene)["ready_bytes"] >= STOCK - LOT)
 
 
+@pytest.mark.long
 def test_what_an_earlier_controller_lent_is_counted_until_it_is_free(stocked_scene, wait_until):
     scene = stocked_scene
     wait_until(lambda: lots(scene)["ready_bytes"] == STOCK)

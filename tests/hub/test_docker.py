@@ -54,6 +54,7 @@ def engine():
         docker.close()
 
 
+@pytest.mark.long
 def test_a_container_gets_gpu_socket_shim_and_grant(native, engine, wait_until):
     machine, docker = engine
     key, _ = make_hub_keys(machine.folder)

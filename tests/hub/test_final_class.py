@@ -58,8 +58,8 @@ def started(tmp_path):
     ("later", "arguments", "name"),
     [
         pytest.param(LATER_CLASS, (), "SiteSpawner", id="class"),
-        pytest.param("load_subconfig('later.py')", (), SIMPLE, id="subconfig"),
-        pytest.param("", ("--JupyterHub.spawner_class=simple",), SIMPLE, id="command-line"),
+        pytest.param("load_subconfig('later.py')", (), SIMPLE, id="subconfig", marks=long),
+        pytest.param("", ("--JupyterHub.spawner_class=simple",), SIMPLE, id="command-line", marks=long),
         pytest.param("", (), "LocalProcessSpawner", id="default", marks=long),
         pytest.param("c.JupyterHub.spawner_class = 'simple'", (), SIMPLE, id="entry-point", marks=long),
         pytest.param(f"c.JupyterHub.spawner_class = {PATH!r}", (), SIMPLE, id="path", marks=long),
@@ -78,6 +78,7 @@ def test_a_class_that_is_set_after_enable_gets_the_policy(started, tmp_path, lat
     assert printed[0].split()[1:] == [name, "True", "True"], printed
 
 
+@pytest.mark.long
 def test_what_cannot_work_is_said_of_the_class_that_is_set_later(started):
     config = "c = get_config()\n" + ENABLE + LATER_CLASS + "c.SiteSpawner.isolate_devices = True\n"
     status, _, log = started(config)
@@ -94,7 +95,7 @@ def test_what_cannot_work_is_said_of_the_class_that_is_set_later(started):
         ("", (), True),
         pytest.param("c.JupyterHub.cleanup_servers = False", (), False, marks=long),
         pytest.param("c.JupyterHub.cleanup_servers = True", (), False, marks=long),  # the site has decided so
-        ("", ("--JupyterHub.cleanup_servers=False",), False),
+        pytest.param("", ("--JupyterHub.cleanup_servers=False",), False, marks=long),
     ],
 )
 def test_a_hub_whose_end_ends_servers_says_so(started, said, arguments, warned):
@@ -109,7 +110,7 @@ def test_a_hub_whose_end_ends_servers_says_so(started, said, arguments, warned):
         ("batchspawner.SlurmSpawner", "", True),
         pytest.param("batchspawner.SlurmSpawner", "c.Spawner.gpu_room_at = 'nowhere'", False, marks=long),
         pytest.param("dockerspawner.SwarmSpawner", "", True, marks=long),
-        ("dockerspawner.SystemUserSpawner", "", False),
+        pytest.param("dockerspawner.SystemUserSpawner", "", False, marks=long),
         pytest.param("simple", "", False, marks=long),
     ],
 )

@@ -34,6 +34,7 @@ def on_gpu(machine, kernel):
 @pytest.mark.parametrize(
     "keeps_proxy", [False, pytest.param(True, marks=pytest.mark.long)], ids=["", "proxy-stays"]
 )
+@pytest.mark.long
 def test_a_kernel_and_its_gpu_memory_outlive_a_restart_of_the_hub(native, wait_until, version, keeps_proxy):
     with new_machine() as machine:
         open_to_everyone(machine)

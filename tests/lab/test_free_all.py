@@ -10,6 +10,8 @@ import recorded
 from playwright.sync_api import expect
 from recorded_page import RecordedPanel
 
+pytestmark = pytest.mark.long  # labextension/test/freeing.test.ts has what is offered and said
+
 
 def resident(page, notebook):
     return page.row(notebook).and_(page.panel.locator("[data-residency='resident']"))

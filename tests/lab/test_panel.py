@@ -18,10 +18,11 @@ from recorded_page import RecordedPanel
 
 import jupyter_affinode
 
+pytestmark = pytest.mark.long  # labextension/test has the panel without a browser
+
 ASKS = re.compile(r"/affinode/api/status(\?|$)")
 
 
-@pytest.mark.long
 def test_without_the_server_part_the_panel_says_how_to_get_it(machine, lab, open_lab):
     lab("--ServerApp.jpserver_extensions", "jupyter_affinode=False")
     page = open_lab()
@@ -41,7 +42,6 @@ def gateway(machine):
     made.stop()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("how", ["Switched off", "Your kernels run on another machine"])
 def test_a_server_that_follows_no_kernel_says_why_and_no_alert(gateway, lab, open_lab, how):
     switched_off = "--AffinodeExtension.enabled=False"
@@ -60,7 +60,6 @@ def test_a_server_that_follows_no_kernel_says_why_and_no_alert(gateway, lab, ope
     expect(notebook.chip()).to_have_count(0)
 
 
-@pytest.mark.long
 def test_a_page_of_another_version_than_the_server_offers_to_reload(page, open_lab):
     page = open_lab(at=page.server)
 
@@ -82,7 +81,6 @@ def test_a_page_of_another_version_than_the_server_offers_to_reload(page, open_l
     expect(page.panel.get_by_role("alert")).to_have_count(0)
 
 
-@pytest.mark.long
 def test_before_the_first_answer_the_panel_says_that_it_looks(page, open_lab):
     page = open_lab(at=page.server)
     page.page.goto("about:blank")  # so that only the new page asks
@@ -97,7 +95,6 @@ def test_before_the_first_answer_the_panel_says_that_it_looks(page, open_lab):
     expect(page.panel).not_to_contain_text("Looking…")
 
 
-@pytest.mark.long
 def test_a_user_who_may_only_look_is_told_so_and_changes_nothing(gpu_machine, server, lab, open_lab):
     server.allow("read")
     lab()
@@ -137,7 +134,6 @@ def test_a_user_who_may_only_look_is_told_so_and_changes_nothing(gpu_machine, se
     is_told()
 
 
-@pytest.mark.long
 def test_a_machine_without_a_gpu_is_told_how_to_try_it(native, machine, lab, open_lab):
     lab()
     page = open_lab()
@@ -164,7 +160,6 @@ def test_a_lost_controller_is_told_and_the_panel_comes_back_with_the_next_one(pa
     expect(page.panel.get_by_role("alert")).to_have_count(0)
 
 
-@pytest.mark.long
 def test_a_kernel_of_another_server_is_shown_without_its_name(page, other_server):
     page.show_panel()
     other = other_server.start_kernel(path="secret.ipynb")
@@ -304,7 +299,6 @@ def test_kernels_are_found_by_name_by_server_and_by_section(page):
     expect(names).to_have_text(shown)
 
 
-@pytest.mark.long
 def test_a_hidden_panel_asks_nothing_and_still_the_chip_follows(page, open_lab):
     page = open_lab(clock=True, at=page.server)
     notebook = page.open_notebook("hidden.ipynb", lab_cells.allocate(150))
@@ -327,7 +321,6 @@ def test_a_hidden_panel_asks_nothing_and_still_the_chip_follows(page, open_lab):
     expect(notebook.chip()).to_have_text("GPU freed")  # told by an event
 
 
-@pytest.mark.long
 def test_cuda_calls_are_asked_for_only_while_they_are_seen_and_the_server_answers(page, open_lab):
     done = page.server.machine.work / "launched"
     page = open_lab(clock=True, at=page.server)
@@ -403,7 +396,6 @@ def test_everything_in_a_row_can_be_reached_and_used_by_keyboard(page):
     expect(page.page.locator(".lm-TabBar-tab.lm-mod-current").filter(has_text="typed.ipynb")).to_be_visible()
 
 
-@pytest.mark.long
 def test_the_palette_has_the_commands(page):
     notebook = page.open_notebook("called.ipynb", lab_cells.allocate(100))
     notebook.run_cell(0)
@@ -437,7 +429,6 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.long
 def test_unmanaged_and_stuck_kernels_are_named_and_stuck_ones_can_be_ended(page):
     """Nothing here gets stuck by itself: the page is told so, and the controller refuses to end what is healthy."""
     driver = Path(jupyter_affinode.__file__).parent / "lib" / "libaffinode-sim-cuda.so"

@@ -51,7 +51,6 @@ def test_what_one_browser_does_the_other_shows(page, open_lab):
     expect(notebook.chip()).to_have_text("On the GPU: 64 MiB")
 
 
-@pytest.mark.long
 def test_a_cell_that_waits_outlives_the_controller_and_the_page_says_so(page):
     machine = page.server.machine
     done = machine.work / "outlived"

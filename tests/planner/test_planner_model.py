@@ -38,8 +38,12 @@ WAYS = {
     "computing in turns": replace(QUICK, max_computing_per_gpu=1, when_full="time_slice", time_slice_s=20.0),
 }
 
+IN_CI = ("idle", "time_slice", "computing in turns")
 
-@pytest.mark.parametrize("way", WAYS)
+
+@pytest.mark.parametrize(
+    "way", [way if way in IN_CI else pytest.param(way, marks=pytest.mark.long) for way in WAYS]
+)
 def test_memory_is_never_over_capacity_and_every_cell_comes_to_its_end(way):
     """The replay itself raises ModelBroken otherwise, after every event."""
     for seed in range(12):
@@ -56,6 +60,7 @@ def test_memory_is_never_over_capacity_and_every_cell_comes_to_its_end(way):
             assert not outcome.losses
 
 
+@pytest.mark.long
 def test_who_has_just_begun_to_pause_leaves_where_all_pauses_are_short(monkeypatch):
     """Ten kernels of 20 GiB on a GPU for six: fewer come back for nothing, and waits are shorter."""
     chance = random.Random(7)

@@ -71,7 +71,7 @@ def test_the_cell_magic_runs_its_body_with_the_gpu_given_back(gpu_server, become
     assert kernel.run("%%gpu_park\nprint(block.checksum() == before)").text.endswith("True\n")
 
 
-@pytest.mark.parametrize("asks", ["the cell", "the command line"])
+@pytest.mark.parametrize("asks", ["the cell", pytest.param("the command line", marks=pytest.mark.long)])
 def test_a_cell_that_began_before_a_park_is_no_reason_to_bring_it_back(gpu_server, becomes, wait_until, asks):
     """Its server sees the cell begin only after the park."""
     kernel = gpu_kernel(gpu_server)

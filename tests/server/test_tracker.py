@@ -118,6 +118,7 @@ kernel.session.send = lose_the_end
 """
 
 
+@pytest.mark.long
 async def test_a_flood_of_outputs_with_a_stalled_reader_leaves_nothing_open(tracked, monkeypatch):
     """The loop does not read while the kernel floods, and the cell's end is lost: one question finds out.
 

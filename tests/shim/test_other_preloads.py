@@ -71,7 +71,7 @@ def end_of(gpu: Machine, command: list[Path], preloads: str, limit: int) -> Ende
     return Ended(ran.returncode, ran.stdout + ran.stderr)
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", [pytest.param("before", marks=pytest.mark.long), "after"])
 @pytest.mark.parametrize("kind", LIMITERS)
 def test_a_limit_holds_as_it_does_without_the_shim(gpu: Machine, kind: str, order: str) -> None:
     """A refusal comes at once: there is no room to wait for."""

@@ -44,6 +44,7 @@ def test_only_the_drivers_own_functions_are_exported(native):
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+@pytest.mark.long
 def test_many_threads_under_the_thread_sanitizer(machine, native, tmp_path):
     asked = subprocess.run(["gcc", "-print-file-name=libtsan.so"], check=True, capture_output=True, text=True)
     if not Path(asked.stdout.strip()).is_absolute():  # gcc answers with the bare name when it has none

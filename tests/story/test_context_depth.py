@@ -104,6 +104,7 @@ def test_a_stranger_that_fills_the_gpu_meanwhile_keeps_the_kernel_parked_and_not
     s.ok(kernel, REAP)
 
 
+@pytest.mark.long
 def test_beside_a_stranger_the_context_stays_and_the_reason_is_told(stage):
     s = stage(**DEEP)
     kernel = s.kernel()

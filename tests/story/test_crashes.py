@@ -59,7 +59,7 @@ def test_after_a_controllers_death_the_next_one_knows_every_kernel(crashing, res
         assert s.ok(kernel, "gpu.check('a')") == "True"
 
 
-@pytest.mark.parametrize("residency", ["parking", "resuming"])
+@pytest.mark.parametrize("residency", ["resuming", pytest.param("parking", marks=long)])
 def test_a_controller_killed_in_the_middle_of_a_move_loses_nothing(stage, residency):
     s = stage(**SMALL, copy_rate="5MiB")  # so that a move lasts five seconds
     kernel = s.kernel()

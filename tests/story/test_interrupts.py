@@ -66,7 +66,7 @@ def interrupt(s, kernel) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        pytest.param(MAIN, id="main thread"),
+        pytest.param(MAIN, id="main thread", marks=pytest.mark.long),
         pytest.param(WORKER, id="worker thread", marks=pytest.mark.long),
         pytest.param(GIL, id="holding the GIL"),
     ],

@@ -133,6 +133,7 @@ def test_a_call_to_the_ready_process_while_the_other_still_copies_does_not_wait(
     assert g.tell("gpu.check('b')") == "True"
 
 
+@pytest.mark.long
 def test_a_child_that_is_killed_while_both_are_parked_does_not_hold_up_its_parent(group):
     g = group()
     g.stage.park(g.kernel)

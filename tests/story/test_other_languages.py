@@ -16,7 +16,7 @@ HANDLE = '-DHANDLE=dlopen("libcuda.so.1", RTLD_NOW)'
 CC = os.environ.get("CC", "cc")
 
 
-@pytest.mark.parametrize("how", ["linked", "dlsym"])
+@pytest.mark.parametrize("how", ["linked", pytest.param("dlsym", marks=pytest.mark.long)])
 def test_a_c_program_of_a_bash_kernel_is_tracked_and_parked_the_same_way(stage, native, how):
     s = stage(**SMALL)
     program = s.machine.folder / "small"

@@ -9,6 +9,7 @@ import pytest
 from story_stage import SMALL
 
 
+@pytest.mark.long
 def test_three_kernels_worth_two_and_a_half_gpus_all_finish(stage):
     s = stage(**SMALL, idle_timeout_s=0.3)
     kernels = [s.kernel(f"n{i}.ipynb") for i in range(3)]

@@ -71,7 +71,7 @@ class Passage(socketserver.BaseRequestHandler):
                         other[one].sendall(data)
 
 
-@pytest.fixture(scope="module", params=["own", "everyone"])
+@pytest.fixture(scope="module", params=["everyone", pytest.param("own", marks=pytest.mark.long)])
 def api(request):
     """A controller with some kernels: (URL, its machine)."""
     with tempfile.TemporaryDirectory(prefix="aff-", dir="/tmp") as folder:
@@ -164,7 +164,7 @@ def test_every_number_of_every_request_is_bounded():
         assert {"minimum", "maximum"} <= number.keys(), where
 
 
-@pytest.mark.parametrize("sign", ["", "-"])
+@pytest.mark.parametrize("sign", ["", pytest.param("-", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("method", "path", "name"),
     [

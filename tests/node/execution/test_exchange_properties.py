@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from drawn import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from model_node import SETTINGS, Clock, Machine
@@ -163,7 +164,7 @@ class Exchanges(Story):
 
 
 @given(st.lists(st.integers(10, 95), min_size=2, max_size=4), st.data())
-@stories(100, derandomize=True)
+@stories(examples(100), derandomize=True)
 def test_whatever_happens_no_kernel_is_stuck_and_nothing_stays_reserved(virtual_time, sizes, data):
     """Processes come and go, controllers are killed between any two messages, copies fail, calls come at any moment."""
     machine = begun(virtual_time, *sizes)

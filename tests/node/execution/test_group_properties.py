@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+from drawn import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from model_node import Clock, Machine
@@ -61,7 +62,7 @@ def check_at_rest(machine: Machine) -> None:
 
 @pytest.mark.long
 @given(st.data())
-@stories(60)
+@stories(examples(60))
 def test_in_any_order_the_processes_of_a_kernel_move_as_often_as_each_other(virtual_time, data):
     """With no process lost and no patience over: each park and resume was that of all processes, or of none."""
     machine = begun(virtual_time, data)
@@ -75,7 +76,7 @@ def test_in_any_order_the_processes_of_a_kernel_move_as_often_as_each_other(virt
 
 
 @given(st.data())
-@stories(100)
+@stories(examples(100))
 def test_whatever_happens_the_processes_of_a_kernel_agree_in_the_end(virtual_time, data):
     """Processes come and go, controllers are killed between any two messages, calls come at any moment."""
     machine = begun(virtual_time, data)

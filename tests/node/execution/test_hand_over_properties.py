@@ -6,6 +6,7 @@ There is one GPU for two kernels, and host memory for the others with two window
 from __future__ import annotations
 
 import pytest
+from drawn import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from model_node import SETTINGS, Clock
@@ -143,7 +144,7 @@ class HandOvers(Story):
 
 
 @given(st.integers(3, 5), st.data())
-@stories(60, derandomize=True)
+@stories(examples(60), derandomize=True)
 def test_whatever_happens_no_kernel_is_stuck_and_no_reserve_is_touched(virtual_time, count, data):
     """Processes end, controllers are killed between any two messages, copies fail, calls come at any moment."""
     machine = begun(virtual_time, count)

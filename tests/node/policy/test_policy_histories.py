@@ -10,6 +10,7 @@ import os
 import random
 
 import pytest
+from drawn import examples
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from scenes import START
@@ -20,7 +21,7 @@ from jupyter_affinode.node.model.snapshot import Residency
 from jupyter_affinode.node.policy.queue import overtaking_s
 from jupyter_affinode.settings.policy import MIB, Settings
 
-HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", "15"))
+HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", examples(15)))
 TOTAL = 100 * MIB
 BASE = Settings(
     idle_timeout_s=3.0,

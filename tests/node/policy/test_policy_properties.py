@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from drawn import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from late_figures import GPU, LateFigures, grower
@@ -132,7 +133,7 @@ RESERVES = st.sampled_from([0, 300 * MIB, None])
 
 
 @given(nodes(), POLICIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_never_two_actions_for_one_kernel_and_none_for_one_under_way(node, policy):
     actions = decide(NOW, node, policy)
     ids = [action.kernel_id for action in actions]
@@ -142,7 +143,7 @@ def test_never_two_actions_for_one_kernel_and_none_for_one_under_way(node, polic
 
 
 @given(nodes(), POLICIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_a_kernel_that_is_to_come_in_waits_and_nothing_else_is_decided_for_it(node, policy):
     actions = decide(NOW, node, policy)
     ids = {action.kernel_id for action in actions}
@@ -156,7 +157,7 @@ def test_a_kernel_that_is_to_come_in_waits_and_nothing_else_is_decided_for_it(no
 
 
 @given(nodes(), POLICIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_what_is_given_is_there(node, policy):
     """All that one pass gives fits into what is free and not reserved."""
     given_bytes = 0
@@ -170,7 +171,7 @@ def test_what_is_given_is_there(node, policy):
 
 
 @given(nodes())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_no_kernel_is_parked_without_need(node):
     """With the default, a park has been asked for, or a kernel waits, or memory is low."""
     parked = {action.kernel_id for action in decide(NOW, node, QUICK) if isinstance(action, Park)}
@@ -180,7 +181,7 @@ def test_no_kernel_is_parked_without_need(node):
 
 
 @given(nodes(), POLICIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_only_eligible_or_blocked_kernels_are_parked_unasked(node, policy):
     for action in decide(NOW, node, policy):
         if isinstance(action, Park):
@@ -201,7 +202,7 @@ def test_only_eligible_or_blocked_kernels_are_parked_unasked(node, policy):
 
 
 @given(nodes(), POLICIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_the_queue_is_served_first_come_first(node, policy):
     """Every waiter before one that is served is served too, under way, held back by a failure, or never fits."""
     places = {  # a kernel has one for each of its allocations
@@ -238,7 +239,7 @@ def test_the_queue_is_served_first_come_first(node, policy):
 
 
 @given(nodes(), POLICIES, RESERVES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_parks_of_one_pass_take_no_host_memory_that_is_reserved_or_taken(node, policy, reserve):
     """What they may take anew together, all that is under way beside them, and the reserve fit; lots that no kernel
     is lent can be freed.
@@ -262,7 +263,7 @@ def test_parks_of_one_pass_take_no_host_memory_that_is_reserved_or_taken(node, p
 
 
 @given(nodes(), POLICIES, RESERVES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_no_retained_copy_is_trimmed_without_need(node, policy, reserve):
     """The machine or a cgroup is under its reserve, or a kernel that may be parked does not fit beside it."""
     policy = policy.changed(host_reserve_bytes=reserve)
@@ -283,7 +284,7 @@ def test_no_retained_copy_is_trimmed_without_need(node, policy, reserve):
 
 
 @given(nodes())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_with_host_memory_for_all_no_retained_copy_is_trimmed(node):
     roomy = replace(node, host=Host(1 << 50, total_bytes=1 << 51))
     assert not any(isinstance(action, Trim) for action in decide(NOW, roomy, QUICK))
@@ -297,7 +298,7 @@ def test_with_host_memory_for_all_no_retained_copy_is_trimmed(node):
     ),
     st.sampled_from([QUICK, EAGER]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_every_kernel_finishes_in_time_without_out_of_memory(scripts, policy):
     """Kernels that each fit alone, together far more than the GPU: all finish, in a bounded time."""
     made = [

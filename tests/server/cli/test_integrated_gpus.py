@@ -17,7 +17,7 @@ def integrated(native, machine):
     return machine
 
 
-@pytest.mark.parametrize("depth", ["memory", "context"])
+@pytest.mark.parametrize("depth", ["memory", pytest.param("context", marks=pytest.mark.long)])
 def test_a_kernel_on_an_integrated_gpu_is_shown_and_never_parked(integrated, wait_until, depth):
     machine = integrated
     machine.start_controller("--park-when=idle", "--idle-timeout=1", "--settle=0.1")

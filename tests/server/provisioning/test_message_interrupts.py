@@ -45,7 +45,7 @@ def crowded(native, here, kernelspec, wait_until, factory, monkeypatch):
         manager.context.destroy(linger=0)
 
 
-@pytest.mark.parametrize("name", ["by-message", "not-python"])
+@pytest.mark.parametrize("name", ["by-message", pytest.param("not-python", marks=pytest.mark.long)])
 def test_an_interrupt_by_message_ends_the_wait_of_a_kernel_without_a_server(crowded, wait_until, name):
     machine, start, crowd = crowded
     manager, client = start(name)

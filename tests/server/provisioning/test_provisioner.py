@@ -16,7 +16,8 @@ from live_server import ENDLESS, exists
 from jupyter_affinode import environment
 from jupyter_affinode.provisioning import preload as launch_environment
 
-PROVISIONERS = ["local-provisioner", "affinode-provisioner"]
+# With the local one tests show what ours is compared with.
+PROVISIONERS = [pytest.param("local-provisioner", marks=pytest.mark.long), "affinode-provisioner"]
 WAITING = f"print('on', flush=True)\n{ENDLESS}"
 
 
@@ -216,7 +217,7 @@ class TestWithAController:
             controller.send_signal(signal.SIGCONT)
         wait_until(lambda: f"cancel {manager.kernel_id}" in here.controller_log())
 
-    @pytest.mark.parametrize("state", ["stopped", "killed"])
+    @pytest.mark.parametrize("state", ["stopped", pytest.param("killed", marks=pytest.mark.long)])
     async def test_one_that_does_not_answer_delays_nothing(
         self, native, here, kernel_manager, ready_client, state
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from drawn import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from model_node import SETTINGS, Machine
@@ -15,7 +16,7 @@ from jupyter_affinode.node.protocol.page import Depth, State
 from jupyter_affinode.settings.policy import GIB
 
 TOTALS = {"GPU-0": 12 * GIB, "GPU-1": 12 * GIB}
-EXAMPLES = int(os.environ.get("AFFINODE_HISTORIES", "8"))
+EXAMPLES = int(os.environ.get("AFFINODE_HISTORIES", examples(8)))
 DEEP = SETTINGS.changed(depth="context", low_watermark=0.0)
 
 

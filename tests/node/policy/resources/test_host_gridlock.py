@@ -129,7 +129,8 @@ def twenty(others):
     return machine
 
 
-@pytest.mark.parametrize("others", [14, pytest.param(37, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("others", [14, 37])
 def test_twenty_kernels_of_twenty_gib_on_two_gpus_all_get_their_turns(others):
     """`others`: what twenty processes have of host memory for themselves, and so much more that one swap just fits."""
     machine = twenty(others)

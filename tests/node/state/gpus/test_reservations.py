@@ -93,7 +93,13 @@ def gives_up_late(rivals, kernel_id, number):
     rivals.live = live
 
 
-@pytest.mark.parametrize("answer", [says_nothing, resumes_for_ever, gives_up_late])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        says_nothing,
+        *(pytest.param(each, marks=pytest.mark.long) for each in (resumes_for_ever, gives_up_late)),
+    ],
+)
 @pytest.mark.parametrize(
     "used_by", [pytest.param(None, id="containers", marks=pytest.mark.long), pytest.param({}, id="pids")]
 )

@@ -189,6 +189,7 @@ def test_what_a_kernel_keeps_is_given_back_when_memory_is_short(kernel_with, mem
     assert is_right(kernel)
 
 
+@pytest.mark.long
 def test_its_own_kept_memory_is_room_enough_for_the_next_park(kernel_with, memory, wait_until):
     kernel = kernel_with("Block(64, seed=7)")
     assert park(kernel)[0] == 200
@@ -247,6 +248,7 @@ def test_a_kernel_soon_to_be_eligible_has_its_lots_ready_before(kernel_with, lot
     assert is_right(kernel)
 
 
+@pytest.mark.long
 def test_lots_that_a_park_left_empty_come_back_at_once(kernel_with, lots, wait_until):
     kernel = kernel_with(ZEROS)
     assert park(kernel)[0] == 200
@@ -254,6 +256,7 @@ def test_lots_that_a_park_left_empty_come_back_at_once(kernel_with, lots, wait_u
     assert is_right(kernel)
 
 
+@pytest.mark.long
 def test_lots_of_a_kernel_that_ends_come_back(kernel_with, lots, wait_until):
     kernel = kernel_with("Block(50, seed=9)")
     assert park(kernel)[0] == 200
@@ -312,6 +315,7 @@ def test_with_the_days_bytes_written_a_park_is_refused_as_without_a_disk(kernel_
     assert is_right(first) and is_right(second)
 
 
+@pytest.mark.long
 def test_where_the_folder_is_no_good_a_park_is_refused_and_nothing_is_lost(
     kernel_with, memory, policy, disk, host
 ):
