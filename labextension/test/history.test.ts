@@ -122,21 +122,70 @@ test('the window moves on, and does not grow with time or with events', () => {
   assert.deepStrictEqual(later(past(lane('b', [0, 'none'])), SINCE + 611).gpus[0].lanes, []);
 });
 
+/** What stands at a place: the lane, and how many seconds after the beginning its stretch began. */
+function shownAt(shown: IPast, place: ReturnType<typeof moved>): [string, number] | null {
+  const there = place ? found(shown, place) : null;
+  return there && [there.lane.kernel_id, there.span.from - SINCE];
+}
+
+/** What these keys lead to, one after the other. */
+function walked(shown: IPast, ...keys: string[]): ReturnType<typeof moved> {
+  return keys.reduce<ReturnType<typeof moved>>((at, key) => moved(shown, at ?? null, key), null);
+}
+
 test('keys go from stretch to stretch, and from lane to lane at the same time', () => {
   const shown = past(A, lane('b', [0, 'resident'], [300, 'parked', 'idle']));
-  const walk = (...keys: string[]) =>
-    keys.reduce<ReturnType<typeof moved>>((place, key) => moved(shown, place ?? null, key), null);
-  assert.deepStrictEqual(walk('ArrowDown'), { gpu: 0, lane: 0, span: 3 });
-  assert.deepStrictEqual(walk('ArrowDown', 'ArrowLeft', 'ArrowLeft'), { gpu: 0, lane: 0, span: 1 });
-  assert.deepStrictEqual(walk('ArrowDown', 'Home', 'ArrowLeft'), { gpu: 0, lane: 0, span: 0 });
-  assert.deepStrictEqual(walk('ArrowDown', 'Home', 'ArrowDown'), { gpu: 0, lane: 1, span: 0 });
-  assert.deepStrictEqual(walk('ArrowDown', 'ArrowDown', 'ArrowDown'), { gpu: 0, lane: 1, span: 1 });
-  assert.strictEqual(walk('ArrowDown', 'Escape'), null);
+  const walk = (...keys: string[]) => shownAt(shown, walked(shown, ...keys));
+  assert.deepStrictEqual(walk('ArrowDown'), ['a', 410]);
+  assert.deepStrictEqual(walk('ArrowDown', 'ArrowLeft', 'ArrowLeft'), ['a', 100]);
+  assert.deepStrictEqual(walk('ArrowDown', 'Home', 'ArrowLeft'), ['a', 0]);
+  assert.deepStrictEqual(walk('ArrowDown', 'Home', 'End', 'ArrowRight'), ['a', 410]);
+  assert.deepStrictEqual(walk('ArrowDown', 'Home', 'ArrowDown'), ['b', 0]);
+  assert.deepStrictEqual(walk('ArrowDown', 'ArrowDown', 'ArrowDown'), ['b', 300]);
+  assert.strictEqual(walked(shown, 'ArrowDown', 'Escape'), null);
   assert.strictEqual(moved(shown, null, 'Escape'), undefined, 'it leaves the panel');
   assert.strictEqual(moved(past(), null, 'ArrowDown'), undefined);
-  assert.deepStrictEqual(pointed(shown, '0 1', SINCE + 350), { gpu: 0, lane: 1, span: 1 });
+  assert.deepStrictEqual(shownAt(shown, pointed(shown, '0 1', SINCE + 350)), ['b', 300]);
   assert.strictEqual(pointed(shown, 'others', SINCE + 350), null);
-  assert.strictEqual(found(shown, { gpu: 0, lane: 5, span: 0 }), null);
+  assert.strictEqual(found(shown, { gpu: 'GPU-1', kernel: 'c', at: SINCE }), null);
+});
+
+test('a lane that ended long ago does not take the keyboard away from the present', () => {
+  const ended = lane('ended', [0, 'resident'], [50, 'none']);
+  const late = lane('late', [200, 'resident']);
+  const shown = past(ended, A, late);
+  assert.deepStrictEqual(shownAt(shown, walked(shown, 'ArrowDown')), ['ended', 0]);
+  assert.deepStrictEqual(shownAt(shown, walked(shown, 'ArrowDown', 'ArrowDown')), ['a', 410]);
+  const before = ['ArrowDown', 'ArrowDown', 'Home', 'ArrowDown', 'ArrowUp'];
+  assert.deepStrictEqual(shownAt(shown, walked(shown, ...before)), ['a', 0], 'it goes back');
+});
+
+test('what is looked at stays the same while lanes and stretches come and go', () => {
+  const ended = lane('ended', [0, 'resident'], [5, 'none']);
+  const other = { ...past(ended).gpus[0], uuid: 'GPU-0' };
+  let shown = past(ended, A);
+  const place = walked(shown, 'ArrowDown', 'ArrowDown', 'ArrowLeft', 'ArrowLeft');
+  const now = walked(shown, 'ArrowDown', 'ArrowDown');
+  shown = later(shown, SINCE + 650);
+  shown = followed(
+    shown,
+    'a',
+    kernel({ residency: 'parked', gpus: ON_GPU, reason_code: 'idle' }),
+    SINCE + 650
+  );
+  shown = { ...shown, gpus: [other, ...shown.gpus] };
+  assert.deepStrictEqual(
+    shown.gpus[1].lanes.map(each => each.kernel_id),
+    ['a']
+  );
+  assert.deepStrictEqual(shownAt(shown, place), ['a', 100]);
+  assert.deepStrictEqual(shownAt(shown, now), ['a', 410]);
+  shown = later(shown, SINCE + 900);
+  assert.deepStrictEqual(
+    shownAt(shown, place),
+    ['a', shown.since - SINCE],
+    'as far back as it goes'
+  );
 });
 
 test('a stretch says when and why', () => {

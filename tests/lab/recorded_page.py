@@ -83,11 +83,13 @@ class RecordedPanel:
         route.fulfill(json=recorded.past(self.answer, time.time(), seconds=seconds, changes=self.changes))
 
     def open_past(self) -> Locator:
-        """Open the last hour; its section."""
+        """Open the last hour, also where a test before looked at another time in this page; its section."""
         section = self.root.locator(".jp-affinode-history")
-        heading = section.get_by_role("button", name="The last hour")
+        heading = section.locator("#jp-affinode-section-past")
         if heading.get_attribute("aria-expanded") == "false":
             heading.click()
+        section.get_by_role("button", name="1 h", exact=True).click()
+        expect(heading).to_have_text("The last hour")
         expect(section.get_by_role("application")).to_be_visible()
         return section
 

@@ -154,8 +154,10 @@ def test_two_thousand_events_of_thirty_kernels_are_drawn_quickly(panel):
     assert min(times) < DRAWN_MS
 
 
-@pytest.mark.long
 def test_a_real_notebook_that_is_freed_and_comes_back_is_seen_without_another_request(page):
+    ended = page.open_notebook("ended.ipynb", lab_cells.allocate(32))
+    assert "allocated" in ended.run_cell(0)
+    page.clear_up()
     notebook = page.open_notebook("lane.ipynb", lab_cells.allocate(32), lab_cells.READ)
     assert "allocated" in notebook.run_cell(0)
     page.show_panel()
@@ -175,6 +177,7 @@ def test_a_real_notebook_that_is_freed_and_comes_back_is_seen_without_another_re
     page.show_panel()
     expect(lane.locator(".jp-mod-resident")).to_have_attribute("d", re.compile("M.*M"))
     section.get_by_role("application").focus()
+    expect(section.locator("[data-lane='0 0']")).not_to_contain_text("lane.ipynb")
     for _ in range(section.locator("[data-lane]").count()):  # those of kernels that have ended come first
         page.page.keyboard.press("ArrowDown")
     expect(readout(section)).to_contain_text("lane.ipynb")
@@ -182,7 +185,6 @@ def test_a_real_notebook_that_is_freed_and_comes_back_is_seen_without_another_re
     assert asked == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_panel_with_its_last_hour_fits_into_a_picture(sized, theme):
     """The picture of README: a notebook, and beside it the machine now and an hour back."""

@@ -5,7 +5,7 @@ import { gpuName } from '../memory';
 import { axisText, laneTitle, spanText, stateName } from '../words';
 import { Figures, Others } from './Figures';
 import { ILane, IPast, IPastGpu, ISpan, SHOWN, spans } from './past';
-import { found, IPlace, moved, pointed } from './places';
+import { found, IPlace, moved, pointed, stretchAt } from './places';
 
 const BAR_HEIGHT = 10;
 const AXIS_HEIGHT = 16;
@@ -65,7 +65,7 @@ export default function Picture(props: { past: IPast; trans: TranslationBundle }
           gpu={gpu}
           number={index}
           past={past}
-          place={place?.gpu === index ? place : null}
+          place={place?.gpu === gpu.uuid ? place : null}
           trans={trans}
           width={width}
           x={x}
@@ -161,9 +161,9 @@ const GpuPicture = React.memo(
         {gpu.lanes.map((lane, index) => (
           <LanePicture
             key={lane.kernel_id}
+            at={place?.kernel === lane.kernel_id ? place.at : null}
             id={`${number} ${index}`}
             lane={lane}
-            span={place?.lane === index ? place.span : null}
             trans={trans}
             until={past.until}
             x={x}
@@ -179,18 +179,18 @@ const GpuPicture = React.memo(
 /** A kernel's lane: a path for each state, however many changes there are. */
 const LanePicture = React.memo(
   (props: {
+    at: number | null;
     id: string;
     lane: ILane;
-    span: number | null;
     trans: TranslationBundle;
     until: number;
     x: Time;
   }): JSX.Element => {
-    const { id, lane, trans, until, x } = props;
+    const { at, id, lane, trans, until, x } = props;
     const all = React.useMemo(() => spans(lane, until), [lane, until]);
     const paths = React.useMemo(() => pathsOf(all, x), [all, x]);
     const name = laneTitle(lane, trans);
-    const shown = props.span === null ? undefined : all[props.span];
+    const shown = at === null ? undefined : all[stretchAt(all, at)];
     return (
       <div className="jp-affinode-lane" data-lane={id}>
         <span className="jp-affinode-laneName" title={lane.path ?? name}>
