@@ -106,9 +106,18 @@ class Lane:
 class Past:
     """What the ledger says of a window, with what was not written yet and what is so now."""
 
-    def __init__(self, path: Path, window: Window, unwritten: Sequence[Batch], present: Iterable[Present]):
+    def __init__(
+        self,
+        path: Path,
+        window: Window,
+        unwritten: Sequence[Batch],
+        present: Iterable[Present],
+        *,
+        with_samples: bool = True,
+    ):
         """Read. Raises ReportRefused."""
         self.window = window
+        self._with_samples = with_samples
         self._present = {each.kernel_id: each for each in present}
         try:
             with reading(path) as connection:
@@ -133,7 +142,7 @@ class Past:
 
     def _changes(self, kernel: KernelRow) -> list[Change]:
         """Return a kernel's changes in order, from its beginning or the last move before the window."""
-        events = self._events.get(kernel.kernel_id, [])
+        events = self.moves_and_waits.get(kernel.kernel_id, [])
         first_gpus = next(
             (_split(each.from_gpu or each.gpus or each.gpu) for each in events if each.kind != "wait"), None
         )
@@ -153,9 +162,9 @@ class Past:
 
     def _read(self, connection: sqlite3.Connection, unwritten: Sequence[Batch]) -> None:
         self.users: dict[str, str] = dict(connection.execute("SELECT user, name FROM users").fetchall())
-        self.samples = self._read_samples(connection, unwritten)
+        self.samples = self._read_samples(connection, unwritten) if self._with_samples else {}
         self.kernels = self._read_kernels(connection, unwritten)
-        self._events = self._read_events(connection, unwritten)
+        self.moves_and_waits = self._read_events(connection, unwritten)
 
     def _read_samples(
         self, connection: sqlite3.Connection, unwritten: Sequence[Batch]

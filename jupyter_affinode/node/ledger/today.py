@@ -1,17 +1,16 @@
 """What each user's kernels freed since midnight, local time: parks, and GPU seconds without their memory.
 
-A running sum, updated as kernels are parked and resumed. The part of the day before this controller is read from the
-ledger once, at the start. What the ledger does not show, as of a kernel that ended while it was parked, is not counted.
+A running sum, updated as kernels are parked and resumed. The part of the day before this controller is what the
+ledger says of the kernels' past, read once at the start.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,11 @@ from ..state.observer import MoveEnded, Observer
 from ..state.records.kernel import KernelRecord
 from ..state.records.ownership import owner_of
 from ..state.registry import NodeState
-from .store import open_for_reading
+from .past import Lane, Past, Window
+from .report import ReportRefused
 
 LOOK_EVERY_S = 1.0
 READ_TIMEOUT_S = 60.0
-EVENTS = (
-    "SELECT kernel_id, user, kind, at FROM events"
-    " WHERE at >= ? AND at < ? AND kind IN ('park', 'resume') AND outcome = 'ok' ORDER BY at, id"
-)
-
-Event = tuple[str, str, str, float]  # kernel, user, "park" or "resume", seconds since the epoch
 
 
 @dataclass
@@ -59,6 +53,7 @@ class Today(Observer):
         self._day = self._today()
         self._sums: dict[str, Freed] = {}
         self._away: dict[str, Away] = {}  # by kernel
+        self._in_ledger_until: dict[str, float] = {}  # by kernel, seconds since 1970
         self._is_complete = False  # the day before this controller is in the sums
         self._looked_at = 0.0
 
@@ -67,10 +62,13 @@ class Today(Observer):
         midnight, until = self._midnight(), self._wall()
         try:
             if ledger is not None:
-                events = await on_own_thread(
-                    lambda: _events(ledger, midnight, until), timeout_s=READ_TIMEOUT_S
+                past = await on_own_thread(
+                    lambda: Past(ledger, Window(midnight, until), (), (), with_samples=False),
+                    timeout_s=READ_TIMEOUT_S,
                 )
-                self._add(events, midnight)
+                self._add(past)
+        except ReportRefused:
+            pass  # of a ledger that cannot be read the day has nothing
         finally:
             self._is_complete = True
 
@@ -95,7 +93,7 @@ class Today(Observer):
 
     def looked(self, now: float, queue: Sequence[Waiter]) -> None:
         """Note which kernels have been parked or resumed since the last look."""
-        if now - self._looked_at < LOOK_EVERY_S:
+        if not self._is_complete or now - self._looked_at < LOOK_EVERY_S:
             return
         self._looked_at = now
         self._begin_day()
@@ -105,7 +103,9 @@ class Today(Observer):
         for kernel_id in parked.keys() - self._away.keys():
             kernel = parked[kernel_id]
             moments = [process.parked_at for process in kernel.processes.values() if process.parked_at]
-            self._away[kernel_id] = Away(owner_of(kernel), _gpus_left(kernel), max(moments, default=now))
+            since_ledger = now - (self._wall() - self._in_ledger_until.get(kernel_id, 0.0))
+            since = max(since_ledger, *moments) if moments else now
+            self._away[kernel_id] = Away(owner_of(kernel), _gpus_left(kernel), since)
 
     # ---- days
 
@@ -129,16 +129,14 @@ class Today(Observer):
         """Return the last midnight on the monotonic clock."""
         return now - (self._wall() - self._midnight())
 
-    def _add(self, events: Iterable[Event], midnight: float) -> None:
-        """Count parks, and the time parked before now: a kernel that only was resumed today had been parked before."""
-        parked: dict[str, float] = {}
-        for kernel_id, user, kind, at in events:
-            freed = self._sums.setdefault(user, Freed())
-            if kind == "park":
-                freed.parks += 1
-                parked[kernel_id] = at
-            else:
-                freed.gpu_s += max(at - parked.pop(kernel_id, midnight), 0.0)
+    def _add(self, past: Past) -> None:
+        """Add what the ledger has. A kernel that lives on is in it until it was last seen."""
+        self._in_ledger_until = {kernel_id: kernel.seen for kernel_id, kernel in past.kernels.items()}
+        for event in (each for events in past.moves_and_waits.values() for each in events):
+            if event.kind == "park" and past.window.since <= event.at < past.window.until:
+                self._sums.setdefault(event.user, Freed()).parks += 1
+        for lane in (each for lanes in past.lanes().values() for each in lanes):
+            self._sums.setdefault(lane.kernel.user, Freed()).gpu_s += _parked_s(lane)
 
 
 def _gpus_left(kernel: KernelRecord) -> int:
@@ -148,8 +146,10 @@ def _gpus_left(kernel: KernelRecord) -> int:
     return sum(gpu.parked_bytes > 0 for gpu in kernel.by_gpu().values())
 
 
-def _events(path: Path, midnight: float, until: float) -> list[Event]:
-    """Read the parks and resumes since midnight; none from a ledger that cannot be read."""
-    with contextlib.suppress(OSError, sqlite3.Error), contextlib.closing(open_for_reading(path)) as ledger:
-        return [tuple(row) for row in ledger.execute(EVENTS, (midnight, until))]
-    return []
+def _parked_s(lane: Lane) -> float:
+    """Return for how long a GPU was without a kernel's memory: while it was parked, and while it then waited."""
+    total, is_parked = 0.0, False
+    for change, following in pairwise(lane.changes):
+        is_parked = change.state is Residency.PARKED or (is_parked and change.state is Residency.QUEUED)
+        total += following.at - change.at if is_parked else 0.0
+    return total

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+from types import SimpleNamespace
 
 from fake_shim import MIB
 
-from jupyter_affinode.node.ledger.store import Batch, EventRow, LedgerStore
+from jupyter_affinode.node.ledger import today
+from jupyter_affinode.node.ledger.store import Batch, EventRow, KernelRow, LedgerStore
 from jupyter_affinode.node.ledger.today import Away, Today
 from jupyter_affinode.node.metrics.history_options import HistoryOptions
 from jupyter_affinode.node.model.reasons import Cause
@@ -57,24 +59,71 @@ def test_a_day_begins_at_midnight_also_for_a_kernel_that_is_parked():
     assert day.of() == {"freed_gpu_s": HOUR, "parks": 0}
 
 
-def test_the_day_before_a_controllers_start_is_read_from_the_ledger(tmp_path):
-    path = tmp_path / "ledger.sqlite"
+def write(path, kernels, events):
+    """Write a ledger; moments in hours before noon."""
     store = LedgerStore(path)
-    rows = [
-        EventRow(NOON - 20 * HOUR, "park", "k", "uid-1"),  # yesterday
-        EventRow(NOON - 10 * HOUR, "resume", "k", "uid-1"),  # at 2 o'clock
-        EventRow(NOON - 5 * HOUR, "park", "k", "uid-1"),
-        EventRow(NOON - 4 * HOUR, "park", "other", "uid-2"),
-        EventRow(NOON - 3 * HOUR, "park", "k", "uid-1", outcome="busy"),
-        EventRow(NOON - 2 * HOUR, "resume", "k", "uid-1"),
-        EventRow(NOON + HOUR, "park", "k", "uid-1"),  # this controller's own
+    rows = {
+        name: KernelRow(name, user, NOON - began * HOUR, NOON - seen * HOUR, ended, False, gpus=gpus)
+        for name, user, began, seen, ended, gpus in kernels
+    }
+    moves = [
+        EventRow(NOON - before * HOUR, kind, name, user, outcome=outcome, gpus=rows[name].gpus)
+        for before, kind, name, user, outcome in events
     ]
-    store.write(Batch(at=NOON, events=rows))
+    store.write(Batch(at=NOON, events=moves, kernels=rows))
     store.close()
-    day = Day()
+
+
+def test_the_day_before_a_controllers_start_is_read_from_the_ledger(tmp_path):
+    path, day = tmp_path / "ledger.sqlite", Day()
+    write(
+        path,
+        [("k", "uid-1", 30, 0, None, "GPU-1"), ("other", "uid-2", 6, 3, NOON - 3 * HOUR, "GPU-1,GPU-2")],
+        [
+            (20, "park", "k", "uid-1", "ok"),  # yesterday
+            (10, "resume", "k", "uid-1", "ok"),  # at 2 o'clock
+            (5, "park", "k", "uid-1", "ok"),
+            (4, "park", "other", "uid-2", "ok"),
+            (3, "park", "k", "uid-1", "busy"),
+            (2, "resume", "k", "uid-1", "ok"),
+            (-1, "park", "k", "uid-1", "ok"),  # this controller's own
+        ],
+    )
     asyncio.run(day.today.restore(path))
     assert day.of() == {"freed_gpu_s": 2 * HOUR + 3 * HOUR, "parks": 1}
-    assert day.of("uid-2") == {"freed_gpu_s": 0, "parks": 1}
+    assert day.of("uid-2") == {"freed_gpu_s": 2 * HOUR, "parks": 1}  # an hour on two GPUs, then it ended
+
+
+def test_a_kernel_that_ended_while_it_was_freed_counts_until_its_end(tmp_path):
+    path, day = tmp_path / "ledger.sqlite", Day()
+    write(
+        path,
+        [
+            ("ended", "uid-1", 9, 5, NOON - 5 * HOUR, "GPU-1"),
+            ("since yesterday", "uid-1", 30, 9, NOON - 9 * HOUR, "GPU-1"),
+            ("unseen", "uid-1", 9, 1, None, "GPU-1"),  # no controller was there when it ended
+        ],
+        [
+            (7, "park", "ended", "uid-1", "ok"),
+            (20, "park", "since yesterday", "uid-1", "ok"),
+            (2, "park", "unseen", "uid-1", "ok"),
+        ],
+    )
+    asyncio.run(day.today.restore(path))
+    assert day.of() == {"freed_gpu_s": (2 + 3 + 1) * HOUR, "parks": 2}
+
+
+def test_a_kernel_that_is_still_freed_after_a_restart_counts_once(tmp_path, monkeypatch):
+    path, day = tmp_path / "ledger.sqlite", Day()
+    write(path, [("k", "uid-1", 9, 1, None, "GPU-1")], [(2, "park", "k", "uid-1", "ok")])
+    asyncio.run(day.today.restore(path))
+    kernel = day.state.kernel("k", 0.0)
+    kernel.account.owner = "uid-1"
+    kernel.processes[1] = SimpleNamespace(parked_at=-2 * HOUR)
+    monkeypatch.setattr(today, "_gpus_left", lambda kernel: len(kernel.processes))
+    day.now = 2.0
+    day.today.looked(day.now, [])
+    assert day.of() == {"freed_gpu_s": 2 * HOUR + 2, "parks": 1}
 
 
 def test_a_ledger_that_cannot_be_read_takes_nothing_from_the_day(tmp_path):
@@ -91,3 +140,19 @@ def test_the_api_tells_what_was_given_back(node, shim, wait_until, machine):
     running.ask("POST", "/kernels/k/park", {"wait": True})
     wait_until(lambda: (running.node()["today"] or {}).get("parks") == 1)
     wait_until(lambda: running.node()["today"]["freed_gpu_s"] >= 1)
+
+
+def test_a_controller_that_starts_anew_knows_what_an_ended_kernel_gave_back(node, shim, wait_until, machine):
+    history = HistoryOptions(ledger=machine.socket.with_name("ledger.sqlite"))
+    running = node(history=history)
+    ended = shim("k", resident=300 * MIB)
+    running.ask("POST", "/kernels/k/park", {"wait": True})
+    wait_until(lambda: (running.node()["today"] or {}).get("freed_gpu_s", 0) >= 2)
+    ended.close()
+    wait_until(lambda: not running.kernels())
+    given_back = running.node()["today"]
+    node.stop()
+    running = node(history=history)
+    wait_until(lambda: running.node()["today"])
+    assert running.node()["today"]["parks"] == 1
+    assert abs(running.node()["today"]["freed_gpu_s"] - given_back["freed_gpu_s"]) <= 1
