@@ -1,9 +1,9 @@
 import * as assert from 'node:assert';
 import { test } from 'node:test';
 import { done } from '../src/panel/howFar';
-import { folders, inPlace, isOpenAtFirst, isProblem, SectionId, sections } from '../src/panel/rows';
+import { inPlace, isOpenAtFirst, isProblem, SectionId, sections } from '../src/panel/rows';
 import { IKernel, IProcess } from '../src/status';
-import { doneText } from '../src/words';
+import { doneText, folders } from '../src/words';
 import { kernel, trans } from './examples';
 
 const ALL = { text: '', here: false };
@@ -58,18 +58,19 @@ test('the filter looks at names and folders, and "here" leaves out all other ser
 });
 
 test('notebooks of one name are told apart by as much of their folders as is needed', () => {
-  const kernels = [
-    kernel({ id: 'a', path: 'one/x/train.ipynb' }),
-    kernel({ id: 'b', path: 'two/x/train.ipynb' }),
-    kernel({ id: 'c', path: 'notes.ipynb' }),
-    kernel({ id: 'd', path: 'eval.ipynb' }),
-    kernel({ id: 'e', path: 'old/eval.ipynb' })
+  const paths = [
+    'one/x/train.ipynb',
+    'two/x/train.ipynb',
+    'notes.ipynb',
+    'notes.ipynb',
+    'eval.ipynb',
+    'old/eval.ipynb'
   ];
-  assert.deepStrictEqual(Object.fromEntries(folders(kernels, trans)), {
-    a: 'one/x',
-    b: 'two/x',
-    d: '/',
-    e: 'old'
+  assert.deepStrictEqual(Object.fromEntries(folders(paths)), {
+    'one/x/train.ipynb': 'one/x/',
+    'two/x/train.ipynb': 'two/x/',
+    'eval.ipynb': '/',
+    'old/eval.ipynb': 'old/'
   });
 });
 

@@ -109,14 +109,14 @@ window.affinodeLooks = (() => {
       }
       for (const shape of root.querySelectorAll('svg :is(path, rect, circle, polygon, polyline, line)')) {
         const style = getComputedStyle(shape);
-        if (!isSeen(shape.closest('svg').parentElement) || /spark(Base|Area)/i.test(shape.getAttribute('class') ?? '')) {
+        if (!isSeen(shape.closest('svg').parentElement) || /sparkBase|Area|-grid/.test(shape.getAttribute('class') ?? '')) {
           continue; // the line says what the area below it repeats
         }
-        for (const color of [style.fill, style.stroke]) {
-          if (color !== 'none' && rgba(color)[3] > 0) {
-            found.push(pair('graphic', shape.closest('svg').parentElement, color, background(shape.closest('svg'))));
-          }
-        }
+        // An edge in the background's colour sets what is filled apart from what lies below.
+        const drawn = [style.fill, style.stroke]
+          .filter(color => color !== 'none' && rgba(color)[3] > 0)
+          .map(color => pair('graphic', shape.closest('svg').parentElement, color, background(shape.closest('svg'))));
+        found.push(...drawn.sort((one, other) => other.ratio - one.ratio).slice(0, 1));
       }
       for (const drawn of root.querySelectorAll(
         '.jp-affinode-swatch, .jp-affinode-segment:not(.jp-mod-free), .jp-affinode-switch, .jp-affinode-switch > span, .jp-affinode-progress > div'

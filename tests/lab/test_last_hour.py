@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 
+import contrast
 import lab_cells
 import pytest
 import recorded
 from playwright.sync_api import expect
 from recorded_page import THEMES, Looks, RecordedPanel
+from test_looks import ZOOMED
 from test_pictures import AXE, VIOLATIONS
 
 HISTORY = ".jp-affinode-history"
@@ -96,27 +98,71 @@ def test_the_past_is_asked_for_once_and_not_while_it_is_not_seen(panel, section)
     assert len(asked) == 1, asked  # the second time, since what happened meanwhile was missed
 
 
+def machines():
+    """Machines whose last hour is looked at, by name."""
+    return {
+        "few": recorded.states()["resident"],
+        "many": recorded.busy_machine(),
+        "others": recorded.states()["administered"],
+    }
+
+
+def looked_at(panel, looks, name, width=None):
+    """Open the last hour and take a picture of all of it; what is wrong with it."""
+    page = panel.lab.page
+    size = page.viewport_size
+    page.set_viewport_size({**size, "height": 2400})
+    if width is not None:
+        panel.widen(width)
+    section = panel.open_past()
+    section.get_by_role("application").focus()
+    page.keyboard.press("ArrowDown")
+    expect(section.locator(".jp-affinode-cursor")).to_have_count(1)
+    section.screenshot(path=panel.lab.screenshots / f"past-{name}.png", animations="disabled")
+    wrong = [*page.evaluate(VIOLATIONS, HISTORY), *looks.troubles(HISTORY)]
+    wrong += [str(pair) for pair in contrast.too_weak(looks.pairs(HISTORY))]
+    section.locator("#jp-affinode-section-past").click()
+    page.set_viewport_size(size)
+    return wrong
+
+
 @pytest.mark.parametrize("theme", THEMES)
-def test_the_last_hour_is_accessible_in_every_theme_and_at_250_pixels(panel, theme):
-    lab = panel.lab
-    lab.theme(THEMES[theme])
-    lab.page.add_script_tag(path=AXE)
-    looks, found = Looks(lab), {}
-    for name, answer in (
-        ("few", recorded.states()["resident"]),
-        ("many", recorded.busy_machine()),
-        ("others", recorded.states()["administered"]),
-    ):
+def test_the_last_hour_is_accessible_in_every_theme_and_at_250_pixels(sized, theme):
+    panel = RecordedPanel(sized)
+    sized.theme(THEMES[theme])
+    sized.page.add_script_tag(path=AXE)
+    looks, found = Looks(sized), {}
+    for name, answer in machines().items():
         panel.show(answer)
         for width in (250, 520):
-            panel.widen(width)
-            section = panel.open_past()
-            section.scroll_into_view_if_needed()
-            section.screenshot(path=lab.screenshots / f"past-{name}-{width}-{theme}.png")
-            found[name, width] = [*lab.page.evaluate(VIOLATIONS, HISTORY), *looks.troubles(HISTORY)]
-        section.get_by_role("button", name="The last hour").click()
-    lab.theme(THEMES["light"])
-    lab.page.unroute_all()
+            found[name, width] = looked_at(panel, looks, f"{name}-{width}-{theme}", width)
+    sized.theme(THEMES["light"])
+    assert found == {name: [] for name in found}
+
+
+@pytest.mark.parametrize("system", ["light", "dark"])
+def test_the_last_hour_is_seen_where_the_system_forces_its_colours(sized, system):
+    panel = RecordedPanel(sized)
+    sized.theme(THEMES["dark" if system == "light" else "light"])
+    sized.page.add_script_tag(path=AXE)
+    looks, found = Looks(sized), {}
+    sized.page.emulate_media(forced_colors="active", color_scheme=system)
+    for name, answer in machines().items():
+        panel.show(answer)
+        found[name] = looked_at(panel, looks, f"{name}-forced-{system}")
+    sized.page.emulate_media(forced_colors="none", color_scheme="light")
+    sized.theme(THEMES["light"])
+    assert found == {name: [] for name in found}
+
+
+def test_the_last_hour_of_a_page_at_400_percent_cuts_nothing_off(sized):
+    panel = RecordedPanel(sized)
+    sized.page.add_script_tag(path=AXE)
+    looks, found = Looks(sized), {}
+    sized.page.set_viewport_size(ZOOMED)
+    for name, answer in machines().items():
+        panel.show(answer)
+        found[name] = looked_at(panel, looks, f"{name}-zoomed")
     assert found == {name: [] for name in found}
 
 

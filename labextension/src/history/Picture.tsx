@@ -2,7 +2,7 @@ import { TranslationBundle } from '@jupyterlab/translation';
 import { scaleTime, ScaleTime } from 'd3-scale';
 import * as React from 'react';
 import { gpuName } from '../memory';
-import { axisText, laneTitle, spanText, stateName } from '../words';
+import { axisText, folders, laneTitle, spanText, stateName } from '../words';
 import { Figures, Others } from './Figures';
 import { ILane, IPast, IPastGpu, ISpan, SHOWN, spans } from './past';
 import { found, IPlace, moved, pointed, stretchAt } from './places';
@@ -12,6 +12,8 @@ const AXIS_HEIGHT = 16;
 /** Marks closer than this, in pixels, would hide each other: the keyboard and the pointer still find each. */
 const MARK_GAP = 7;
 const LABEL_WIDTH = 72;
+/** Half of a moment's width under an axis: a tick that is closer to an edge has none. */
+const HALF_LABEL = 25;
 
 type Time = ScaleTime<number, number>;
 
@@ -29,6 +31,7 @@ export default function Picture(props: { past: IPast; trans: TranslationBundle }
         .range([0, width]),
     [past, width]
   );
+  const named = React.useMemo(() => foldersOf(past), [past]);
   const at = place && found(past, place);
   return (
     <div
@@ -59,10 +62,11 @@ export default function Picture(props: { past: IPast; trans: TranslationBundle }
       onBlur={() => setPlace(null)}
     >
       <Legend trans={trans} />
-      {past.gpus.map((gpu, index) => (
+      {past.gpus.slice(0, width === 0 ? 1 : undefined).map((gpu, index) => (
         <GpuPicture
           key={gpu.uuid}
           gpu={gpu}
+          named={named}
           number={index}
           past={past}
           place={place?.gpu === gpu.uuid ? place : null}
@@ -83,8 +87,12 @@ export default function Picture(props: { past: IPast; trans: TranslationBundle }
           </span>
         ) : (
           <>
-            <b>{laneTitle(at.lane, trans)}</b>{' '}
-            {past.gpus.length > 1 && trans.__('on GPU %1', at.gpu.index)}{' '}
+            <b>
+              {named.get(at.lane.path ?? '')}
+              {laneTitle(at.lane, trans)}
+            </b>
+            {past.gpus.length > 1 && trans.__(', GPU %1', at.gpu.index)}
+            {': '}
             {spanText(at.span, past.until, trans)}
           </>
         )}
@@ -93,9 +101,15 @@ export default function Picture(props: { past: IPast; trans: TranslationBundle }
   );
 }
 
-/** The width that the lanes have. */
+/** The folders that tell the lanes' notebooks apart; a notebook whose kernel was ended has several lanes. */
+function foldersOf(past: IPast): ReadonlyMap<string, string> {
+  const paths = past.gpus.flatMap(gpu => gpu.lanes.map(lane => lane.path));
+  return folders(paths.filter(path => path !== null));
+}
+
+/** The width that the lanes have; 0 before it was measured. */
 function useWidth(root: React.RefObject<HTMLElement>): number {
-  const [width, setWidth] = React.useState(200);
+  const [width, setWidth] = React.useState(0);
   React.useLayoutEffect(() => {
     const node = root.current;
     if (!node) {
@@ -145,6 +159,7 @@ function Legend(props: { trans: TranslationBundle }): JSX.Element {
 const GpuPicture = React.memo(
   (props: {
     gpu: IPastGpu;
+    named: ReadonlyMap<string, string>;
     number: number;
     past: IPast;
     place: IPlace | null;
@@ -152,7 +167,7 @@ const GpuPicture = React.memo(
     width: number;
     x: Time;
   }): JSX.Element => {
-    const { gpu, number, past, place, trans, width, x } = props;
+    const { gpu, named, number, past, place, trans, width, x } = props;
     const name = gpuName(gpu, past.gpus, trans);
     return (
       <figure className="jp-affinode-pictureGpu" aria-label={name}>
@@ -162,6 +177,7 @@ const GpuPicture = React.memo(
           <LanePicture
             key={lane.kernel_id}
             at={place?.kernel === lane.kernel_id ? place.at : null}
+            folder={named.get(lane.path ?? '')}
             id={`${number} ${index}`}
             lane={lane}
             trans={trans}
@@ -180,13 +196,14 @@ const GpuPicture = React.memo(
 const LanePicture = React.memo(
   (props: {
     at: number | null;
+    folder: string | undefined;
     id: string;
     lane: ILane;
     trans: TranslationBundle;
     until: number;
     x: Time;
   }): JSX.Element => {
-    const { at, id, lane, trans, until, x } = props;
+    const { at, folder, id, lane, trans, until, x } = props;
     const all = React.useMemo(() => spans(lane, until), [lane, until]);
     const paths = React.useMemo(() => pathsOf(all, x), [all, x]);
     const name = laneTitle(lane, trans);
@@ -194,7 +211,12 @@ const LanePicture = React.memo(
     return (
       <div className="jp-affinode-lane" data-lane={id}>
         <span className="jp-affinode-laneName" title={lane.path ?? name}>
-          <bdi>{name}</bdi>
+          {folder !== undefined && (
+            <span className="jp-affinode-folder">
+              <bdi>{folder}</bdi>
+            </span>
+          )}
+          <bdi className="jp-affinode-nameText">{name}</bdi>
         </span>
         <svg className="jp-affinode-plot" aria-hidden="true" height={BAR_HEIGHT + 2}>
           {SHOWN.map(state => (
@@ -254,16 +276,13 @@ function Axis(props: { width: number; x: Time }): JSX.Element {
       <span className="jp-affinode-laneName" />
       <svg className="jp-affinode-plot jp-affinode-axis" height={AXIS_HEIGHT}>
         <path d={`M0 .5H${width}${ticks.map(tick => `M${x(tick).toFixed(1)} 0V4`).join('')}`} />
-        {ticks.map(tick => (
-          <text
-            key={tick.getTime()}
-            x={x(tick)}
-            y={AXIS_HEIGHT - 3}
-            textAnchor={x(tick) < 18 ? 'start' : x(tick) > width - 18 ? 'end' : 'middle'}
-          >
-            {axisText(tick)}
-          </text>
-        ))}
+        {ticks
+          .filter(tick => x(tick) >= HALF_LABEL && x(tick) <= width - HALF_LABEL)
+          .map(tick => (
+            <text key={tick.getTime()} x={x(tick)} y={AXIS_HEIGHT - 3} textAnchor="middle">
+              {axisText(tick)}
+            </text>
+          ))}
       </svg>
     </div>
   );

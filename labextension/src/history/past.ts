@@ -1,6 +1,7 @@
 /** The last minutes or hours: one answer of the server, and what events and looks add to it. Pure. */
 
 import { IGpu, IKernel } from '../status';
+import { mainPath } from '../words';
 
 /** Where a kernel's memory is, as far as a picture shows it. */
 export type PastState = 'none' | 'resident' | 'parked' | 'queued';
@@ -181,7 +182,7 @@ export function followed(past: IPast, id: string, kernel: IKernel | undefined, a
 }
 
 function names(kernel: IKernel): Pick<ILane, 'name' | 'own' | 'path'> {
-  return { name: kernel.name, own: kernel.own, path: kernel.path ?? kernel.paths[0] ?? null };
+  return { name: kernel.name, own: kernel.own, path: mainPath(kernel) };
 }
 
 function stateOn(gpu: IPastGpu, kernel: IKernel | undefined, isOnly: boolean): PastState {

@@ -151,12 +151,12 @@ function Name(props: { kernel: IKernel; name: string; view: IView }): JSX.Elemen
   const { kernel, name, view } = props;
   const { commands, folderOf, trans } = view;
   const path = mainPath(kernel);
-  const folder = folderOf(kernel.id);
+  const folder = kernel.own && path !== null ? folderOf(path) : undefined;
   const shown = (
     <>
       {folder && (
         <span className="jp-affinode-folder">
-          <bdi>{folder.replace(/\/?$/, '/')}</bdi>
+          <bdi>{folder}</bdi>
         </span>
       )}
       <bdi className="jp-affinode-nameText">

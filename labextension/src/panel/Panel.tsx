@@ -4,7 +4,7 @@ import { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
 import { IKernel, INode } from '../status';
 import { IAffinode } from '../tokens';
-import { namesOf, othersText } from '../words';
+import { folders, mainPath, namesOf, othersText } from '../words';
 import { HistorySection } from '../history/HistorySection';
 import { Empty, Problem } from './Empty';
 import { HEADING_CARET } from './headingCaret';
@@ -14,7 +14,6 @@ import { KernelRow } from './KernelRow';
 import { Gpus, HostMemory } from './Memory';
 import { Policy } from './Policy';
 import {
-  folders,
   inPlace,
   IFilter,
   isOpenAtFirst,
@@ -165,13 +164,14 @@ function useView(props: IPanelProps & { node: INode; kernels: IKernel[] }): IVie
   const kernels = React.useRef(props.kernels);
   kernels.current = props.kernels;
   return React.useMemo(() => {
-    const named = folders(kernels.current, trans);
+    const own = kernels.current.filter(kernel => kernel.own).map(mainPath);
+    const named = folders(own.filter(path => path !== null));
     const rates = kernels.current.flatMap(({ id }) => affinode.rates(id));
     return {
       affinode,
       commands,
       node,
-      folderOf: id => named.get(id),
+      folderOf: path => named.get(path),
       nameOf: namesOf(id => affinode.kernel(id), trans),
       mostCalls: Math.max(1, ...rates.map(rate => rate.perSecond)),
       isVisible,

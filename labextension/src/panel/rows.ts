@@ -2,7 +2,7 @@
 
 import { canRestart, endable } from '../actions';
 import { IKernel, ownership } from '../status';
-import { IWords, mainPath, title } from '../words';
+import { IWords, title } from '../words';
 
 /** The panel's sections, in their order. */
 export const SECTIONS = [
@@ -128,31 +128,6 @@ function isShown(kernel: IKernel, filter: IFilter, trans: IWords): boolean {
 
 function sortName(kernel: IKernel, trans: IWords): string {
   return `${title(kernel, trans)}\0${kernel.path ?? ''}\0${kernel.id}`;
-}
-
-/** The folders that tell notebooks of one name apart, as few as are needed; empty for all others. */
-export function folders(kernels: IKernel[], trans: IWords): Map<string, string> {
-  const named = new Map<string, IKernel[]>();
-  for (const kernel of kernels.filter(kernel => kernel.own && pathOf(kernel) !== null)) {
-    const name = title(kernel, trans);
-    named.set(name, [...(named.get(name) ?? []), kernel]);
-  }
-  const found = new Map<string, string>();
-  for (const same of [...named.values()].filter(each => each.length > 1)) {
-    const parts = same.map(kernel => (pathOf(kernel) ?? '').split('/').slice(0, -1));
-    const deepest = Math.max(...parts.map(each => each.length));
-    let depth = 1;
-    const tail = (each: string[]) => each.slice(-depth).join('/');
-    while (depth < deepest && new Set(parts.map(tail)).size < same.length) {
-      depth += 1;
-    }
-    same.forEach((kernel, index) => found.set(kernel.id, tail(parts[index]) || '/'));
-  }
-  return found;
-}
-
-function pathOf(kernel: IKernel): string | null {
-  return mainPath(kernel);
 }
 
 /** Whether something is wrong that the user should read without asking. */

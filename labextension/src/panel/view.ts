@@ -10,8 +10,8 @@ export interface IView {
   commands: CommandRegistry;
   /** The machine. */
   node: INode;
-  /** The folder that tells a kernel's notebook from others of its name. */
-  folderOf: (id: string) => string | undefined;
+  /** The folder that tells a notebook, by its path, from others of its name. */
+  folderOf: (path: string) => string | undefined;
   /** A kernel's name in sentences about another. */
   nameOf: NameOf;
   /** The largest rate of CUDA calls of any kernel, so that lines can be compared. */

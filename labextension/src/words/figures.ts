@@ -167,6 +167,26 @@ export function mainPath({ path, paths }: Pick<IKernel, 'path' | 'paths'>): stri
   return all.find(one => one.endsWith('.ipynb')) ?? all[0] ?? null;
 }
 
+/** The folders that tell notebooks of one name apart, as few as are needed, by path; none of all others. */
+export function folders(paths: Iterable<string>): Map<string, string> {
+  const named = new Map<string, string[]>();
+  for (const path of new Set(paths)) {
+    named.set(basename(path), [...(named.get(basename(path)) ?? []), path]);
+  }
+  const found = new Map<string, string>();
+  for (const same of [...named.values()].filter(each => each.length > 1)) {
+    const parts = same.map(path => path.split('/').slice(0, -1));
+    const deepest = Math.max(...parts.map(each => each.length));
+    let depth = 1;
+    const tail = (each: string[]) => each.slice(-depth).join('/');
+    while (depth < deepest && new Set(parts.map(tail)).size < same.length) {
+      depth += 1;
+    }
+    same.forEach((path, index) => found.set(path, `${tail(parts[index])}/`));
+  }
+  return found;
+}
+
 /** Whether two versions are of one release, whatever their build or development endings. */
 export function sameRelease(one: string, other: string): boolean {
   const release = (version: string) => /^\d+\.\d+\.\d+/.exec(version)?.[0] ?? version;
