@@ -84,7 +84,7 @@ def _park_rest(plan: Plan, kernel: Kernel) -> None:
     )
     if head is None or not is_in_the_way or plan.is_outdated(head.needs):
         return
-    if plan.host.shortfall([kernel.rest]):
+    if plan.host.for_parks([kernel.rest]).lacks:
         return
     plan.park(kernel.rest, "a part of it is on the GPU", Cause.ROOM, for_kernel=head.kernel.id)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ...model.snapshot import Kernel
 from ..scheduling_pass.host_plan import HostMemory
@@ -12,66 +13,62 @@ from ..scheduling_pass.plan import Plan
 CHOICES_OF = 7  # 127 choices
 
 
+class Victims(NamedTuple):
+    """Which kernels to park, and what is wrong with host memory for the rest."""
+
+    kernels: list[Kernel]
+    memory: HostMemory = HostMemory.ENOUGH
+    short: Sequence[Kernel] = ()  # the kernels that it is too short for
+
+
 def select_victims(
     plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int], *, in_part: bool = False
-) -> tuple[list[Kernel], HostMemory]:
-    """Return which candidates (in victim order) to park for what is missing, and what is wrong with host memory for the
-    rest.
+) -> Victims:
+    """Return which candidates (in victim order) to park for what is missing.
 
-    Kernels whose need of host memory is doubtful are parked only where the others are not enough, and before them:
+    Kernels whose need of host memory is unknown are parked only where the others are not enough, and before them:
     their need is known afterwards. If all together do not free enough, they are parked if host memory allows for the
     rest too, or in any case with `in_part`.
     """
-    candidates = iter(candidates)
-    first = next(candidates, None)
-    if first is None:
-        return [], HostMemory.ENOUGH
-    refused = plan.host.refusals()
-    chosen, found = _choose(plan, itertools.chain((first,), candidates), missing, in_part=in_part)
-    if found is not HostMemory.SHORT:
-        plan.host.forget_refusals(but=refused)
-    return chosen, found
-
-
-def _choose(
-    plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int], *, in_part: bool
-) -> tuple[list[Kernel], HostMemory]:
-    sure: list[Kernel] = []
-    doubtful: list[Kernel] = []
-    barred = HostMemory.ENOUGH
+    found: dict[HostMemory, list[Kernel]] = {memory: [] for memory in HostMemory}
 
     def fitting() -> Iterator[Kernel]:
-        nonlocal barred
         for kernel in candidates:
-            found = plan.host.memory_for([kernel])
-            if found is HostMemory.ENOUGH and plan.host.shortfall([kernel]):
-                doubtful.append(kernel)
-            elif found is HostMemory.ENOUGH:
-                sure.append(kernel)
+            memory = plan.host.memory_for([kernel])
+            found[memory].append(kernel)
+            if memory is HostMemory.ENOUGH:
                 yield kernel
-            elif barred is not HostMemory.LATER and helps(plan, kernel, missing):
-                barred = found
 
     looked_at = fitting()
     chosen = enough(plan, looked_at, missing)
     left = what_is_left(plan, chosen, missing)
-    if in_part or not left:
-        if in_part or len(chosen) < 2:
-            return chosen, barred if left else HostMemory.ENOUGH
-        found = plan.host.memory_for(chosen)
-        if found is HostMemory.ENOUGH:
-            return chosen, found
-        chosen = _others_together(plan, [*sure, *looked_at], missing) or enough(plan, doubtful, missing)
-        return chosen, HostMemory.ENOUGH if chosen else found
-    tries = enough(plan, doubtful, left)
-    if tries:
-        return tries, HostMemory.ENOUGH
-    if barred is HostMemory.ENOUGH and chosen:
-        rest = sum(size for resource, size in left.items() if resource not in plan.limits.caps)
-        barred = plan.host.memory_for(chosen, rest)
-        if barred is HostMemory.ENOUGH and not plan.host.shortfall(chosen, rest):
-            return chosen, barred
-    return [], barred
+    barred = _barred(plan, found, missing) if left else HostMemory.ENOUGH
+    if in_part or (not left and len(chosen) < 2):
+        return Victims(chosen, barred, found[HostMemory.SHORT])
+    if left and (tries := enough(plan, found[HostMemory.UNKNOWN], left)):
+        return Victims(tries)
+    if barred is not HostMemory.ENOUGH or not chosen:
+        return Victims([], barred, found[HostMemory.SHORT])
+    rest = sum(size for resource, size in left.items() if resource not in plan.limits.caps)
+    memory = plan.host.memory_for(chosen, rest)
+    if memory is HostMemory.ENOUGH:
+        return Victims(chosen)
+    if not left:
+        found[HostMemory.ENOUGH] += [kernel for kernel in looked_at if kernel not in found[HostMemory.ENOUGH]]
+        others = _others_together(plan, found[HostMemory.ENOUGH], missing)
+        if others := others or enough(plan, found[HostMemory.UNKNOWN], missing):
+            return Victims(others)
+    return Victims([], memory, [*found[HostMemory.SHORT], max(chosen, key=plan.host.takes)])
+
+
+def _barred(
+    plan: Plan, found: Mapping[HostMemory, Iterable[Kernel]], missing: Mapping[str, int]
+) -> HostMemory:
+    """Return what is wrong with host memory for kernels that would help."""
+    for memory in (HostMemory.LATER, HostMemory.SHORT):
+        if any(helps(plan, kernel, missing) for kernel in found[memory]):
+            return memory
+    return HostMemory.ENOUGH
 
 
 def enough(plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int]) -> list[Kernel]:
@@ -122,17 +119,15 @@ def subtract(missing: dict[str, int], frees: Mapping[str, int]) -> None:
         missing[resource] -= frees.get(resource, 0)
 
 
-def _others_together(plan: Plan, sure: list[Kernel], missing: Mapping[str, int]) -> list[Kernel]:
+def _others_together(plan: Plan, kernels: Iterable[Kernel], missing: Mapping[str, int]) -> list[Kernel]:
     """Return several kernels that suffice and that host memory allows together, where it does not allow the best; [] if
     there are none.
 
     The kernels that take least host memory are tried first, then every combination of the first CHOICES_OF.
     """
-    thrifty = sorted({kernel.id: kernel for kernel in sure}.values(), key=plan.host.takes)
+    thrifty = sorted(kernels, key=plan.host.takes)
     few = thrifty[:CHOICES_OF]
-    choices = itertools.chain.from_iterable(
-        itertools.combinations(few, count) for count in range(1, len(few) + 1)
-    )
+    choices = (choice for count in range(1, len(few) + 1) for choice in itertools.combinations(few, count))
     for choice in itertools.chain([enough(plan, thrifty, missing)], choices):
         if not what_is_left(plan, choice, missing) and plan.host.memory_for(choice) is HostMemory.ENOUGH:
             return list(choice)

@@ -44,13 +44,13 @@ def hand_over(
 
     def fits(kernel: Kernel) -> bool:
         """Return whether host memory may be enough for it alone; else a smaller one may do."""
-        return plan.may_hand_over(head.kernel, [kernel])
+        return not plan.host.for_hand_over(head.kernel, [kernel]).lacks
 
     for wanted in ({**lacks, **missing}, lacks):  # the margin is not worth a failure
         chosen = enough(plan, filter(fits, able()), wanted)
         if not chosen or what_is_left(plan, chosen, wanted):
             continue
-        if not plan.host.shortfall(chosen, to_disk=False) or _others_will_do(plan, lacks, candidates):
+        if not plan.host.for_parks(chosen, to_disk=False).lacks or _others_will_do(plan, lacks, candidates):
             return False
         if plan.hand_over(head.kernel, chosen, park):
             return True
@@ -92,11 +92,7 @@ def lacks_of(plan: Plan, head: Waiter) -> dict[str, int]:
 
 def _others_will_do(plan: Plan, lacks: Mapping[str, int], candidates: Callable[[], Iterable[Kernel]]) -> bool:
     """Return whether other kernels can be parked for which there is host memory without the disk."""
-    refused = plan.host.refusals()
-    chosen, _ = select_victims(plan, candidates(), lacks)
-    plan.host.forget_refusals(but=refused)
-    return (
-        bool(chosen)
-        and not what_is_left(plan, chosen, lacks)
-        and not plan.host.shortfall(chosen, to_disk=False)
-    )
+    chosen = select_victims(plan, candidates(), lacks).kernels
+    if not chosen or what_is_left(plan, chosen, lacks):
+        return False
+    return not plan.host.for_parks(chosen, to_disk=False).lacks

@@ -20,9 +20,10 @@ from ...model.snapshot import Kernel, Residency, Waiter
 from ..queue import AWAY
 from ..scheduling_pass.host_plan import HostMemory
 from ..scheduling_pass.plan import Plan
+from .enough_victims import Victims
 
 
-def make_room_when_full(plan: Plan, missing: Mapping[str, int], head: Waiter) -> HostMemory | None:
+def make_room_when_full(plan: Plan, missing: Mapping[str, int], head: Waiter) -> Victims | None:
     """Preempt busy kernels for the head of the queue, or none if that would not suffice.
 
     Return what is wrong with host memory, if anything is.
@@ -78,8 +79,11 @@ def preempt_for_slots(plan: Plan, gpus: Collection[str], head: Waiter) -> None:
             computing.update(kernel.id for kernel in stays)
     over = [kernel for kernel in _with_slice_over(plan, lacks, head) if kernel.id in computing]
     chosen = _sufficient(over, lacks, lambda kernel: dict.fromkeys(kernel.resident_bytes, 1))
-    if chosen and _preempt(plan, chosen, head) is HostMemory.LATER:
+    found = _preempt(plan, chosen, head) if chosen else None
+    if found is not None and found.memory is HostMemory.LATER:
         plan.host.is_awaited = True
+    elif found is not None:
+        plan.host.refuse(found.short)
 
 
 def _with_slice_over(plan: Plan, gpus: Collection[str], head: Waiter) -> list[Kernel]:
@@ -97,13 +101,13 @@ def _with_slice_over(plan: Plan, gpus: Collection[str], head: Waiter) -> list[Ke
     )
 
 
-def _preempt(plan: Plan, chosen: Sequence[Kernel], head: Waiter) -> HostMemory | None:
+def _preempt(plan: Plan, chosen: Sequence[Kernel], head: Waiter) -> Victims | None:
     """Preempt all the kernels for the head of the queue, or none; return what is wrong with host memory, if anything
     is.
     """
     found = plan.host.memory_for(chosen)
-    if found is not HostMemory.ENOUGH:
-        return found
+    if found in (HostMemory.LATER, HostMemory.SHORT):
+        return Victims([], found, [max(chosen, key=plan.host.takes)])
     reason = f"its turn of {duration_in_words(plan.settings.time_slice_s)} is over and others wait"
     for kernel in chosen:
         plan.park(kernel, reason, Cause.TIME_SLICE, for_kernel=head.kernel.id, preempts=True)

@@ -12,7 +12,7 @@ from ...model.snapshot import Kernel, Waiter
 from ..scheduling_pass.host_plan import HostMemory
 from ..scheduling_pass.plan import Plan
 from ..victims.candidates import can_be_parked
-from .enough_victims import is_nothing, select_victims, subtract
+from .enough_victims import Victims, is_nothing, select_victims, subtract
 from .exchange import is_exchange, is_for_later
 from .hand_over import hand_over
 from .preemption import make_room_when_full
@@ -49,7 +49,7 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
         if is_for_later(plan, head, short):
             _make_host_memory_ready(plan, candidates(), missing)
             return
-    first, refused = len(plan.actions), plan.host.refusals()
+    first = len(plan.actions)
     if hand_over(plan, head, missing, candidates, _told(head)):
         return
     found = _park_until(plan, missing, candidates, _park_for(plan, head))
@@ -58,11 +58,10 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
     is_for_start = head.room is not None and head.room.is_for_start
     if not is_nothing(missing) and not is_for_start:
         found = make_room_when_full(plan, missing, head) or found
-    if found is HostMemory.LATER:
+    if found.memory is HostMemory.LATER:
         plan.host.is_awaited = True
-    elif found is HostMemory.SHORT and read_back(plan, head, candidates()):
-        plan.host.forget_refusals(but=refused)
-    elif found is HostMemory.SHORT:
+    elif found.memory is HostMemory.SHORT and not read_back(plan, head, candidates()):
+        plan.host.refuse(found.short)
         plan.barred.add(head.kernel.id)
 
 
@@ -134,7 +133,9 @@ def _reclaim_all(plan: Plan, resource: str, size: int, park: Callable[[Kernel], 
     """Park eligible kernels until `size` bytes of a resource will be free, or as far as host memory allows."""
     if size > 0:
         missing = {resource: size}
-        _park_until(plan, missing, lambda: plan.candidates.eligible_on(missing), park, in_part=True)
+        found = _park_until(plan, missing, lambda: plan.candidates.eligible_on(missing), park, in_part=True)
+        if found.memory is HostMemory.SHORT:
+            plan.host.refuse(found.short)
 
 
 def _park_until(
@@ -144,25 +145,24 @@ def _park_until(
     park: Callable[[Kernel], bool],
     *,
     in_part: bool = False,
-) -> HostMemory:
-    """Park candidates until nothing is missing any more; return what is wrong with host memory. `park` returns whether
-    the kernel will be parked.
+) -> Victims:
+    """Park candidates until nothing is missing any more; return the last victims. `park` returns whether the kernel
+    will be parked.
 
     Each park leaves less host memory, so the next victims may have to be selected anew.
     """
     while True:
-        chosen, found = select_victims(plan, candidates(), missing, in_part=in_part)
-        parked = [kernel for kernel in chosen if plan.is_free(kernel) and park(kernel)]
+        found = select_victims(plan, candidates(), missing, in_part=in_part)
+        parked = [kernel for kernel in found.kernels if plan.is_free(kernel) and park(kernel)]
         for kernel in parked:
             subtract(missing, plan.limits.frees(kernel))
-        if len(parked) == len(chosen) or not parked:
+        if len(parked) == len(found.kernels) or not parked:
             return found
 
 
 def _make_host_memory_ready(plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int]) -> None:
     """Have others release now what the next parks will lack: that takes as long as preparing a park."""
-    chosen, _ = select_victims(plan, candidates, missing)
-    for kernel in chosen:
+    for kernel in select_victims(plan, candidates, missing).kernels:
         plan.make_host_memory_ready(kernel, to_disk=False)
 
 

@@ -40,7 +40,8 @@ class DiskRoom:
             self._used[kernel.charged_user] = self._used.get(kernel.charged_user, 0) + size
         # A page may claim anything: what counts against other users is limited to the user's part.
         self._in_all = sum(min(size, self.part_bytes) for size in self._used.values())
-        self._left_bytes = max(min(host.disk_limit_bytes - self._in_all, host.disk_free_bytes), 0)
+        self._free_bytes = host.disk_free_bytes
+        self._left_bytes = max(min(self._limit_bytes - self._in_all, self._free_bytes), 0)
 
     def takes(
         self,
@@ -73,6 +74,13 @@ class DiskRoom:
                 left -= size
                 daily.take(kernel.charged_user, size)
         return found
+
+    def free(self, kernel: Kernel, size: int) -> None:
+        """Count `size` bytes of a kernel as read back from disk."""
+        user = kernel.charged_user
+        before, self._used[user] = self._used[user], self._used[user] - size
+        self._in_all -= min(before, self.part_bytes) - min(self._used[user], self.part_bytes)
+        self._left_bytes = max(min(self._limit_bytes - self._in_all, self._free_bytes + size), 0)
 
     def rest(self, kernel: Kernel) -> int:
         """Return how many more bytes of a kernel could be spilled when the spill under way is done."""

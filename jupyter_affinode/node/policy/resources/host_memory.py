@@ -269,8 +269,11 @@ class HostRoom:
         beside = needs.lot_bytes + needs.makes_bytes + needs.image_bytes
         return self._lots + needs.makes_bytes if self._left_for(kernel, beside) >= 0 else 0
 
-    def may_be_tried(self, kernel: Kernel, needs: Needs) -> bool:
+    def may_be_tried(self, kernel: Kernel) -> bool:
         """Return whether the least host memory that could do for a park of the kernel is there, lots included."""
+        if not kernel.host.obeys_budget:
+            return False
+        needs = self.needs(kernel)
         takes_none = not (needs.least_bytes or needs.lot_bytes)
         return takes_none or needs.least_bytes <= self._left_for(kernel, needs.lot_bytes)
 
@@ -283,8 +286,9 @@ class HostRoom:
             ]
         )
 
-    def refusal(self, kernel: Kernel, needs: Needs) -> RefusePark:
+    def refusal(self, kernel: Kernel) -> RefusePark:
         """Return why the kernel cannot be parked, in words and figures."""
+        needs = self.needs(kernel)
         sure = kernel.host.park_takes_bytes is not None or not kernel.host.obeys_budget
         anew = needs.probable_bytes if sure else needs.least_bytes
         place = min(self.places(kernel), key=lambda each: self._left[each])

@@ -1,4 +1,9 @@
-"""Whether there is host memory for the parks of one pass, and what others are asked to release for them; pure."""
+"""How the host memory for the parks of one pass is had; pure.
+
+**The ladder.** What is free and in lots is used first. Next come retained copies of resident kernels, then the copy of
+the waiter itself (reclaim/hand_over.py), then the disk. Memory of moves under way is waited for before anything goes to
+the disk. `HostPlan.supply` says what each of these gives for what is wanted.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 from ....settings.policy import Settings
 from ....units import bytes_in_words
 from ...model.actions import Action, RefusePark
-from ...model.snapshot import Kernel, Node
+from ...model.snapshot import Kernel, Node, Residency
 from ..resources.disk import DiskRoom
 from ..resources.host_memory import MACHINE, HostRoom, Shortage
 from ..resources.retained_copies import RetainedCopies
@@ -19,9 +25,26 @@ from ..resources.retained_copies import RetainedCopies
 class HostMemory(Enum):
     """Whether there is host memory to park a kernel, or several together."""
 
-    ENOUGH = "enough"  # or others release what is missing first, or a park is worth a try
+    ENOUGH = "enough"  # or others release what is missing first
+    UNKNOWN = "unknown"  # nor what the park takes: it is worth a try
     LATER = "later"  # when the kernels in transit have arrived
     SHORT = "short"
+
+
+class Supply(NamedTuple):
+    """How the host memory that something takes can be had."""
+
+    is_there: bool  # nothing need be released
+    asks: Shortage  # what others are to release, beside what they were told to release already
+    lacks: Shortage  # what is missing even then
+
+    @property
+    def is_coming(self) -> bool:
+        """Return whether others release it, or have been told to."""
+        return not (self.is_there or self.lacks)
+
+
+THERE = Supply(True, {}, {})
 
 
 class HostPlan:
@@ -44,48 +67,89 @@ class HostPlan:
         self._blocked_waiters = blocked_waiters
         self.room = HostRoom(node.host, settings)
         self.is_awaited = False  # no more kernels are parked: a waiter needs memory of moves under way
-        self._refused: dict[str, RefusePark] = {}
+        self.refused: dict[str, RefusePark] = {}  # by kernel
 
     def memory_for(self, kernels: Sequence[Kernel], beside_bytes: int = 0) -> HostMemory:
         """Return whether the kernels could be parked together, and `beside_bytes` more taken on the machine."""
         if self.is_awaited and not all(kernel.park_requested for kernel in kernels):
             return HostMemory.LATER
         for to_disk in (False, True):  # moves under way take less time than the disk
-            short = self.shortfall(kernels, beside_bytes, to_disk=to_disk)
-            if not short:
+            lacks = self.for_parks(kernels, beside_bytes, to_disk=to_disk).lacks
+            if not lacks:
                 return HostMemory.ENOUGH
-            if not self.room.without_passing(short):
+            if not self.room.without_passing(lacks):
                 return HostMemory.LATER
-        if len(kernels) == 1 and self._may_try(kernels[0]):
-            return HostMemory.ENOUGH
-        self.refuse(max(kernels, key=self.takes))
-        return HostMemory.SHORT
+        is_worth_a_try = len(kernels) == 1 and self._is_worth_a_try(kernels[0])
+        return HostMemory.UNKNOWN if is_worth_a_try else HostMemory.SHORT
 
-    def shortfall(
-        self,
-        kernels: Sequence[Kernel],
-        beside_bytes: int = 0,
-        *,
-        given_back: bool = True,
-        to_disk: bool = True,
-    ) -> Shortage:
-        """Return the host memory that parking all the kernels probably lacks, by place; {} if none.
-
-        Memory that kernels were told to release counts as there. With `given_back`, so does all that others retain, and
-        with `to_disk` what can be spilled.
+    def for_parks(self, kernels: Sequence[Kernel], beside_bytes: int = 0, *, to_disk: bool = True) -> Supply:
+        """Return how the host memory can be had that parking all the kernels probably takes, and `beside_bytes` more on
+        the machine. `to_disk`: others may be spilled for it.
         """
         if self.room.suffices(kernels, beside_bytes):
-            return {}
-        wanted = self._wanted(kernels)
-        wanted[MACHINE] = wanted.get(MACHINE, 0) + beside_bytes
-        short = self.room.shortage(wanted, {})
-        short = self.room.shortage(wanted, self.retained.coming) if short else short
-        if not short or not given_back:
-            return short
-        short = self.retained.left(short, kernels, to_disk=to_disk)
-        if short and to_disk and len(kernels) > 1 and self._can_follow(kernels):
-            return next(filter(None, (self.shortfall([each], beside_bytes) for each in kernels)), {})
-        return short
+            return THERE
+        wanted = {MACHINE: beside_bytes}
+        for kernel in kernels:
+            needs = self.room.needs(kernel)
+            for place in self.room.places(kernel):
+                size = needs.probable_bytes + (needs.lot_bytes if self.room.has_lots(place) else 0)
+                wanted[place] = wanted.get(place, 0) + size
+        found = self.supply(wanted, kernels, to_disk=to_disk)
+        if found.lacks and to_disk and len(kernels) > 1 and self._can_follow(kernels):
+            each = [self.for_parks([kernel], beside_bytes) for kernel in kernels]
+            return next((one for one in each if one.lacks), each[0])
+        return found
+
+    def supply(
+        self,
+        wanted: Mapping[str, int],
+        but: Sequence[Kernel],
+        *,
+        to_disk: bool = True,
+        copies: RetainedCopies | None = None,
+    ) -> Supply:
+        """Return how the bytes `wanted` of each place can be had; the kernels in `but` release none. `copies`: what
+        others can release, if it is not as now.
+        """
+        if not self.room.shortage(wanted, {}):
+            return THERE
+        copies = copies or self.retained
+        asks = self.room.shortage(wanted, copies.coming)
+        return Supply(False, asks, copies.left(asks, but, to_disk=to_disk) if asks else asks)
+
+    def for_hand_over(self, waiter: Kernel, victims: Sequence[Kernel]) -> Supply:
+        """Return how the host memory can be had that an exchange takes beside the waiter's own copy.
+
+        Nothing is spilled for more than what the victims begin with.
+        """
+        charges = self.room.charges_of_hand_over(waiter, victims)
+        to_disk = max(charges.values()) <= self.room.begins_with(victims)
+        return self.supply(charges, [waiter, *victims], to_disk=to_disk)
+
+    def may_hand_over_after_reading(self, waiter: Kernel, victims: Sequence[Kernel], size: int) -> bool:
+        """Return whether the waiter could hand over if it had `size` bytes more in host memory, and the disk as much
+        room more: with all that others release now, or when they have arrived.
+
+        In their own cgroups the victims need what they begin with, and the waiter what it reads.
+        """
+        room, disk = self.room, DiskRoom(self._node.kernels, self._node.host)
+        disk.free(waiter, size)
+        use = replace(waiter.host, copy_bytes=waiter.host.copy_bytes + size)
+        wanted = {**room.charges_of_hand_over(replace(waiter, host=use), victims)}
+        to_disk = max(wanted.values()) <= room.begins_with(victims)
+        for place in room.places(waiter):
+            wanted[place] = wanted.get(place, 0) + size
+        for victim in victims:
+            for place in room.own_places(victim):
+                wanted[place] = wanted.get(place, 0) + room.begins_with([victim])
+        wanted[MACHINE] -= sum(
+            disk.rest(kernel) - self.disk.rest(kernel)  # of what the disk moves now, more can go there then
+            for kernel in self._node.kernels
+            if kernel.is_moving and kernel.residency in (Residency.PARKED, Residency.QUEUED)
+        )
+        copies = self._copies(disk)
+        lacks = self.supply(wanted, [waiter, *victims], to_disk=to_disk, copies=copies).lacks
+        return not room.without_passing(lacks)
 
     def _can_follow(self, kernels: Sequence[Kernel]) -> bool:
         """Return whether they can be parked one after the other, each after the one before has gone to disk."""
@@ -99,55 +163,30 @@ class HostPlan:
         return self.room.needs(kernel).probable_bytes
 
     def lacks_room_for(self, kernels: Sequence[Kernel]) -> bool:
-        """Return whether the kernels cannot be parked for lack of host memory, whatever retained copies are
-        released.
-        """
-        return bool(self.shortfall(kernels)) and not any(
-            not _is_known(kernel)
-            and self.shortfall([kernel])
-            and self.room.may_be_tried(kernel, self.room.needs(kernel))
+        """Return whether the kernels cannot be parked for lack of host memory, whatever others release."""
+        return bool(self.for_parks(kernels).lacks) and not any(
+            kernel.host.park_takes_bytes is None
+            and self.room.may_be_tried(kernel)
+            and self.for_parks([kernel]).lacks
             for kernel in kernels
         )
 
-    def refusals(self) -> dict[str, RefusePark]:
-        """Return the refusals of this pass, by kernel."""
-        return dict(self._refused)
-
-    def forget_refusals(self, but: Mapping[str, RefusePark]) -> None:
-        """Restore the refusals to `but`: other kernels are parked instead, now or in a moment."""
-        self._refused = dict(but)
-
-    def refuse(self, kernel: Kernel) -> None:
-        """Note that a kernel cannot be parked for lack of host memory, and why."""
-        if kernel.id in self._refused:
-            return
-        refusal = self.room.refusal(kernel, self.room.needs(kernel))
-        if self._node.host.disk_limit_bytes:
-            left = bytes_in_words(self.disk.left_for(kernel))
-            refusal = replace(refusal, reason=f"{refusal.reason}; {left} more may go to disk")
-        self._refused[kernel.id] = refusal
-
-    def must_wait(self, kernel: Kernel, *, to_disk: bool = True) -> bool:
-        """Return whether others retain what a park lacks, or can put it on disk, and have not released it yet."""
-        lacks = bool(self.room.shortage(self._wanted([kernel]), {}))
-        return lacks and not self.shortfall([kernel], to_disk=to_disk)
-
-    def _wanted(self, kernels: Iterable[Kernel]) -> dict[str, int]:
-        """Return the new host memory that parking the kernels probably takes, by place."""
-        wanted: dict[str, int] = {}
-        for kernel in kernels:
-            needs = self.room.needs(kernel)
-            for place in self.room.places(kernel):
-                size = needs.probable_bytes + (needs.lot_bytes if self.room.has_lots(place) else 0)
-                wanted[place] = wanted.get(place, 0) + size
-        return wanted
-
-    def _may_try(self, kernel: Kernel) -> bool:
-        """Return whether a park of unknown need is worth a try although it may find too little host memory."""
+    def _is_worth_a_try(self, kernel: Kernel) -> bool:
+        """Return whether a park of unknown need may be tried although it may find too little host memory."""
         is_known, is_late = kernel.host.park_takes_bytes is not None, kernel.host.retry_at <= self._now
         if kernel.park_requested is None and (is_known or not is_late):
             return False
-        return kernel.host.obeys_budget and self.room.may_be_tried(kernel, self.room.needs(kernel))
+        return self.room.may_be_tried(kernel)
+
+    def refuse(self, kernels: Iterable[Kernel]) -> None:
+        """Note that kernels cannot be parked for lack of host memory, and why."""
+        for kernel in kernels:
+            if kernel.id not in self.refused:
+                refusal = self.room.refusal(kernel)
+                if self._node.host.disk_limit_bytes:
+                    left = bytes_in_words(self.disk.left_for(kernel))
+                    refusal = replace(refusal, reason=f"{refusal.reason}; {left} more may go to disk")
+                self.refused[kernel.id] = refusal
 
     def reserve(self, kernel: Kernel) -> None:
         """Reserve the host memory that a kernel's park in a later pass takes."""
@@ -156,10 +195,10 @@ class HostPlan:
         self.room.take(kernel, needs.probable_bytes)
         self.room.is_passing(kernel, needs.probable_bytes + needs.lot_bytes + kernel.host.retained_bytes)
 
-    def make_room(self, short: Shortage) -> Sequence[Action]:
-        """Return actions that have others release what a park lacks, and a little more."""
-        margins = {place: self.room.margin(place) for place in short}
-        return self.retained.trims(short, "room to free another kernel", margins)
+    def release(self, asks: Shortage) -> Sequence[Action]:
+        """Return actions that have others release what is missing, and a little more."""
+        margins = {place: self.room.margin(place) for place in asks}
+        return self.retained.trims(asks, "room to free another kernel", margins)
 
     def relieve(self) -> Iterator[Action]:
         """Yield actions that release retained copies and spill parked memory where the machine or a cgroup is below its
@@ -180,20 +219,14 @@ class HostPlan:
     @cached_property
     def retained(self) -> RetainedCopies:
         """Return what kernels can release; computed only where host memory is short."""
+        return self._copies(self.disk)
+
+    def _copies(self, disk: DiskRoom) -> RetainedCopies:
         waiters = self._blocked_waiters() if self._node.host.disk_limit_bytes else ()
-        to_disk = self.disk.takes(self._node.kernels, self._now, self._is_free, waiters)
+        to_disk = disk.takes(self._node.kernels, self._now, self._is_free, waiters)
         return RetainedCopies(self._node.kernels, self._now, self.room, self._is_free, to_disk)
 
     @cached_property
     def disk(self) -> DiskRoom:
         """Return what may still be written to disk."""
         return DiskRoom(self._node.kernels, self._node.host)
-
-
-def _is_known(kernel: Kernel) -> bool:
-    """Return whether an earlier park shows what parking the kernel takes, or it takes all that it has."""
-    return (
-        not kernel.host.obeys_budget
-        or kernel.host.park_takes_bytes is not None
-        or bool(kernel.host.park_short_bytes)
-    )

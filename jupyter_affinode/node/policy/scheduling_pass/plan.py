@@ -16,7 +16,7 @@ from ...model.actions import Action, DropCaches, GiveLots, MakeLots, Park, ReadB
 from ...model.reasons import Cause
 from ...model.snapshot import Kernel, Node, Residency, ServedKey
 from ..queue import AWAY, served_keys, waiters
-from ..resources.host_memory import LEAST_BYTES
+from ..resources.host_memory import LEAST_BYTES, Shortage
 from ..resources.quotas import Limits
 from ..victims.candidates import Candidates
 from ..victims.eviction_cost import is_late
@@ -121,7 +121,7 @@ class Plan:
         """Turn the parks from action number `first` on into an exchange with the waiter."""
         parks = [action for action in self.actions[first:] if isinstance(action, Park)]
         self.actions[first:] = [replace(park, exchanges=True) for park in parks]
-        self._decided_with_parks(waiter)
+        self._decided_with_others(waiter)
 
     def hand_over(self, waiter: Kernel, kernels: Sequence[Kernel], park: Park) -> bool:
         """Decide an exchange in which the waiter hands its host memory over to `kernels`; `park` is the template of
@@ -134,73 +134,51 @@ class Plan:
             return True
         shares = self.host.room.hand_over(waiter, kernels)
         if shares is None:
-            return self._make_room_to_hand_over(waiter, kernels)
+            found = self.host.for_hand_over(waiter, kernels)
+            if not found.is_coming:
+                return False
+            for kernel in (waiter, *kernels):
+                self.host.room.is_passing(kernel, kernel.movable_bytes)
+            self._await([waiter, *kernels], found.asks)
+            self.host.room.charge(self.host.room.charges_of_hand_over(waiter, kernels))
+            return True
         for kernel, (budget, lots) in zip(kernels, shares, strict=True):
             told = replace(park, kernel_id=kernel.id, budget_bytes=budget, lot_bytes=lots)
             self.act(replace(told, exchanges=True, hands_over=True))
             self._expect_room(kernel)
             self.host.room.is_passing(kernel, kernel.movable_bytes)
-        self._decided_with_parks(waiter)
-        return True
-
-    def may_hand_over(self, waiter: Kernel, kernels: Sequence[Kernel], *, later: bool = False) -> bool:
-        """Return whether host memory, with what others can release, may be enough for the waiter to hand over to
-        `kernels`: now, or `later`, with what kernels in transit can release then.
-
-        Nothing is spilled for more than what the kernels begin with.
-        """
-        host = self.host.room
-        charges = host.charges_of_hand_over(waiter, kernels)
-        if not host.shortage(charges, {}):
-            return True
-        short = host.shortage(charges, self.host.retained.coming)
-        to_disk = max(charges.values()) <= host.begins_with(kernels)
-        short = self.host.retained.left(short, [waiter, *kernels], to_disk=to_disk) if short else short
-        return not (host.without_passing(short) if later else short)
-
-    def _make_room_to_hand_over(self, waiter: Kernel, kernels: Sequence[Kernel]) -> bool:
-        """Have others release what is missing beside the waiter's own memory; return whether they do."""
-        host = self.host.room
-        charges = host.charges_of_hand_over(waiter, kernels)
-        if not host.shortage(charges, {}) or not self.may_hand_over(waiter, kernels):
-            return False
-        short = host.shortage(charges, self.host.retained.coming)
-        for kernel in (waiter, *kernels):
-            self._decided_with_parks(kernel)  # or goes, in a later pass
-            host.is_passing(kernel, kernel.movable_bytes)
-        for action in self.host.make_room(short):
-            self.act(action)
-        host.charge(charges)
+        self._decided_with_others(waiter)
         return True
 
     def read_back(self, waiter: Kernel, victims: Sequence[Kernel], size: int) -> bool:
         """Have as much of `size` bytes of the waiter read from disk as there is host memory for, and others release
         what is missing; return whether any of that goes on.
         """
-        host = self.host.room
-        for kernel in (waiter, *victims):
-            self.host.drop(kernel.id)
+        host, kernels = self.host.room, [waiter, *victims]
         wanted = dict.fromkeys(host.places(waiter), size)
-        short = host.shortage(wanted, self.host.retained.coming)
-        actions = [*self.host.make_room(short)] if short else []
+        found = self.host.supply(wanted, kernels)
         there, lots = host.takes_back(waiter, min(size, READ_AT_ONCE_BYTES))
-        if there >= min(size, LEAST_BYTES):
-            actions.append(ReadBack(waiter.id, there, "to change places with another kernel", lots))
+        reads = there >= min(size, LEAST_BYTES)
+        if not reads and host.without_passing(found.lacks) == host.shortage(wanted, {}):
+            return False
+        self._await(kernels, found.asks)
+        if reads:
+            self.act(ReadBack(waiter.id, there, "to change places with another kernel", lots))
             host.take_lots(waiter, lots)
             host.take(waiter, there - lots)
-        is_coming = short != host.shortage(wanted, {}) or host.without_passing(short) != short
-        if not actions and not is_coming:
-            return False
-        for kernel in (waiter, *victims):
-            self._taken.add(kernel.id)
-        for action in actions:
-            self.act(action)
         return True
 
-    def _decided_with_parks(self, waiter: Kernel) -> None:
-        """Note that the decision for the waiter is part of others' parks."""
-        self._taken.add(waiter.id)
-        self.host.drop(waiter.id)
+    def _await(self, kernels: Iterable[Kernel], asks: Shortage) -> None:
+        """Note that a later pass moves the kernels, when others have released the host memory that is missing."""
+        for kernel in kernels:
+            self._decided_with_others(kernel)
+        for action in self.host.release(asks):
+            self.act(action)
+
+    def _decided_with_others(self, kernel: Kernel) -> None:
+        """Note that the decision for the kernel is part of what is decided for others."""
+        self._taken.add(kernel.id)
+        self.host.drop(kernel.id)
 
     def resume(
         self,
@@ -320,7 +298,10 @@ class Plan:
             return True
         host = self.host.room
         if self.host.is_awaited or not host.suffices([kernel]):
-            if self.host.memory_for([kernel]) is not HostMemory.ENOUGH:
+            found = self.host.memory_for([kernel])
+            if found is HostMemory.SHORT:
+                self.host.refuse([kernel])
+            if found in (HostMemory.SHORT, HostMemory.LATER):
                 return False
             if self.make_host_memory_ready(kernel):
                 return True
@@ -338,9 +319,11 @@ class Plan:
 
     def make_host_memory_ready(self, kernel: Kernel, *, to_disk: bool = True) -> bool:
         """Have others release or spill the host memory that a park lacks, if they can; return whether they do."""
-        if not self.host.must_wait(kernel, to_disk=to_disk):
+        found = self.host.for_parks([kernel], to_disk=to_disk)
+        if not found.is_coming:
             return False
-        self._await(kernel)
+        self._await([kernel], found.asks)
+        self.host.reserve(kernel)
         return True
 
     def _drops_caches(self, kernel: Kernel, reason: str) -> bool:
@@ -354,21 +337,12 @@ class Plan:
 
     def say_refusals(self) -> None:
         """Tell the kernels that should have been parked why they are not."""
-        refused = self.host.refusals()
+        refused = self.host.refused
         for kernel in self.node.kernels if refused else ():
             refusal = refused.get(kernel.id)
             is_time = kernel.park_requested is not None or kernel.host.retry_at <= self.now
             if refusal is not None and is_time and self.is_free(kernel):
                 self.act(refusal)
-
-    def _await(self, kernel: Kernel) -> None:
-        """Ask others for the host memory that a park lacks, and reserve it for the kernel until a later pass."""
-        short = self.host.shortfall([kernel], given_back=False)
-        self.host.retained.drop(kernel.id)
-        for action in self.host.make_room(short):
-            self.act(action)
-        self.host.reserve(kernel)
-        self._taken.add(kernel.id)
 
     def give_lots(self, kernel: Kernel) -> None:
         """Decide to lend a kernel lots for its whole park ahead of time, if another kernel could have as much."""
