@@ -26,9 +26,8 @@ TEST_FLAVOURS := plain address thread
 #   handed_over      step_handed_over: the driver fails at any call of such a move
 #   staging          step_errors: copies by the ring, at any fault
 #   step_callers     free_while_copying, preempted, unmap_while_waiting, gate_stress: calls in the midst of a move
-#   step_depth       context_depth, context_storm: random faults at context depth
 #   step_disk        spill, step_spill: the disk and the process end at any step
-TEST_LONG := handed_over staging step_callers step_depth step_disk
+TEST_LONG := handed_over staging step_callers step_disk
 TEST_QUICK := $(patsubst %,plain/%,$(filter-out $(TEST_LONG),$(TEST_PROGRAMS)))
 TEST_CASES := $(foreach flavour,$(TEST_FLAVOURS),$(TEST_PROGRAMS:%=$(flavour)/%))
 
