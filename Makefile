@@ -97,9 +97,11 @@ c-tests:
 tests-quick:
 	$(PYTEST) -m 'not long' $(APART:%=--ignore=%)
 
-# Written once, rather than by each of pytest's workers at the same time; what cannot be collected these will say.
+# Written once, rather than by each of pytest's workers, kernels and servers that begin at the same time; what cannot be collected
+# these will say.
 tests-bytecode: $(VENV)/.test
 	@pytest --collect-only --quiet --quiet $(APART:%=--ignore=%) >/dev/null || true
+	@python -c 'import cuda.bindings.driver, ipykernel.ipkernel, jupyterhub.app, jupyterlab.labapp, numpy'
 
 # The server's half and the story with the oldest releases that pyproject.toml promises, on the oldest Python here.
 # pytest-jupyter is installed apart: it asks for a newer ipykernel, which its fixtures do without.

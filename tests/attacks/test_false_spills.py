@@ -57,6 +57,7 @@ def test_names_that_another_user_takes_stop_no_spill(spilling_scene, spill_dir, 
     assert list(spill_dir.iterdir()) == []
 
 
+@pytest.mark.long
 def test_what_was_not_written_takes_no_other_users_part_of_the_day(spilling_scene, wait_until):
     """Not in the next controller either."""
     scene = spilling_scene

@@ -52,6 +52,7 @@ def test_a_kernels_own_ram_and_its_share_of_the_gpu_are_told(gpu_server, wait_un
 
 def test_the_last_minutes_say_when_a_notebook_was_freed_and_why(gpu_server, becomes):
     kernel = gpu_kernel(gpu_server, path="past.ipynb")
+    becomes(kernel, "resident")  # the controller looks at pages now and then
     assert kernel.run("%gpu_park").status == "ok"
     becomes(kernel, "parked")
     status, past = gpu_server.affinode("past?seconds=600")

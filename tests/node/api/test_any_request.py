@@ -164,7 +164,7 @@ def test_every_number_of_every_request_is_bounded():
         assert {"minimum", "maximum"} <= number.keys(), where
 
 
-@pytest.mark.parametrize("sign", ["", pytest.param("-", marks=pytest.mark.long)])
+@pytest.mark.parametrize("sign", ["", "-"])
 @pytest.mark.parametrize(
     ("method", "path", "name"),
     [
@@ -177,12 +177,12 @@ def test_every_number_of_every_request_is_bounded():
         ("PATCH", "/policy", "lot_bytes"),
     ],
 )
-def test_a_number_of_thousands_of_digits_is_refused(controller, method, path, name, sign):
+def test_a_number_of_thousands_of_digits_is_refused(api, method, path, name, sign):
+    _, machine = api
     whole = {"bytes": 1, "timeout_s": 1} if path == "/room" else {}
-    controller.ask("PUT", "/kernels/k", {})
+    machine.ask("PUT", "/kernels/k", {})
     for number in ("9" * 4290, "1e300"):
         text = json.dumps({**whole, name: 0}).replace(f'"{name}": 0', f'"{name}": {sign}{number}')
-        with contextlib.closing(UnixConnection(controller.socket)) as connection:
+        with contextlib.closing(UnixConnection(machine.socket)) as connection:
             connection.request(method, f"/api/v1{path}", text, {"Content-Type": "application/json"})
             assert connection.getresponse().status == 400, text[:60]
-    assert "Traceback" not in controller.controller_log()

@@ -62,6 +62,7 @@ def test_a_killed_controller_is_started_again_and_the_waiting_program_gets_the_g
     assert len(processes_with(machine, KEEPERS)) == 1
 
 
+@pytest.mark.long
 def test_a_waiting_program_says_that_no_controller_answers(programs, machine, wait_until):
     """Killed together with what would start it again."""
     first = programs("first")

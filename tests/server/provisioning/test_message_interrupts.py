@@ -57,6 +57,7 @@ def test_an_interrupt_by_message_ends_the_wait_of_a_kernel_without_a_server(crow
     assert client.execute_interactive("1")["content"]["status"] == "ok"
 
 
+@pytest.mark.long
 def test_nbclient_ends_a_cell_that_waits_for_room_at_its_time_out(crowded):
     machine, start, _ = crowded
     keeps, _ = start("by-message")
