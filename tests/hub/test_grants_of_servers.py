@@ -11,7 +11,7 @@ from gpu_cells import SETUP
 from live_hub import Hub, user_python
 from live_machine import new_machine
 from people import Person, make_hub_keys, open_to_everyone
-from test_two_users import ANA, SERVER, UserServer
+from user_servers import ANA, SERVER, UserServer
 
 from jupyter_affinode.node.identity.grants import LEEWAY_S
 

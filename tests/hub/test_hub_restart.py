@@ -11,7 +11,7 @@ from gpu_cells import SETUP
 from live_hub import Hub, user_python
 from live_machine import new_machine
 from people import open_to_everyone
-from test_two_users import ANA, SERVER, UserServer
+from user_servers import ANA, SERVER, UserServer
 
 SIZE = 100 << 20
 PAGE = Path(__file__).parents[2] / "docs" / "hub" / "one-machine.md"

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 import pytest
 from gpu_cells import SETUP
 from live_hub import REPOSITORY, TOKEN
-from test_two_users import UserServer, gpu_hub
+from user_servers import UserServer, gpu_hub
 
 pytestmark = pytest.mark.long
 

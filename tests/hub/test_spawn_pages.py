@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from live_browser import sign_in
 from playwright.sync_api import expect
-from test_spawns import make_site
+from spawn_site import make_site
 
 pytestmark = pytest.mark.long
 WAIT_MS = 60_000

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner, Spawner
-from test_spawns import another_site
+from spawn_site import another_site
 from traitlets import Type
 from traitlets.config import Config
 from wrapspawner import ProfilesSpawner, WrapSpawner

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from namespaces import NAMESPACES, needs_namespaces
 from traitlets.config import Config
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "hub"))  # live_hub
@@ -85,3 +86,10 @@ class Accepted:
 def accepted(request: pytest.FixtureRequest) -> Accepted:
     """`accepted(resource)`, for each of the releases."""
     return Accepted(request.param)
+
+
+@pytest.fixture
+def namespaces() -> Sequence[str]:
+    """A command line that begins mount and pid namespaces; skips where there are none."""
+    needs_namespaces(*NAMESPACES, "true")
+    return NAMESPACES

@@ -12,7 +12,6 @@ import requests
 from live_hub import NAVIGATE, Hub, xsrf
 from pods import Cluster, Node, Pod
 from rendered_chart import controller, of_kind, rendered, settings_file
-from test_pods import namespaces as namespaces
 
 pytestmark = pytest.mark.long
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 from gpu_cells import SETUP
 from live_machine import Machine
-from namespaces import NAMESPACES, needs_namespaces
 from pods import Cluster, Node, Pod
 from rendered_chart import controller, settings_file
 
@@ -23,13 +22,6 @@ except RuntimeError as error:
     print(error, flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture
-def namespaces() -> Sequence[str]:
-    """A command line that begins mount and pid namespaces; skips where there are none."""
-    needs_namespaces(*NAMESPACES, "true")
-    return NAMESPACES
 
 
 @contextlib.contextmanager

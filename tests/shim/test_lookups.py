@@ -2,42 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 import subprocess
-from pathlib import Path
 
 import pytest
 from link_peer import OK, LinkPeer, bytes_of
 from shim_machine import Machine, Running
+from small_programs import SMALL_BYTES, linked_to_driver, plugin, small_program
 
-SMALL_BYTES = 4 << 20
-OLDEST_GLIBC = {"x86_64": "GLIBC_2.2.5", "aarch64": "GLIBC_2.17"}
 NO_DEVICE, NOT_FOUND = 100, 500
-
-
-def linked_to_driver(gpu: Machine) -> list[str]:
-    return ["-Wl,--no-as-needed", f"-L{gpu.driver}", "-l:libcuda.so.1"]
-
-
-def small_program(gpu: Machine, how: str) -> list[Path]:
-    """The command of small.c, getting at the driver as `how` says."""
-    if how == "linked":
-        return [gpu.compile("small.c", *linked_to_driver(gpu), name="small")]
-    if how in ("dlsym", "old dlsym"):
-        options = ['-DHANDLE=dlopen("libcuda.so.1", RTLD_NOW)', "-ldl"]
-        if how == "old dlsym":
-            options.append(f'-DDLSYM_VERSION="{OLDEST_GLIBC[platform.machine()]}"')
-        return [gpu.compile("small.c", *options, name="small")]
-    looked_up = [] if how == "plugin" else [f"-DHANDLE={how.removeprefix('plugin by ')}"]
-    return plugin(gpu, "small.c", *looked_up, *linked_to_driver(gpu))
-
-
-def plugin(gpu: Machine, source: str, *options: str) -> list[Path]:
-    """The command of a program that loads the source with RTLD_LOCAL, as Python loads extension modules."""
-    return [
-        gpu.compile("plugin_host.c", "-ldl", name="host"),
-        gpu.compile(source, "-shared", "-fPIC", "-Dmain=run", *options, "-ldl", name="plugin.so"),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from link_peer import OK, bytes_of
 from shim_machine import CC, Machine, Running
 from shim_machine import HERE as PROCESSES
-from test_lookups import SMALL_BYTES, small_program
+from small_programs import SMALL_BYTES, small_program
 
 from jupyter_affinode.node.protocol.page import PageFlag
 

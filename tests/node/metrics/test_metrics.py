@@ -9,10 +9,9 @@ import socket
 import threading
 
 import pytest
-from api_answers import raw
 from fake_shim import BUSY, MIB
 from live_server import free_port
-from prometheus_client.parser import text_string_to_metric_families
+from scraping import samples, scraped
 
 from jupyter_affinode.node.ledger.usage import ByteSeconds, Seen
 from jupyter_affinode.node.metrics.collectors import GPUS_MAX, OTHER, USERS_MAX, Metrics
@@ -37,21 +36,6 @@ NODE = {
         "lots": {"ready_bytes": 0, "given_bytes": 0},
     },
 }
-
-
-def scraped(machine):
-    """{name of a sample: {labels: value}} of a real scrape."""
-    page = raw(machine, b"GET /metrics HTTP/1.0\r\nHost: x\r\nConnection: close\r\n\r\n").decode()
-    return samples(page.partition("\r\n\r\n")[2])
-
-
-def samples(text):
-    """A page by names and labels."""
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
-    return found
 
 
 def labels(**values):

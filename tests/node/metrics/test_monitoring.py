@@ -13,7 +13,7 @@ import pytest
 import yaml
 from fake_nvml import FakeNvml
 from fake_shim import BUSY, MIB
-from test_metrics import scraped
+from scraping import scraped
 
 from jupyter_affinode.cli import main
 from jupyter_affinode.monitoring import FILES, text

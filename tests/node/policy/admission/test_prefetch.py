@@ -10,7 +10,6 @@ from fake_nvml import FakeNvml
 from fake_shim import MIB
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_policy_properties import NOW, QUICK
 
 from jupyter_affinode.node.model.actions import Park, Resume
 from jupyter_affinode.node.model.reasons import Cause
@@ -18,6 +17,9 @@ from jupyter_affinode.node.model.snapshot import Gpu, Host, Kernel, Node, Reside
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.victims.eligibility import eligible_at
 from jupyter_affinode.settings.policy import GIB, Settings
+
+NOW = 5000.0
+QUICK = Settings(idle_timeout_s=2.0, cell_idle_timeout_s=4.0, margin_bytes=2 * MIB, host_reserve_bytes=0)
 
 
 def machine(*kernels, free=100 * GIB, total=140 * GIB, is_reclaiming=False):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from histories import BASE, FEW, machine_of, notebooks, run
 from hypothesis import given
 from hypothesis import strategies as st
 from shared_gpus import notebook
 from snapshots import NEEDED, NOW, A, B, asks, busy, node, parked, parks, resident
-from test_policy_histories import BASE, FEW, machine_of, notebooks, run
 
 from jupyter_affinode.node.model.actions import GrantRoom, Resume
 from jupyter_affinode.node.model.reasons import BlockerReason, Cause, WaitReason
