@@ -16,6 +16,8 @@ is shim/src/base/environment.h. A shim takes them as they are at its program's f
 | AFFINODE_STARTUP_CHAIN | provisioner → startup file | the PYTHONSTARTUP that was there before ours |
 | AFFINODE_DEPTH | a user, provisioner → shim | "context": may give up the CUDA context too; else memory alone |
 | AFFINODE_DISABLE | anyone → shim, provisioner | "1": stay inert |
+| AFFINODE_KEEP_KERNELS | spawner → server | which kernels outlive it: "never", "parked", "all" |
+| AFFINODE_KEEP_KERNELS_FOR_S | spawner → server | for how many seconds |
 | AFFINODE_SIM | a user → server, provisioner, controller's start | "1": use the simulated GPU |
 | AFFINODE_SIM_DIR | tests, a user → simulator | folder of the simulated machine's state |
 | AFFINODE_SIM_MEMORY | tests, a user → simulator | bytes of each GPU (KiB, MiB, GiB); default 4GiB |
@@ -52,6 +54,8 @@ SERVER = "AFFINODE_SERVER"
 STARTUP_CHAIN = "AFFINODE_STARTUP_CHAIN"
 DEPTH = "AFFINODE_DEPTH"
 DISABLE = "AFFINODE_DISABLE"
+KEEP_KERNELS = "AFFINODE_KEEP_KERNELS"
+KEEP_KERNELS_FOR_S = "AFFINODE_KEEP_KERNELS_FOR_S"
 SIM = "AFFINODE_SIM"
 SIM_DIR = "AFFINODE_SIM_DIR"
 SIM_MEMORY = "AFFINODE_SIM_MEMORY"

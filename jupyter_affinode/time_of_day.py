@@ -9,5 +9,5 @@ DAY_S = 86400.0
 
 def clock_in_words(in_s: float) -> str:
     """Return a moment as this machine's time of day with its zone, and with the date where it is a day away or more."""
-    form = "%H:%M %Z" if in_s < DAY_S else "%Y-%m-%d %H:%M %Z"
+    form = "%H:%M %Z" if abs(in_s) < DAY_S else "%Y-%m-%d %H:%M %Z"
     return time.strftime(form, time.localtime(time.time() + in_s))

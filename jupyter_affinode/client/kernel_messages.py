@@ -66,6 +66,12 @@ class KernelMessages:
         """The processes of that group are about to be ended: their calls that wait for the GPU, now or later, fail."""
         self._tell("dying", process_group)
 
+    def tell_cell(self, is_open: bool) -> None:
+        """Whether a cell runs."""
+        send_only(
+            self._socket, "POST", kernel_path(self._kernel_id, "cell"), {"open": is_open, "cell_id": None}
+        )
+
     def tell_forget(self) -> None:
         """The kernel has been shut down."""
         send_only(self._socket, "DELETE", kernel_path(self._kernel_id))

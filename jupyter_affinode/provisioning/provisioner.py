@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
+import subprocess
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from functools import partial, wraps
 from inspect import isawaitable
 from typing import Any, ClassVar
@@ -18,6 +21,7 @@ from jupyter_client.provisioning import LocalProvisioner
 from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..client.kernel_messages import KernelMessages, PlacedOn
 from ..client.starting import ensure_controller
+from ..keeping.processes import Adopted, ProcessName, name_of
 from ..threads import on_own_thread
 from .kernelspec import scheduling_fields
 from .preload import Unmanaged, manage
@@ -45,7 +49,10 @@ class AffinodeProvisioner(LocalProvisioner):
     depth: ClassVar[str | None] = None
     # Set by the server extension: whether new kernels are told which GPU to use.
     places: ClassVar[bool] = False
+    # Set by the server extension: whether new kernels outlive their server.
+    keeps: ClassVar[bool] = False
 
+    outlives_server = False  # whether the kernel that runs now does
     managed = False  # whether the shim is in the kernel that runs now
     _said_dying = False
     _is_forgotten = False  # the controller was told that the kernel is gone
@@ -57,6 +64,9 @@ class AffinodeProvisioner(LocalProvisioner):
         applies the kernelspec's own `env`.
         """
         kwargs = await super().pre_launch(**kwargs)
+        self.outlives_server = self.keeps
+        if self.keeps:
+            kwargs.update(independent=True, **_lasting_output())
         self._said_dying = self._is_forgotten = False
         self.managed = False
         _report_interrupts(self.parent)
@@ -144,6 +154,21 @@ class AffinodeProvisioner(LocalProvisioner):
             self._is_forgotten = True
             self._forget()
 
+    async def get_provisioner_info(self) -> dict[str, Any]:
+        """Return what `load_provisioner_info` takes, as JSON. Raises ProcessLookupError if the kernel has ended."""
+        info: dict[str, Any] = await super().get_provisioner_info()
+        info["managed"] = self.managed
+        info["process"] = asdict(name_of(info["pid"] or 0))
+        return info
+
+    async def load_provisioner_info(self, provisioner_info: dict[str, Any]) -> None:
+        """Adopt a kernel that another program started. Raises ProcessLookupError if it has ended."""
+        await super().load_provisioner_info(provisioner_info)
+        self.process = Adopted(ProcessName(**provisioner_info["process"]))  # type: ignore[assignment]  # as Popen
+        self.managed, self.outlives_server = provisioner_info["managed"], True
+        self.ports_cached = True  # a restart keeps the ports, which open websockets do not follow
+        _report_interrupts(self.parent)
+
     def _forget(self) -> None:
         self._tell(KernelMessages.tell_forget)
 
@@ -222,6 +247,19 @@ class AffinodeProvisioner(LocalProvisioner):
             self.log.warning(
                 "Kernel %s runs without a controller, its GPU stays its own: %s", self.kernel_id, error
             )
+
+
+def _lasting_output() -> dict[str, Any]:
+    """Return where a kernel's own output goes if it may outlive this server: not into a pipe or terminal that ends."""
+    lasting = {}
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        try:
+            mode = os.fstat(number).st_mode
+        except OSError:
+            continue
+        if stat.S_ISFIFO(mode) or os.isatty(number):
+            lasting[name] = subprocess.DEVNULL
+    return lasting
 
 
 def _report_interrupts(manager: Any) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
 from tornado.ioloop import PeriodicCallback
-from traitlets import Bool
+from traitlets import Bool, CaselessStrEnum, Float, default
 
 from .._version import __version__
+from ..environment import KEEP_KERNELS, KEEP_KERNELS_FOR_S
 from ..provisioning.default import OURS, DefaultProvisioner, claim_default
 from ..provisioning.provisioner import AffinodeProvisioner
 from ..settings.policy import Settings
@@ -20,6 +21,7 @@ from .events import ResidencyEvents
 from .evictions import KernelEnds
 from .grant_renewal import GrantRenewal
 from .handlers import HANDLERS
+from .kept_kernels import KeptKernels
 from .kernels import KERNEL_ACTIONS, ServerKernels
 from .metrics import MetricsListener
 
@@ -55,8 +57,35 @@ class AffinodeExtension(
         the machine's GPUs, or where another CUDA_DEVICE_ORDER is set.""",
     ).tag(config=True)
 
+    keep_kernels = CaselessStrEnum(
+        ["never", "parked", "all"],
+        help="""Which kernels outlive this server when a signal ends it (a Hub's culler, an upgrade, `jupyter server
+        stop`, a crash): none; those whose GPU memory can be parked, or that have none; or all. The next server of the
+        same user, name and root folder has them again, with their notebooks and the output that came meanwhile. An
+        end from JupyterLab's menu ends all kernels. Only kernels that our provisioner starts are kept. Their own
+        standard output, beside the notebook's, is dropped if it would go to a pipe or terminal. Default:
+        $AFFINODE_KEEP_KERNELS, which a Hub's spawner sets, or "never".""",
+    ).tag(config=True)
+    keep_kernels_for_s = Float(
+        2 * 86400.0,
+        min=1.0,
+        help="""For how many seconds a kernel is kept without a server; then it is shut down.""",
+    ).tag(config=True)
+
     _follows = False  # whether kernels and controller are followed
     default_provisioner = DefaultProvisioner("local-provisioner", "the extension has not been loaded")
+
+    @default("keep_kernels")
+    def _keep_kernels_default(self) -> str:
+        told = os.environ.get(KEEP_KERNELS, "never")
+        return told if told in ("never", "parked", "all") else "never"
+
+    @default("keep_kernels_for_s")
+    def _keep_kernels_for_s_default(self) -> float:
+        try:
+            return max(float(os.environ.get(KEEP_KERNELS_FOR_S, "")), 1.0)
+        except ValueError:
+            return 2 * 86400.0
 
     def initialize_settings(self) -> None:
         """Make the parts. Called when the server loads the extension, before its loop runs."""
@@ -88,6 +117,16 @@ class AffinodeExtension(
         AffinodeProvisioner.server_label = label
         AffinodeProvisioner.depth = policy.get("depth")
         AffinodeProvisioner.places = self.place_kernels
+        self.kept = KeptKernels(
+            self.serverapp,
+            self.watch,
+            which="never" if self._aside is not None else self.keep_kernels,
+            keep_s=self.keep_kernels_for_s,
+            name=_hubs_name(),
+            log=self.log,
+        )
+        if self._aside is None:
+            self.kept.begin()
         if self._aside is not None:
             self.watch.code, self.watch.message = self._aside
             self.log.info(self.watch.message)
@@ -110,11 +149,13 @@ class AffinodeExtension(
         """Begin to follow kernels and controller. Called when the server's loop runs."""
         if self._aside is not None:
             return
-        serverapp.event_logger.add_listener(schema_id=KERNEL_ACTIONS, listener=self.kernels.on_kernel_action)
+        for listener in (self.kernels.on_kernel_action, self.kept.on_kernel_action):
+            serverapp.event_logger.add_listener(schema_id=KERNEL_ACTIONS, listener=listener)
         self._follows = True
         self._grant.start()
         self.watch.start()
         self.kernels.start()
+        await self.kept.start()
         self._activity_callback.start()
 
     async def stop_extension(self) -> None:
@@ -127,6 +168,7 @@ class AffinodeExtension(
             self._activity_callback.stop()
             await self._grant.stop()
             await self.kernels.stop()
+            await self.kept.stop()
             await self.watch.stop()
 
 

@@ -1,0 +1,174 @@
+"""A server's connection to its user's keeper. As long as it is open, the server has its kernels."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .. import environment
+from ..python_command import module_command
+from . import messages
+from .keeper import LINE_BYTES_MAX, SOCKET_NAME
+from .messages import Message
+from .records import Owner, Record, from_json, to_json
+
+START_S = 10.0
+TRY_EVERY_S = 0.05
+ANSWER_S = 30.0
+
+
+class KeeperUnavailable(OSError):
+    """No keeper answers, and none can be started; the message says why."""
+
+
+class KeeperRefused(RuntimeError):
+    """The keeper did not do it; the message says why."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A kernel that no server has. `state`: "busy" while a cell runs; `quiet_s`: since its last message."""
+
+    record: Record
+    kept_since: float  # by the time of day
+    state: str
+    quiet_s: float
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A kernel whose process ended while no server had it."""
+
+    record: Record
+    at: float  # by the time of day
+
+
+class Keeper:
+    """Speaks to the keeper. All raise KeeperUnavailable if it is gone, and KeeperRefused."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        """Use a connection; `connected` makes one."""
+        self._reader, self._writer = reader, writer
+        self._turn = asyncio.Lock()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the keeper has ended."""
+        return self._reader.at_eof() or self._writer.is_closing()
+
+    async def own(self, record: Record) -> None:
+        """Say that this server has a kernel, with what adopting it takes; again whenever that has changed."""
+        await self._ask("own", record=to_json(record))
+
+    async def forget(self, kernel_id: str) -> None:
+        """Say that a kernel is shut down."""
+        await self._ask("forget", kernel=kernel_id)
+
+    async def hand_over(self, record: Record) -> None:
+        """Have a kernel kept from now on. What it says from then on reaches the next server."""
+        await self._ask("hand_over", record=to_json(record))
+
+    async def deliver(self, kernel_id: str, undelivered: list[Message]) -> None:
+        """Give what this server got of a kernel that it handed over, and delivered to no client."""
+        await self._ask("deliver", kernel=kernel_id, messages=messages.to_json(undelivered))
+
+    async def adopt(self, owner: Owner) -> tuple[list[Kept], list[Ended]]:
+        """Take all kernels that are kept for such a server; return them, and those that have ended."""
+        answer = await self._ask("adopt", owner=asdict(owner))
+        return [_kept(each) for each in answer["kernels"]], [
+            Ended(from_json(each["record"]), each["at"]) for each in answer["ended"]
+        ]
+
+    async def take(self, kernel_id: str) -> tuple[list[Message], int]:
+        """Take an adopted kernel's messages, and how many more did not fit. From now on the keeper holds none."""
+        answer = await self._ask("take", kernel=kernel_id)
+        return messages.from_json(answer["messages"]), answer["dropped"]
+
+    async def list_kept(self) -> list[Kept]:
+        """Return all kernels that are kept, whatever server they are for."""
+        return [_kept(each) for each in (await self._ask("list"))["kernels"]]
+
+    async def end(self, kernel_id: str) -> None:
+        """Shut a kept kernel down, and return when it has ended."""
+        await self._ask("end", kernel=kernel_id)
+
+    async def close(self) -> None:
+        """Hang up: what this server has is kept from now on."""
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+    async def _ask(self, what: str, **request: Any) -> Any:
+        async with self._turn:
+            try:
+                self._writer.write(json.dumps({"do": what, **request}).encode() + b"\n")
+                await self._writer.drain()
+                line = await asyncio.wait_for(self._reader.readline(), ANSWER_S)
+                answer = json.loads(line) if line else None
+            except (OSError, ValueError, asyncio.TimeoutError) as error:
+                raise KeeperUnavailable(f"the keeper of kernels does not answer: {error}") from None
+        if answer is None:
+            raise KeeperUnavailable("the keeper of kernels has ended")
+        if "error" in answer:
+            raise KeeperRefused(answer["error"])
+        return answer["answer"]
+
+
+async def connected() -> Keeper:
+    """Return a connection to the user's keeper, which is started if need be. Raises KeeperUnavailable."""
+    loop = asyncio.get_running_loop()
+    deadline, started = loop.time() + START_S, None
+    while True:
+        try:
+            folder = environment.user_folder()
+            environment.make_folder(folder)
+            return Keeper(
+                *await asyncio.open_unix_connection(str(folder / SOCKET_NAME), limit=LINE_BYTES_MAX)
+            )
+        except (FileNotFoundError, ConnectionRefusedError):
+            pass
+        except OSError as error:
+            raise KeeperUnavailable(f"no kernel can be kept: {error}") from None
+        if started is None or started.poll() is not None:  # another server's keeper may just have ended
+            started = _start()
+        if loop.time() > deadline:
+            raise KeeperUnavailable(f"the keeper of kernels did not start within {START_S:g} s")
+        await asyncio.sleep(TRY_EVERY_S)
+
+
+def is_there() -> bool:
+    """Return whether a keeper listens; none is started."""
+    try:
+        return environment.listens(environment.user_folder() / SOCKET_NAME)
+    except OSError:
+        return False
+
+
+def _start() -> subprocess.Popen[bytes]:
+    """Start a keeper out of reach of what ends this server's process group."""
+    environ = {
+        name: value
+        for name, value in environment.controller_environment().items()
+        if not name.startswith("JUPYTERHUB_")  # it outlives this server's tokens
+    }
+    try:
+        with (environment.user_folder() / "keeper.log").open("ab") as log:
+            return subprocess.Popen(
+                module_command("jupyter_affinode.keeping.keeper"),
+                env=environ,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+    except (OSError, environment.SimulationRefused) as error:
+        raise KeeperUnavailable(f"the keeper of kernels cannot be started: {error}") from None
+
+
+def _kept(told: dict[str, Any]) -> Kept:
+    return Kept(from_json(told["record"]), told["kept_since"], told["state"], told["quiet_s"])

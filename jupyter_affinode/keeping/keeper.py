@@ -1,0 +1,257 @@
+"""`python -m jupyter_affinode.keeping.keeper`: the program that keeps a user's kernels while no server has them.
+
+It listens at a Unix socket in a folder that only its user can enter. A request is a line of JSON, and so is its answer.
+It ends by itself when no server is connected and no kernel is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .. import environment
+from . import messages
+from .kept_kernel import CLOSED, OPEN, KeptKernel
+from .records import FOLDER_NAME, Owner, Record, Records, from_json, to_json
+
+SOCKET_NAME = "keeper.sock"
+LOCK_NAME = "keeper.lock"
+LINE_BYTES_MAX = 256 << 20  # a kernel's messages come in one line
+LEAVES_AFTER_S = 5.0  # without servers and kernels
+REMEMBERED_ENDS = 1000
+
+Answer = dict[str, Any]
+
+
+class Keeper:
+    """The kernels of a user that a server has, or had."""
+
+    def __init__(self, folder: Path, log: logging.Logger):
+        """Take the kernels that an earlier keeper knew, as kept, since no server is connected."""
+        self._log = log
+        self._records = Records(folder)
+        self._kernels: dict[str, KeptKernel] = {}
+        self._servers: dict[asyncio.StreamWriter, set[str]] = {}  # and the ids of their kernels
+        self._ends: dict[str, tuple[Record, float]] = {}  # of kernels that ended while they were kept: when
+        self.left = asyncio.Event()
+        self._leaving: asyncio.TimerHandle | None = None
+        self._requests: dict[str, Callable[[asyncio.StreamWriter, Any], Any]] = {
+            "own": self._own,
+            "forget": self._forget,
+            "hand_over": self._hand_over,
+            "deliver": self._deliver,
+            "adopt": self._adopt,
+            "take": self._take,
+            "list": self._list,
+            "end": self._end,
+        }
+
+    async def begin(self) -> None:
+        """Keep what the folder has."""
+        for record in list(self._records.all()):
+            kernel = self._known(record)
+            if kernel is not None:
+                await kernel.keep()
+        self._maybe_leave()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one server until it ends; then its kernels are kept."""
+        self._servers[writer] = set()
+        if self._leaving is not None:
+            self._leaving.cancel()
+        try:
+            while line := await reader.readline():
+                writer.write(json.dumps(await self._answer(writer, line)).encode() + b"\n")
+                await writer.drain()
+        except (OSError, ValueError):  # ValueError: a line that is too long
+            pass
+        finally:
+            had = self._servers.pop(writer)
+            writer.close()
+            for kernel_id in had & self._kernels.keys():
+                if not self._kernels[kernel_id].is_kept:
+                    self._log.info("kernel %s is kept: its server is gone", kernel_id)
+                    await self._kernels[kernel_id].keep()
+            self._maybe_leave()
+
+    async def _answer(self, writer: asyncio.StreamWriter, line: bytes) -> Answer:
+        try:
+            request = json.loads(line)
+            answer = self._requests[request["do"]](writer, request)
+            return {"answer": await answer if asyncio.iscoroutine(answer) else answer}
+        except (ValueError, LookupError, TypeError, OSError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    # ---- requests
+
+    def _own(self, writer: asyncio.StreamWriter, request: Answer) -> None:
+        """Note what adopting a server's kernel takes, now or after a change. Raises ProcessLookupError."""
+        record = from_json(request["record"])
+        if self._known(record) is None:
+            raise ProcessLookupError(f"kernel {record.kernel_id} has ended")
+        for other, had in self._servers.items():
+            if other is not writer:
+                had.discard(record.kernel_id)
+        self._servers[writer].add(record.kernel_id)
+        self._records.write(record)
+
+    def _forget(self, writer: asyncio.StreamWriter, request: Answer) -> None:
+        """Forget a kernel that its server has ended."""
+        kernel_id = request["kernel"]
+        if kernel_id in self._servers[writer]:
+            self._drop(kernel_id)
+
+    async def _hand_over(self, writer: asyncio.StreamWriter, request: Answer) -> None:
+        """Keep a kernel from now on; its server ends."""
+        self._own(writer, request)
+        kernel_id = request["record"]["kernel_id"]
+        self._log.info("kernel %s is kept: its server hands it over", kernel_id)
+        await self._kernels[kernel_id].keep()
+
+    def _deliver(self, writer: asyncio.StreamWriter, request: Answer) -> None:
+        """Take what a server got of a kernel that it handed over, and did not deliver."""
+        if request["kernel"] in self._servers[writer]:
+            self._kernels[request["kernel"]].put_before(messages.from_json(request["messages"]))
+
+    def _adopt(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
+        """Give a server all kept kernels of its name and root folder, and say which of them have ended."""
+        owner = Owner(**request["owner"])
+        found = [
+            kernel for kernel in self._kernels.values() if kernel.is_kept and kernel.record.owner == owner
+        ]
+        for kernel in found:
+            self._servers[writer].add(kernel.record.kernel_id)
+        ended = [(record, at) for record, at in self._ends.values() if record.owner == owner]
+        for record, _ in ended:
+            del self._ends[record.kernel_id]
+        return {
+            "kernels": [_view(kernel) for kernel in found if kernel.dying is None],
+            "ended": [{"record": to_json(record), "at": at} for record, at in ended],
+        }
+
+    def _take(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
+        """Give an adopted kernel's messages, and keep it no longer."""
+        if request["kernel"] not in self._servers[writer]:
+            raise LookupError(f"kernel {request['kernel']} is not this server's")
+        kernel = self._kernels[request["kernel"]]
+        dropped = kernel.dropped
+        return {"messages": messages.to_json(kernel.take()), "dropped": dropped}
+
+    def _list(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
+        """Say which kernels are kept."""
+        return {"kernels": [_view(kernel) for kernel in self._kernels.values() if kernel.is_kept]}
+
+    async def _end(self, writer: asyncio.StreamWriter, request: Answer) -> None:
+        """End a kept kernel."""
+        kernel = self._kernels[request["kernel"]]
+        if not kernel.is_kept:
+            raise LookupError(f"a server has kernel {request['kernel']}")
+        if kernel.dying is None:
+            kernel.dying = asyncio.get_running_loop().create_task(kernel.end())
+        await kernel.dying
+
+    # ---- what is known
+
+    def _known(self, record: Record) -> KeptKernel | None:
+        """Return a kernel, which is new or has a newer record; None if its process has ended."""
+        kernel = self._kernels.get(record.kernel_id)
+        if kernel is not None and kernel.record.process == record.process:
+            kernel.belongs_to(record)
+            return kernel
+        self._drop(record.kernel_id)
+        try:
+            kernel = KeptKernel(record, self._ended, self._log)
+        except ProcessLookupError:
+            return None
+        self._kernels[record.kernel_id] = kernel
+        return kernel
+
+    def _ended(self, kernel: KeptKernel) -> None:
+        kernel_id = kernel.record.kernel_id
+        if self._kernels.get(kernel_id) is not kernel:
+            return
+        if kernel.is_kept and kernel.dying is None:
+            self._log.warning("kernel %s ended while no server had it", kernel_id)
+            self._ends[kernel_id] = (kernel.record, time.time())
+            while len(self._ends) > REMEMBERED_ENDS:
+                del self._ends[next(iter(self._ends))]
+        if kernel.is_kept:
+            with contextlib.suppress(OSError):
+                os.unlink(kernel.record.connection_file)
+            self._drop(kernel_id)
+        else:  # its server restarts it, or says that it is gone
+            kernel.close()
+            del self._kernels[kernel_id]
+        self._maybe_leave()
+
+    def _drop(self, kernel_id: str) -> None:
+        kernel = self._kernels.pop(kernel_id, None)
+        if kernel is not None:
+            kernel.close()
+        self._records.remove(kernel_id)
+        for had in self._servers.values():
+            had.discard(kernel_id)
+        self._maybe_leave()
+
+    def _maybe_leave(self) -> None:
+        """End in a while, if nothing is to be kept then."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+        if not self._servers and not self._kernels:
+            self._leaving = asyncio.get_running_loop().call_later(LEAVES_AFTER_S, self._leave)
+
+    def _leave(self) -> None:
+        if not self._servers and not self._kernels:
+            self.left.set()
+
+
+def _view(kernel: KeptKernel) -> Answer:
+    return {
+        "record": to_json(kernel.record),
+        "kept_since": kernel.kept_since,
+        "state": OPEN if kernel.open_cells else CLOSED,
+        "quiet_s": time.monotonic() - kernel.heard_at,
+    }
+
+
+async def run(folder: Path, log: logging.Logger) -> None:
+    """Serve until nothing is to be kept."""
+    keeper = Keeper(folder / FOLDER_NAME, log)
+    path = folder / SOCKET_NAME
+    path.unlink(missing_ok=True)
+    await keeper.begin()
+    server = await asyncio.start_unix_server(keeper.serve, str(path), limit=LINE_BYTES_MAX)
+    try:
+        await keeper.left.wait()
+    finally:
+        path.unlink(missing_ok=True)
+        server.close()
+
+
+def main() -> int:
+    """Be the keeper of a user, unless there is one."""
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr)
+    folder = environment.user_folder()
+    environment.make_folder(folder)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what ends servers
+    descriptor = os.open(folder / LOCK_NAME, environment.LOCK_FLAGS, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return 0
+    asyncio.run(run(folder, logging.getLogger("keeper")))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

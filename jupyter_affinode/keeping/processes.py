@@ -1,0 +1,88 @@
+"""Processes that are no children of ours: named so that a pid that is given again is no mistake, ended, waited for."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import environment
+
+START_FIELD = 19  # of /proc/PID/stat, counted from behind the program's name: when it started, in ticks
+
+
+@dataclass(frozen=True)
+class ProcessName:
+    """One process of this start of the machine."""
+
+    pid: int
+    started: int  # ticks after the machine's start
+    boot: str
+
+
+def name_of(pid: int) -> ProcessName:
+    """Return a process's name. Raises ProcessLookupError."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        raise ProcessLookupError(f"no process {pid}") from None
+    return ProcessName(pid, int(fields[START_FIELD]), environment.boot_id())
+
+
+class Adopted:
+    """What provisioners use of subprocess.Popen, for a process that another program started.
+
+    Its exit status is not to be had: 0 stands for it.
+    """
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, process: ProcessName):
+        """Find it. Raises ProcessLookupError if it has ended."""
+        self.pid = process.pid
+        self.returncode: int | None = None
+        self._descriptor = os.pidfd_open(process.pid)
+        try:
+            is_it = name_of(process.pid) == process
+        except ProcessLookupError:
+            is_it = False
+        if not is_it or self.poll() is not None:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            raise ProcessLookupError(f"process {process.pid} has ended")
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", -1) >= 0:
+            os.close(self._descriptor)
+
+    def fileno(self) -> int:
+        """Return a descriptor that can be read once the process has ended."""
+        return self._descriptor
+
+    def poll(self) -> int | None:
+        """Return None while it lives."""
+        return self._looked(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, or so many seconds."""
+        return self._looked(timeout) or 0
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal; none to a process that has ended."""
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._descriptor, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def _looked(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._descriptor], [], [], timeout)[0]:
+            self.returncode = 0
+        return self.returncode

@@ -1,0 +1,101 @@
+"""What adopting a kernel takes, and the folder that has it, one file for each kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import environment
+from .processes import ProcessName
+
+FOLDER_NAME = "kept"  # in the user's own folder, which nobody else can enter
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Which servers may adopt a kernel: those of this name (a Hub's, or "") and root folder, of the same user."""
+
+    name: str
+    root: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """A kernel, for the server that adopts it."""
+
+    kernel_id: str
+    kernel_name: str  # its kernelspec
+    owner: Owner
+    process: ProcessName
+    process_group: int | None
+    connection_file: str
+    connection: dict[str, Any]  # ports and key, as in the connection file
+    is_managed: bool  # whether it has the shim
+    launch: dict[str, Any] = field(default_factory=dict)  # what a restart takes, JSON
+    environ: dict[str, str] = field(default_factory=dict)  # what it has that its server had not
+    sessions: list[dict[str, Any]] = field(default_factory=list)  # id, path, name, type
+    info: dict[str, Any] | None = None  # its kernel_info_reply, if it has told: a busy kernel does not
+    reader: str = ""  # the client session that reads its messages: the last tab's
+    keep_s: float = 0.0  # for how long no server may have it
+    place: str = "process"
+    version: int = VERSION
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    """Return a record as JSON."""
+    return asdict(record)
+
+
+def from_json(told: dict[str, Any]) -> Record:
+    """Return the record that `to_json` gave. Raises ValueError for one of another release, or a broken one."""
+    if not isinstance(told, dict) or told.get("version") != VERSION:
+        raise ValueError("a record of another release")
+    try:
+        return Record(**{**told, "owner": Owner(**told["owner"]), "process": ProcessName(**told["process"])})
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"a broken record: {error}") from None
+
+
+class Records:
+    """The records on disk, for a keeper that was killed. Read and written by the keeper alone."""
+
+    def __init__(self, folder: Path):
+        """Use a folder, which is made if need be. Raises OSError."""
+        environment.make_folder(folder)
+        self._folder = folder
+
+    def write(self, record: Record) -> None:
+        """Write a record, whole or not at all. Raises OSError."""
+        descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=".")
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                json.dump(to_json(record), file)
+            os.replace(name, self._path(record.kernel_id))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+
+    def remove(self, kernel_id: str) -> None:
+        """Remove a record, if it is there."""
+        with contextlib.suppress(OSError):
+            self._path(kernel_id).unlink()
+
+    def all(self) -> Iterator[Record]:
+        """Yield the records that can be read; others are removed."""
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                yield from_json(json.loads(path.read_text(encoding="utf-8")))
+            except (OSError, ValueError):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def _path(self, kernel_id: str) -> Path:
+        return self._folder / f"{kernel_id.replace('/', '_')}.json"

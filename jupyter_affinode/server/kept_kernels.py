@@ -1,0 +1,455 @@
+"""Kernels of this server that outlive it: what the keeper is told, hand-over at the end, adoption at the start.
+
+Jupyter's kernel manager has no call that takes or gives away a running kernel. What stands for them here, `_put_in` and
+`_taken_out`, is all that uses its insides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.kernelspec import NoSuchKernel
+from jupyter_client.provisioning import KernelProvisionerFactory
+from jupyter_core.utils import ensure_async
+from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
+
+from ..client.api import ControllerRefused, ControllerUnavailable
+from ..keeping.client import Ended, Keeper, KeeperRefused, KeeperUnavailable, Kept, connected, is_there
+from ..keeping.messages import Message, joined, parent_of
+from ..keeping.processes import ProcessName
+from ..keeping.records import Owner, Record
+from ..provisioning.provisioner import AffinodeProvisioner
+from ..time_of_day import clock_in_words
+from .controller_watch import NodeWatch, cancelled
+
+LOOK_EVERY_S = 2.0
+HAND_OVER_S = 8.0  # for all kernels: a Hub kills its servers 10 s after it asked them to end
+PARK_S = 5.0  # of these
+SUBSCRIBED_S = 1.0
+CHANNELS = ("iopub", "shell", "control", "stdin")
+OFF_THE_GPU = ("none", "parked")
+
+
+class KeptKernels:
+    """Keeps the kernels that our provisioner starts, as the administrator wants it."""
+
+    def __init__(
+        self, serverapp: Any, watch: NodeWatch, *, which: str, keep_s: float, name: str, log: logging.Logger
+    ):
+        """`which`: "never", "parked" or "all"; `name`: what a Hub calls this server, or ""."""
+        self._app = serverapp
+        self._manager = serverapp.kernel_manager
+        self._watch = watch
+        self._which = which
+        self._keep_s = keep_s
+        self._owner = Owner(name, str(Path(serverapp.root_dir).resolve()))
+        self._log = log
+        self._keeper: Keeper | None = None
+        self._told: dict[str, Record] = {}  # what the keeper knows of each kernel
+        self._given_away: list[Any] = []  # kernel managers, whose end would delete their connection files
+        self._was_signalled = False
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._adopting: asyncio.Task[None] | None = None
+
+    # ---- the start
+
+    def begin(self) -> None:
+        """Adopt what is kept for this server. Called before it answers requests, or it would forget sessions."""
+        if self._which == "never" and not is_there():
+            return
+        loop = self._app.io_loop.asyncio_loop
+        if loop.is_running():
+            self._adopting = loop.create_task(self._begin())
+        else:
+            loop.run_until_complete(self._begin())
+        self._note_signals()
+
+    async def _begin(self) -> None:
+        try:
+            self._keeper = await connected()
+            kept, ended = await self._keeper.adopt(self._owner)
+        except (KeeperUnavailable, KeeperRefused) as error:
+            self._log.error("Kernels of this server will end with it: %s", error)
+            return
+        for each in ended:
+            self._log.warning("%s", _obituary(each))
+        await asyncio.gather(*(self._adopt(each) for each in kept))
+        AffinodeProvisioner.keeps = self._which != "never"
+
+    async def _adopt(self, kept: Kept) -> None:
+        record = kept.record
+        assert self._keeper is not None
+        try:
+            manager = await self._put_in(kept)
+            await self._read_on(record, manager)
+        except (KeeperUnavailable, KeeperRefused, ProcessLookupError, NoSuchKernel) as error:
+            self._log.error("Kernel %s could not be adopted: %s", record.kernel_id, error)
+            return
+        except Exception:  # an error about one kernel must not keep the server from starting
+            self._log.exception("Kernel %s could not be adopted", record.kernel_id)
+            return
+        self._told[record.kernel_id] = record
+        self._log.info("Kernel %s is this server's again: it ran on without one.", record.kernel_id)
+
+    async def _put_in(self, kept: Kept) -> Any:
+        """Have the server's kernel manager know a kernel that runs; return the kernel's own manager."""
+        record, all_kernels = kept.record, self._manager
+        kernel_id = record.kernel_id
+        manager = all_kernels.kernel_manager_factory(
+            connection_file=record.connection_file,
+            parent=all_kernels,
+            log=all_kernels.log,
+            kernel_name=record.kernel_name,
+            kernel_spec_manager=all_kernels.kernel_spec_manager,
+        )
+        manager.kernel_id = kernel_id
+        manager.load_connection_info(dict(record.connection))
+        manager.provisioner = KernelProvisionerFactory.instance(
+            parent=all_kernels
+        ).create_provisioner_instance(kernel_id, manager.kernel_spec, parent=manager)
+        if not isinstance(manager.provisioner, AffinodeProvisioner):
+            raise ProcessLookupError("its kernelspec has another provisioner now")
+        await manager.provisioner.load_provisioner_info(
+            {
+                "pid": record.process.pid,
+                "pgid": record.process_group,
+                "ip": record.connection["ip"],
+                "managed": record.is_managed,
+                "process": {**record.process.__dict__},
+                "kernel_id": kernel_id,
+                "connection_info": manager.get_connection_info(),
+            }
+        )
+        manager._launch_args = {**record.launch, "env": {**os.environ, **record.environ}}
+        manager._attempted_start = True
+        if not manager.ready.done():
+            manager.ready.set_result(None)
+        if not os.path.exists(manager.connection_file):
+            manager.write_connection_file()
+        manager._connection_file_written = True  # it goes when the kernel ends
+        all_kernels._kernels[kernel_id] = manager
+        all_kernels._kernel_connections[kernel_id] = 0
+        all_kernels._kernel_ports[kernel_id] = manager.ports
+        manager.execution_state = kept.state
+        if record.info is not None:
+            manager._kernel_info_future = asyncio.get_running_loop().create_future()
+            manager._kernel_info_future.set_result(record.info)
+        all_kernels.start_watching_activity(kernel_id)
+        manager.last_activity = datetime.now(timezone.utc) - timedelta(seconds=kept.quiet_s)
+        manager.start_restarter()
+        all_kernels.add_restart_callback(
+            kernel_id, partial(all_kernels._handle_kernel_died, kernel_id), "dead"
+        )
+        if not all_kernels._initialized_culler:
+            all_kernels.initialize_culler()
+        KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=manager.kernel_name).inc()
+        for session in record.sessions:
+            await self._restore_session(session, kernel_id)
+        return manager
+
+    async def _restore_session(self, session: dict[str, Any], kernel_id: str) -> None:
+        sessions = self._app.session_manager
+        try:
+            await ensure_async(sessions.get_session(session_id=session["id"]))
+        except Exception:  # 404: it is in memory, unless the server has a database
+            await ensure_async(
+                sessions.save_session(
+                    session["id"],
+                    path=session["path"],
+                    name=session["name"],
+                    type=session["type"],
+                    kernel_id=kernel_id,
+                )
+            )
+
+    async def _read_on(self, record: Record, manager: Any) -> None:
+        """Have the tab that read a kernel's messages get those that came meanwhile, when it attaches again."""
+        assert self._keeper is not None
+        kernel_id = record.kernel_id
+        if not record.reader:
+            await self._keeper.take(kernel_id)  # no client waits for them
+            return
+        identity = record.reader.encode()
+        channels = {name: getattr(manager, f"connect_{name}")(identity=identity) for name in CHANNELS}
+        for name, stream in channels.items():
+            stream.channel = name
+        self._manager.start_buffering(kernel_id, f"{kernel_id}:{record.reader}", channels)
+        buffer = self._manager._kernel_buffers[kernel_id]
+        question = await self._subscribed(manager, buffer)
+        taken, dropped = await self._keeper.take(kernel_id)
+        if dropped and taken:
+            taken.insert(0, _note_of_loss(manager, taken[0], dropped))
+        buffer["buffer"] = [
+            message for message in joined(taken, buffer["buffer"]) if question not in parent_of(message[1])
+        ]
+
+    async def _subscribed(self, manager: Any, buffer: dict[str, Any]) -> bytes:
+        """Wait until a kernel's output comes in, by a question to it, whose id is returned; not for ever."""
+        control = manager.connect_control()
+        try:
+            question: str = manager.session.send(control, "kernel_info_request")["header"]["msg_id"]
+            end = asyncio.get_running_loop().time() + SUBSCRIBED_S
+            while asyncio.get_running_loop().time() < end:
+                if any(
+                    channel == "iopub" and question.encode() in parent_of(frames)
+                    for channel, frames in buffer["buffer"]
+                ):
+                    break
+                await asyncio.sleep(0.01)
+        finally:
+            control.close(linger=0)
+        return question.encode()
+
+    def _note_signals(self) -> None:
+        """Tell an end by a signal, as a Hub or systemd ends servers, from one that the user chose in the menu.
+
+        jupyter_server handles SIGINT at a terminal alone; a Hub's servers, which have none, would end without a word.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
+        stop: Callable[[Any, Any], None] = self._app._signal_stop
+
+        def noted(number: Any, frame: Any) -> None:
+            self._was_signalled = True
+            stop(number, frame)
+
+        self._app._signal_stop = noted
+        signal.signal(signal.SIGTERM, noted)
+        if not (sys.stdin and sys.stdin.isatty()):
+            signal.signal(signal.SIGINT, noted)
+
+    # ---- while the server runs
+
+    async def start(self) -> None:
+        """Begin to tell the keeper of this server's kernels. Called with the event loop running."""
+        if self._adopting is not None:
+            await self._adopting
+        if self._which != "never":
+            self._task = asyncio.get_running_loop().create_task(self._keep_up(), name="affinode-kept-kernels")
+
+    async def on_kernel_action(self, logger: Any, schema_id: str, data: dict[str, Any]) -> None:
+        """Look at once after what the server's `kernel_actions` events tell."""
+        self._changed.set()
+
+    async def _keep_up(self) -> None:
+        while True:
+            try:
+                await self._tell_changes()
+            except (KeeperUnavailable, KeeperRefused) as error:
+                self._log.warning("The keeper of this server's kernels is to be reached anew: %s", error)
+                await self._reconnect()
+            except Exception:  # the next round may work
+                self._log.exception("Telling the keeper of this server's kernels failed")
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), LOOK_EVERY_S)
+            self._changed.clear()
+
+    async def _tell_changes(self) -> None:
+        if self._keeper is None or self._keeper.is_gone:
+            raise KeeperUnavailable("there is none")
+        sessions = await ensure_async(self._app.session_manager.list_sessions())
+        running = set()
+        for kernel_id, manager in list(self._manager._kernels.items()):
+            record = await self._record(kernel_id, manager, sessions)
+            if record is not None:
+                running.add(kernel_id)
+                if record != self._told.get(kernel_id):
+                    await self._keeper.own(record)
+                    self._told[kernel_id] = record
+        for kernel_id in self._told.keys() - running - self._manager._kernels.keys():
+            await self._keeper.forget(kernel_id)
+            del self._told[kernel_id]
+
+    async def _reconnect(self) -> None:
+        self._told.clear()
+        try:
+            self._keeper = await connected()
+            AffinodeProvisioner.keeps = True
+        except KeeperUnavailable as error:
+            self._keeper, AffinodeProvisioner.keeps = None, False
+            self._log.error("New kernels will end with this server: %s", error)
+
+    async def _record(self, kernel_id: str, manager: Any, sessions: list[dict[str, Any]]) -> Record | None:
+        """Return what adopting a kernel takes; None for one that ends with its server, or has ended."""
+        provisioner = manager.provisioner
+        if not (isinstance(provisioner, AffinodeProvisioner) and provisioner.outlives_server):
+            return None
+        try:
+            info = await provisioner.get_provisioner_info()
+        except ProcessLookupError:
+            return None  # it is starting again, or has ended
+        launch = dict(manager._launch_args or {})
+        environ = launch.pop("env", {}) or {}
+        return Record(
+            kernel_id=kernel_id,
+            kernel_name=manager.kernel_name,
+            owner=self._owner,
+            process=ProcessName(**info["process"]),
+            process_group=info["pgid"],
+            connection_file=manager.connection_file,
+            connection={name: _as_text(value) for name, value in manager.get_connection_info().items()},
+            is_managed=provisioner.managed,
+            launch={name: value for name, value in launch.items() if _is_json(value)},
+            environ={name: value for name, value in environ.items() if os.environ.get(name) != value},
+            sessions=[
+                {name: session.get(name) for name in ("id", "path", "name", "type")}
+                for session in sessions
+                if session["kernel"]["id"] == kernel_id
+            ],
+            info=_kernel_info(manager),
+            reader=self._reader(kernel_id),
+            keep_s=self._keep_s,
+        )
+
+    def _reader(self, kernel_id: str) -> str:
+        """Return the client session of the tab that was the last to read a kernel's messages; "" for none."""
+        keys = [
+            *(
+                buffer["session_key"]
+                for other, buffer in self._manager._kernel_buffers.items()
+                if other == kernel_id
+            ),
+            *getattr(self._app.kernel_websocket_connection_class, "_open_sessions", {}),
+        ]
+        readers = [key.partition(":")[2] for key in keys if key.startswith(f"{kernel_id}:")]
+        return readers[-1] if readers else ""
+
+    # ---- the end
+
+    async def stop(self) -> None:
+        """Hand kernels over, if the server ends by a signal; those that are not kept the server shuts down afterwards.
+
+        Called after this server has stopped telling the controller about its kernels.
+        """
+        AffinodeProvisioner.keeps = False
+        if self._task is not None:
+            await cancelled(self._task)
+            if self._keeper is None or self._keeper.is_gone:
+                await self._reconnect()
+                AffinodeProvisioner.keeps = False
+        if self._keeper is None:
+            return
+        try:
+            await asyncio.wait_for(self._hand_over(), HAND_OVER_S)
+        except (KeeperUnavailable, KeeperRefused, asyncio.TimeoutError) as error:
+            self._log.error("Kernels could not be handed over, and end with this server: %r", error)
+        finally:
+            with contextlib.suppress(KeeperUnavailable, KeeperRefused):
+                for kernel_id in self._told.keys() & self._manager._kernels.keys():
+                    await self._keeper.forget(kernel_id)  # the server shuts it down
+            await self._keeper.close()
+
+    async def _hand_over(self) -> None:
+        assert self._keeper is not None
+        sessions = await ensure_async(self._app.session_manager.list_sessions())
+        records = {
+            kernel_id: record
+            for kernel_id, manager in list(self._manager._kernels.items())
+            if (record := await self._record(kernel_id, manager, sessions)) is not None
+        }
+        stay = await self._staying(records)
+        if not stay:
+            return
+        # From now on the server puts the messages of open tabs aside, as for a tab that is closed.
+        await self._app.kernel_websocket_connection_class.close_all()
+        for kernel_id in stay:
+            await self._keeper.hand_over(records[kernel_id])
+            buffer = self._manager._kernel_buffers.get(kernel_id)
+            if buffer and buffer["buffer"]:
+                await self._keeper.deliver(kernel_id, buffer["buffer"])
+            self._taken_out(kernel_id)
+        self._log.info("%d kernels run on without this server.", len(stay))
+
+    async def _staying(self, records: dict[str, Record]) -> list[str]:
+        """Return the kernels that are to run on: for "parked", those that use no GPU memory once they were parked."""
+        if not self._was_signalled or self._which == "never":
+            return []
+        if self._which == "all":
+            return list(records)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*map(self._parked, records)), PARK_S)
+        stay = []
+        for kernel_id, record in records.items():
+            if not record.is_managed or await self._residency(kernel_id) in OFF_THE_GPU:
+                stay.append(kernel_id)
+            else:
+                self._log.warning("Kernel %s is not kept: it uses the GPU.", kernel_id)
+        return stay
+
+    async def _parked(self, kernel_id: str) -> None:
+        with contextlib.suppress(ControllerUnavailable, ControllerRefused):
+            if await self._residency(kernel_id) not in OFF_THE_GPU:
+                await self._watch.client.park(kernel_id)
+
+    async def _residency(self, kernel_id: str) -> str | None:
+        """Return where a kernel's GPU memory is; None if no controller says so: then it is not kept."""
+        try:
+            return str((await self._watch.client.kernel(kernel_id))["residency"])
+        except ControllerRefused:
+            return "none"  # the controller knows no such kernel
+        except ControllerUnavailable:
+            return None
+
+    def _taken_out(self, kernel_id: str) -> None:
+        """Have the server's kernel manager forget a kernel that runs on."""
+        all_kernels = self._manager
+        manager = all_kernels._kernels[kernel_id]
+        manager.stop_restarter()
+        all_kernels.stop_watching_activity(kernel_id)
+        all_kernels.stop_buffering(kernel_id)
+        manager._close_control_socket()
+        all_kernels.remove_kernel(kernel_id)
+        manager._connection_file_written = False
+        self._given_away.append(manager)
+        self._told.pop(kernel_id, None)
+
+
+def _kernel_info(manager: Any) -> dict[str, Any] | None:
+    """Return what a kernel said of itself when its first tab asked."""
+    told = getattr(manager, "_kernel_info_future", None)
+    return told.result() if told is not None and told.done() and not told.cancelled() else None
+
+
+def _note_of_loss(manager: Any, first: Message, dropped: int) -> Message:
+    """Return a message that says in the cell's output that there was more."""
+    text = f"[{dropped} messages of output from the time without a server did not fit and are missing here]\n"
+    try:
+        parent = json.loads(parent_of(first[1]))
+    except ValueError:
+        parent = {}
+    message = manager.session.msg("stream", {"name": "stderr", "text": text}, parent=parent)
+    message["parent_header"] = parent
+    return "iopub", [b"stream", *manager.session.serialize(message)]
+
+
+def _obituary(ended: Ended) -> str:
+    paths = ", ".join(session["path"] for session in ended.record.sessions if session.get("path"))
+    what = f"The kernel of {paths}" if paths else f"Kernel {ended.record.kernel_id}"
+    when = clock_in_words(ended.at - time.time())
+    return f"{what} ended at {when}, while no server ran: its process was killed, or ended by itself."
+
+
+def _as_text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True

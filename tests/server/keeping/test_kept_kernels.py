@@ -1,0 +1,232 @@
+"""Kernels that outlive their server: real servers that end in every way, and the next one that has them again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from live_machine import Machine
+from live_server import ENDLESS, JupyterServer, exists
+from tab import Tab
+from waiting import until
+
+KEEP = "--AffinodeExtension.keep_kernels=all"
+COUNTING = """
+import time
+for number in range({until}):
+    print(number, flush=True)
+    time.sleep(0.1)
+value = "counted"
+"""
+
+
+def keepers(machine: Machine) -> list[int]:
+    """The pids of the machine's keepers."""
+    return [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/environ")
+        if (path.parent / "cmdline").read_bytes().find(b"jupyter_affinode.keeping.keeper") >= 0
+        and machine.environment["AFFINODE_FOLDER"].encode() in path.read_bytes()
+    ]
+
+
+@pytest.fixture
+def keeping_machine(machine):
+    """A machine whose keeper is its own."""
+    machine.environment["AFFINODE_FOLDER"] = str(machine.folder / "own")
+    yield machine
+    for pid in keepers(machine):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def server(keeping_machine):
+    """A server whose kernels outlive it."""
+    made = JupyterServer(keeping_machine).start(KEEP)
+    yield made
+    for model in made.request("GET", "/api/kernels")[1]:
+        made.request("DELETE", f"/api/kernels/{model['id']}")
+    made.stop()
+
+
+def again(server: JupyterServer, how: int = signal.SIGTERM) -> None:
+    """End the server in a way, and start the next one at the same port."""
+    server.process.send_signal(how)
+    server.process.wait(timeout=60)
+    server.start(KEEP, port=server.port)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
+async def test_a_cell_that_runs_through_a_restart_completes_in_its_tab(server, how):
+    kernel = server.start_kernel(path="work.ipynb")
+    (session,) = server.request("GET", "/api/sessions")[1]
+    kernel.run("kept = 'as it was'")
+    pid = kernel.pid
+    tab = await Tab(kernel.id).attach(server)
+    cell = tab.run(COUNTING.format(until=60))
+    await until(lambda: "3\n" in tab.text(cell))
+    if how == signal.SIGKILL:  # what is told every few seconds
+        folder = Path(server.machine.environment["AFFINODE_FOLDER"]) / "kept"
+        await until(lambda: any(tab.session in path.read_text() for path in folder.glob("*.json")))
+    again(server, how)
+    assert server.request("GET", "/api/sessions")[1][0]["id"] == session["id"]
+    assert server.request("GET", f"/api/kernels/{kernel.id}")[1]["execution_state"] == "busy"
+    await tab.attach(server)
+    await until(lambda: tab.is_done(cell))
+    assert tab.text(cell).split() == [str(number) for number in range(60)], server.log()
+    assert tab.replies[cell]["status"] == "ok"
+    after = tab.run("print(kept, value)")
+    await until(lambda: tab.is_done(after))
+    assert tab.text(after) == "as it was counted\n"
+    assert kernel.pid == pid
+    await tab.close()
+
+
+def test_kernels_do_after_a_restart_what_they_did_before(server, kernelspec, wait_until):
+    """Interrupt, restart, delete; consoles on one session, a kernel that is not Python's, one that died meanwhile."""
+    machine, python = server.machine, server.start_kernel(path="work.ipynb")
+    console = {"name": "", "path": "console-1", "type": "console", "kernel": {"id": python.id}}
+    assert server.request("POST", "/api/sessions", console)[0] == 201
+    argv = [sys.executable, "-m", "bash_kernel", "-f", "{connection_file}"]
+    bash = server.start_kernel(kernelspec("shell", server.machine, argv=argv, language="bash"))
+    bash.run("kept=there")
+    dead = server.start_kernel(path="dead.ipynb")
+    python.run("kept = [1, 2]")
+    dead_pid, file = dead.pid, Path(machine.environment["JUPYTER_RUNTIME_DIR"]) / f"kernel-{dead.id}.json"
+    server.process.terminate()
+    server.process.wait(timeout=60)
+    os.kill(dead_pid, signal.SIGKILL)
+    wait_until(lambda: not file.exists())
+    server.start(KEEP, port=server.port)
+
+    assert "The kernel of dead.ipynb ended at " in server.log()
+    sessions = {each["path"]: each["kernel"]["id"] for each in server.request("GET", "/api/sessions")[1]}
+    assert sessions == {"work.ipynb": python.id, "console-1": python.id}
+    assert {each["id"] for each in server.request("GET", "/api/kernels")[1]} == {python.id, bash.id}
+    assert bash.run("echo $kept").text == "there\n"
+    endless = python.begin(ENDLESS)
+    python.interrupt()
+    assert python.wait(endless).error == "KeyboardInterrupt"
+    assert python.run("kept").text == "[1, 2]"
+    before = python.environment()
+    python.restart()
+    assert python.run("'kept' in dir()").text == "False"
+    after = python.environment()
+    assert after["JPY_SESSION_NAME"] == before["JPY_SESSION_NAME"]
+    pid = python.pid
+    os.kill(pid, signal.SIGKILL)  # the server starts it again
+    wait_until(lambda: "restarting kernel" in server.log())
+    python.wait_for_ready()
+    assert python.pid != pid
+    again(server)
+    python.wait_for_ready()
+    for kernel in (python, bash):
+        process = kernel.pid if kernel is python else int(bash.run("echo $$").text)
+        kernel.shutdown()
+        wait_until(lambda process=process: not exists(process))
+    assert server.request("GET", "/api/kernels")[1] == []
+
+
+async def test_what_a_kernel_asks_and_says_without_a_server_reaches_the_tab(server):
+    """A question to the user waits; of more output than fits the newest is there, and the tab says so."""
+    kernel, other = server.start_kernel(), server.start_kernel()
+    asking, telling = await Tab(kernel.id).attach(server), await Tab(other.id).attach(server)
+    begun = Path(server.machine.folder, "begun")
+    wait = "import pathlib, time\nprint('begun', flush=True)\n"
+    wait += f"while not pathlib.Path({str(begun)!r}).exists(): time.sleep(0.05)\n"
+    question = asking.run(f"{wait}print('I am', input('who? '))", allow_stdin=True)
+    much = telling.run(f"{wait}for n in range(1200): print(n, 'x' * 20_000, flush=True)\nprint('the end')")
+    for tab, cell in ((asking, question), (telling, much)):
+        await until(lambda tab=tab, cell=cell: "begun" in tab.text(cell))
+    server.process.terminate()
+    server.process.wait(timeout=60)
+    begun.touch()
+    other.wait_for_ready()
+    server.start(KEEP, port=server.port)
+    await asking.attach(server)
+    await until(lambda: asking.questions)
+    asking.send("input_reply", {"value": "here"}, "stdin", asking.questions[0]["header"])
+    await until(lambda: asking.is_done(question))
+    assert asking.text(question).endswith("I am here\n")
+    await telling.attach(server)
+    await until(lambda: telling.is_done(much))
+    text = telling.text(much)
+    assert "messages of output from the time without a server did not fit" in text
+    assert "\n1199 x" in text and text.endswith("the end\n") and "\n10 x" not in text
+    await asking.close()
+    await telling.close()
+
+
+def test_an_end_from_the_menu_ends_all_kernels_and_leaves_nothing(server, wait_until):
+    machine, kernel = server.machine, server.start_kernel(path="work.ipynb")
+    pid = kernel.pid
+    (keeper,) = keepers(machine)
+    assert server.request("POST", "/api/shutdown")[0] == 200
+    server.process.wait(timeout=60)
+    assert not exists(pid)
+    wait_until(lambda: not exists(keeper))
+    own = Path(machine.environment["AFFINODE_FOLDER"])
+    assert list((own / "kept").iterdir()) == [] and not (own / "keeper.sock").exists()
+    server.start(KEEP, port=server.port)
+    assert server.request("GET", "/api/sessions")[1] == []
+
+
+def test_a_keeper_that_is_killed_loses_nothing(server, wait_until):
+    """While a server has the kernels, and while none has."""
+    kernel = server.start_kernel(path="work.ipynb")
+    kernel.run("kept = 5")
+    for runs in (True, False):
+        (keeper,) = keepers(server.machine)
+        if not runs:
+            server.process.terminate()
+            server.process.wait(timeout=60)
+        os.kill(keeper, signal.SIGKILL)
+        wait_until(lambda keeper=keeper: not exists(keeper))
+        if runs:
+            wait_until(lambda: keepers(server.machine))
+            folder = Path(server.machine.environment["AFFINODE_FOLDER"]) / "kept"
+            wait_until(lambda folder=folder: list(folder.glob("*.json")))
+        else:
+            server.start(KEEP, port=server.port)
+        assert kernel.run("kept").text == "5"
+    assert [each["path"] for each in server.request("GET", "/api/sessions")[1]] == ["work.ipynb"]
+
+
+def test_servers_of_one_user_adopt_their_own(server, keeping_machine, wait_until):
+    """Those of another root folder others, and a plain server none; what no server fetches ends in time."""
+    elsewhere = keeping_machine.folder / "elsewhere"
+    elsewhere.mkdir()
+    work, keeping_machine.work = keeping_machine.work, elsewhere  # the next server's root folder
+    other = JupyterServer(keeping_machine).start(KEEP)
+    here, there = server.start_kernel(path="here.ipynb"), other.start_kernel(path="there.ipynb")
+    for each in (server, other):
+        each.process.terminate()
+        each.process.wait(timeout=60)
+    other.start(KEEP, "--AffinodeExtension.keep_kernels_for_s=2", port=other.port)
+    keeping_machine.work = work
+    server.start(KEEP, port=server.port)
+    for each, kernel in ((server, here), (other, there)):
+        assert [model["id"] for model in each.request("GET", "/api/kernels")[1]] == [kernel.id]
+    pid = there.pid
+    wait_until(lambda: '"keep_s": 2' in told(keeping_machine, there.id))
+    other.process.terminate()
+    other.process.wait(timeout=60)
+    there.close()
+    wait_until(lambda: not exists(pid))
+    assert f"kernel {there.id} is ended: no server had it for 2 s" in log_of_keeper(keeping_machine)
+    assert not told(keeping_machine, there.id)
+    assert here.run("1 + 1").text == "2"
+
+
+def told(machine: Machine, kernel_id: str) -> str:
+    """What the keeper has noted of a kernel."""
+    path = Path(machine.environment["AFFINODE_FOLDER"], "kept", f"{kernel_id}.json")
+    return path.read_text() if path.exists() else ""
+
+
+def log_of_keeper(machine: Machine) -> str:
+    """What it wrote."""
+    return Path(machine.environment["AFFINODE_FOLDER"], "keeper.log").read_text()
