@@ -10,7 +10,7 @@ from typing import Any
 from traitlets.config import Application, Config
 from traitlets.log import get_logger
 
-from .places import starts_here
+from .places import kernels_may_stay, starts_here
 from .spawner_mixin import GpuPolicy, has_spawn_exception
 
 OLDEST = (5, 0)
@@ -152,6 +152,11 @@ def _warn(c: Any, spawner: type[GpuPolicy]) -> None:
         get_logger().warning(
             "the Hub's end will end all servers, and what their kernels have on the GPU. To restart the Hub without"
             " that, set c.JupyterHub.cleanup_servers = False"
+        )
+    if _configured(c, spawner, "keep_kernels") not in (None, "never") and not kernels_may_stay(spawner):
+        get_logger().warning(
+            "keep_kernels has no effect: what %s starts ends whole, kernels included, when a server is stopped",
+            spawner.__name__,
         )
     asks = spawner.gpu_asks_from_hub and _configured(c, spawner, "gpu_memory")
     if asks and not _configured(c, spawner, "gpu_room_at") and not starts_here(spawner):

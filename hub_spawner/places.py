@@ -27,6 +27,11 @@ def starts_here(spawner: type) -> bool:
     return next((HERE[each.__name__] for each in spawner.__mro__ if each.__name__ in HERE), False)
 
 
+def kernels_may_stay(spawner: type) -> bool:
+    """Return whether a server's end leaves programs alone that it started: containers, pods and units end whole."""
+    return any(each.__name__ == "LocalProcessSpawner" for each in spawner.__mro__)
+
+
 def docker_is_here(client_arguments: dict[str, Any]) -> bool:
     """Return whether the Docker daemon that DockerSpawner's client asks is on the Hub's machine."""
     address = str(client_arguments.get("base_url") or os.environ.get("DOCKER_HOST") or "unix://")

@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncIterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from traitlets import Bool, CaselessStrEnum, Float, Integer, List, TraitError, Unicode, validate
 from traitlets.config import Configurable
@@ -20,7 +20,7 @@ from jupyter_affinode.units import bytes_in_words, ordinal, sentence, size_in_by
 from . import grants
 from .free_room import as_html, free_room_line
 from .nodes import Nodes
-from .places import starts_here
+from .places import kernels_may_stay, starts_here
 from .room import Answer, ask_for_room
 from .story import Closable, Event, Story
 
@@ -115,10 +115,26 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
         `/services/affinode/grant` at its end. Empty: a grant is good for `grant_lifetime_s` alone.""",
     ).tag(config=True)
 
+    keep_kernels = CaselessStrEnum(
+        ["never", "parked", "all"],
+        default_value="never",
+        help="""Which kernels outlive their server when it is stopped or culled: none; those whose GPU memory can be
+        parked, or that have none; or all. The user's next server has them again, and tabs that are still open go on.
+        For spawners that start plain processes, as LocalProcessSpawner and SudoSpawner; others' kernels end with the
+        container, pod or unit. With "parked" a server parks its idle kernels when it is stopped.""",
+    ).tag(config=True)
+    keep_kernels_for_s = Float(
+        2 * 86400.0,
+        min=1.0,
+        help="""For how many seconds a kernel is kept without a server; then it is shut down.""",
+    ).tag(config=True)
+
     gpu_asks_from_hub = True  # False: another program asks, for example an init container
     gpu_starts_servers = True  # False: another spawner does
     _has_asked = False  # for the start that comes next
     _gave_environment = False
+    # Of stopped servers, by user and name: their kernels have them. The Hub makes a spawner for each start.
+    _kept_tokens: ClassVar[dict[tuple[str, str], str]] = {}
 
     @validate("gpu_memory")
     def _check_gpu_memory(self, proposal: Any) -> str:
@@ -189,6 +205,8 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
         self._story.end()
         from jupyterhub.utils import maybe_future
 
+        if self.gpu_keeps_kernels():
+            self._take_token_again()
         started = await maybe_future(super().start())
         if self.gpu_starts_servers and not self._gave_environment:
             self.log.warning(
@@ -198,6 +216,19 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
                 type(self).__name__,
             )
         return started
+
+    async def stop(self, now: bool = False) -> Any:
+        """Stop the server as the spawner does; its kernels may stay, see `keep_kernels`.
+
+        The Hub is to keep what tabs that are open identify themselves with, and the server's token, which its kernels
+        have in their environment.
+        """
+        from jupyterhub.utils import maybe_future
+
+        if self.gpu_keeps_kernels():
+            self.will_resume = True
+            self._kept_tokens[self.user.name, self.name] = str(self.api_token)
+        return await maybe_future(super().stop(now))
 
     async def progress(self) -> AsyncIterator[Event]:
         """Yield how the request for room stands, and then the spawner's own progress."""
@@ -230,6 +261,23 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
     def gpu_starts_here(self) -> bool:
         """Return whether the server certainly starts on the Hub's machine."""
         return starts_here(type(self))
+
+    def gpu_keeps_kernels(self) -> bool:
+        """Return whether kernels of the server may outlive it."""
+        return self.keep_kernels != "never" and kernels_may_stay(type(self))
+
+    def _take_token_again(self) -> None:
+        """Give the server the token of the one before it; without one, remove those that earlier servers left."""
+        from jupyterhub import orm
+
+        kept = self._kept_tokens.pop((self.user.name, self.name), "")
+        if orm.APIToken.find(self.db, kept) is not None:
+            self.api_token = kept
+            return
+        mine = orm.APIToken.find(self.db, self.api_token)
+        for token in list(self.user.orm_user.api_tokens) if mine is not None else []:
+            if token is not mine and (token.note, token.client_id) == (mine.note, mine.client_id):
+                self.db.delete(token)
 
     def gpu_nodes(self) -> Nodes:
         """Return the machines on which the server may start, as far as they are known."""
@@ -301,6 +349,9 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
             env[XLA_PREALLOCATE] = "false"
         if self.gpu_socket:
             env[environment.SOCKET] = self.gpu_socket
+        if self.gpu_keeps_kernels():
+            env[environment.KEEP_KERNELS] = self.keep_kernels
+            env[environment.KEEP_KERNELS_FOR_S] = str(self.keep_kernels_for_s)
         if environment.simulation_asked():
             env.update(_simulation())
         return env
