@@ -15,6 +15,7 @@ from pathlib import Path
 V2_CACHE: tuple[str, ...] = ("inactive_file", "active_file", "slab_reclaimable")
 V1_CACHE: tuple[str, ...] = ("total_inactive_file", "total_active_file")
 PROCESS_MEMORY = (b"RssAnon:", b"RssShmem:", b"VmSwap:", b"HugetlbPages:")
+CGROUP_FILE_MAX = 1 << 16
 UNLIMITED = 1 << 60  # cgroup v1 writes a figure near 2**63 for "no limit"
 
 
@@ -61,7 +62,7 @@ def memory_of_process(pid: int) -> int | None:
     return sum(int(figure[1]) * 1024 for figure in figures)
 
 
-Known = dict[Path, CgroupMemory | None]
+Known = dict[str, CgroupMemory | None]
 
 
 def cgroup_memory(pid: int, proc: Path = Path("/proc")) -> CgroupMemory | None:
@@ -79,31 +80,48 @@ def cgroup_limits(
     """
     known = {} if known is None else known
     limits = []
-    for folder, top, is_v2 in _memory_folders(pid, proc):
+    for folder, top, is_v2 in _memory_folders(_first_bytes(f"{proc}/{pid}/cgroup"), proc):
         while True:
             if folder not in known:
-                known[folder] = _limit(folder, is_v2)
+                known[folder] = _limit(Path(folder), is_v2)
             found = known[folder]
             if found is not None:
                 limits.append(found)
-            if folder == top or folder == folder.parent:
+            if folder in (top, "/"):
                 break
-            folder = folder.parent
+            folder = folder.rpartition("/")[0] or "/"
     return tuple(limits)
 
 
-def _memory_folders(pid: int, proc: Path) -> list[tuple[Path, Path, bool]]:
-    """Return the process's cgroup in each hierarchy that limits memory: (folder, top of the mount, is it v2)."""
+def _first_bytes(path: str) -> bytes:
+    """Return what /proc says of a process, which fits into one read; nothing if the process is gone.
+
+    Made for every process in every pass, so without a file object.
+    """
     try:
-        lines = _lines(proc / str(pid) / "cgroup")
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return []
+        return b""
+    try:
+        return os.read(descriptor, CGROUP_FILE_MAX)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+@lru_cache(maxsize=512)
+def _memory_folders(told: bytes, proc: Path) -> tuple[tuple[str, str, bool], ...]:
+    """Return a process's cgroup in each hierarchy that limits memory: (folder, top of the mount, is it v2).
+
+    `told`: its /proc/PID/cgroup. Most processes are where others are.
+    """
     folders = []
-    for line in lines:
+    for line in told.decode(errors="surrogateescape").split("\n"):
         _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        controllers, colon, path = rest.partition(":")
         is_v2 = controllers == ""
-        if not is_v2 and "memory" not in controllers.split(","):
+        if not colon or (not is_v2 and "memory" not in controllers.split(",")):
             continue
         mount = _mount(str(proc), is_v2)
         if mount is None:
@@ -111,8 +129,8 @@ def _memory_folders(pid: int, proc: Path) -> list[tuple[Path, Path, bool]]:
         top, root = mount
         inside = os.path.relpath(path, root) if path.startswith(root.rstrip("/") + "/") else path.lstrip("/")
         folder = top / inside
-        folders.append((folder if folder.is_dir() else top, top, is_v2))
-    return folders
+        folders.append((str(folder if folder.is_dir() else top), str(top), is_v2))
+    return tuple(folders)
 
 
 @lru_cache(maxsize=8)
