@@ -145,7 +145,6 @@ class Controller:
         self.setting_times = SettingTimes()
         self._snapshot = Node({}, (), self.state.snapshot(self.began, is_settled=False).host)
         self._seen: dict[str, Kernel] = {}  # its kernels
-        self._shown: list[dict[str, Any]] | None = None  # every kernel, while a pass goes on
         self._waiting = Waiting([], {})
         self._looked_at = self._looked_at_all = 0.0
         self._nvml_answered = False
@@ -232,15 +231,20 @@ class Controller:
     # ---- what is shown
 
     def kernels_json(self) -> list[dict[str, Any]]:
-        """Return every kernel, with its id as this controller has it."""
-        return list(self.each_kernel_json(OWN_USER)) if self._shown is None else self._shown
+        """Return every kernel that a user sees who follows the events, with its id as this controller has it."""
+        identities = {
+            (each.identity.owner, each.identity.is_admin): each.identity for each in self.events.subscribers
+        }
+        return list(self.each_kernel_json(*identities.values()))
 
-    def each_kernel_json(self, identity: Identity) -> Iterator[dict[str, Any]]:
-        """Yield the kernels that a user may see, with their ids as this controller has them.
+    def each_kernel_json(self, *identities: Identity) -> Iterator[dict[str, Any]]:
+        """Yield the kernels that one of these users may see, with their ids as this controller has them.
 
         Each is as it is when it is yielded. Kernels may come and go meanwhile.
         """
-        for kernel in [each for each in self.state.kernels.values() if identity.sees(each.account.owner)]:
+        for kernel in list(self.state.kernels.values()):
+            if not any(identity.sees(kernel.account.owner) for identity in identities):
+                continue
             if self.state.kernels.get(kernel.id) is kernel:
                 yield self._json(kernel, self._seen.get(kernel.id), time.monotonic())
 
@@ -350,8 +354,7 @@ class Controller:
             self._decide(now)
             self._look_at_lots(now)
             self._tidy(now)
-            self._shown = self.kernels_json()
-            self._tell_places(self._shown)
+            self._tell_places(now)
             self._tell_room_requests(now)
             self.observers.looked(
                 now, [each for each in self._waiting.queue if each.kernel.id in self.state.kernels]
@@ -363,7 +366,6 @@ class Controller:
         except Exception:  # a controller that stopped here would leave kernels waiting for ever
             self.log.exception("a pass failed")
         finally:
-            self._shown = None
             self._pacing.end()
 
     def _look_at_lots(self, now: float) -> None:
@@ -485,14 +487,25 @@ class Controller:
             if is_old and kernel.server.pid is None:
                 del self.state.kernels[kernel.id]
 
-    def _tell_places(self, shown: list[dict[str, Any]]) -> None:
+    def _tell_places(self, now: float) -> None:
         """Tell each shim its kernel's place in the queue, when that changed."""
         waiting = len(self._waiting.estimates)
-        for kernel_json in shown:
-            kernel = self.state.kernels[kernel_json["id"]]
-            place, text, ends = kernel_json["place"] or 0, notice_in_words(kernel_json), kernel.held_until
+        for kernel in self.state.kernels.values():
+            linked = kernel.connected()
+            if not linked:
+                continue
+            estimate, ends = self._waiting.estimates.get(kernel.id), kernel.held_until
+            text = notice_in_words(
+                {
+                    "text": describe.kernel_text(
+                        self.state, kernel, self._seen.get(kernel.id), estimate, now
+                    ),
+                    **wait_json(kernel, estimate, self.state.kernels, now),
+                }
+            )
+            place = 0 if estimate is None else estimate.place
             told = (place, waiting, text if place or ends is None else f"kept until {ends:.0f}")
-            for process in kernel.connected():
+            for process in linked:
                 if process.told != told and process.connection is not None:
                     process.told = told
                     process.connection.notice(place, waiting, text)

@@ -28,7 +28,7 @@ class Source(Protocol):
     """The source of the events: the controller."""
 
     def kernels_json(self) -> list[Json]:
-        """Return every kernel."""
+        """Return every kernel that a subscriber may see."""
 
     def node_json(self, identity: Identity = OWN_USER) -> Json:
         """Return the machine, as a user may see it."""
@@ -88,11 +88,11 @@ class EventHub:
     def subscribe(self, identity: Identity = OWN_USER) -> Subscriber:
         """Return a new stream, beginning with a snapshot."""
         self.publish()
-        if not self.subscribers:
-            for kernel in self._source.kernels_json():
-                self._remember(kernel["id"], without_volatile(kernel))
         subscriber = Subscriber(identity)
         self.subscribers.add(subscriber)
+        for kernel in self._source.kernels_json():
+            if kernel["id"] not in self._told_kernels:  # no other subscriber sees it
+                self._remember(kernel["id"], without_volatile(kernel))
         return subscriber
 
     def unsubscribe(self, subscriber: Subscriber) -> None:

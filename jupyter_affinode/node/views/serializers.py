@@ -70,14 +70,8 @@ def kernel_json(
     """Return one kernel. `seen` is it in the last snapshot, None without processes; `estimate` is there while it
     waits.
     """
-    place = None if estimate is None else estimate.place
-    is_moving = kernel.residency in (Residency.PARKING, Residency.RESUMING)
-    residency = Residency.QUEUED if place is not None and not is_moving else kernel.residency
+    residency = _shown_residency(kernel, estimate)
     held = None if kernel.held_until is None else max(kernel.held_until - now, 0.0)
-    simulated = any(process.is_simulated for process in kernel.processes.values())
-    depth = kernel_depth(kernel)
-    memory = _memory_json(kernel)
-    disk_bytes = on_disk_bytes(kernel) if seen is not None and seen.disk_return_s else 0
     end_asked = end_shown(kernel, state.kernels)
     return {
         "id": kernel.id,
@@ -85,44 +79,65 @@ def kernel_json(
         "priority": kernel.account.priority if seen is None else seen.priority,
         **_names_json(kernel),
         "residency": residency.value,
-        "text": residency_in_words(
-            residency,
-            resident_bytes=memory["footprint_bytes"] - memory["parked_bytes"],
-            parked_bytes=memory["parked_bytes"],
-            place=place,
-            held_for_s=held,
-            reason=kernel.reason,
-            is_simulated=simulated,
-            is_off_gpu=depth is Depth.CONTEXT,
-            disk_bytes=disk_bytes,
-            return_s=resume_s(seen, state.speeds.by_gpu()) if seen is not None and disk_bytes else None,
-        ),
+        "text": kernel_text(state, kernel, seen, estimate, now),
         "reason": end_asked or kernel.reason,
         "reason_code": Cause.FULL if end_asked else kernel.reason_code,
         "reason_args": {} if end_asked else kernel.reason_args,
         "residency_age_s": round(now - kernel.residency_since, 3),
-        "depth": depth.name.lower(),
-        **_depth_refusal(state, kernel, depth),
-        **memory,
-        "disk_bytes": disk_bytes,
+        **_depth_json(state, kernel),
+        **_memory_json(kernel),
+        "disk_bytes": _disk_bytes(kernel, seen),
         "busy_percent": kernel.busy_percent,
         "host_bytes": _host_bytes(kernel),
         "park_takes_bytes": None if seen is None or residency is not Residency.RESIDENT else seen.takes_bytes,
         "calls": kernel.calls,
         "cell_open": kernel.cell.is_open,
-        # By the cell as it is told here: by an older one it would be wrong by minutes until the next pass.
-        **_idle_json(state, seen and replace(seen, cell_open=kernel.cell.is_open), now, waits_since),
+        **_idle_json(state, kernel, seen, now, waits_since),
         "held_for_s": None if held is None else round(held, 3),
         "held_until": None if held is None else clock_in_words(held),
         **wait_json(kernel, estimate, state.kernels, now),
         "end_asked": end_asked,
         "gpus": [_use_json(state, gpu) for gpu in kernel.by_gpu().values()],
         "processes": [_process_json(state, process, now) for process in kernel.processes.values()],
-        "simulated": simulated,
+        "simulated": _is_simulated(kernel),
         "tracked": bool(kernel.connected()),
         "as_of_s": round(now, 6),
         **moves_json(kernel, seen, state.speeds.by_gpu(), now),
     }
+
+
+def kernel_text(
+    state: NodeState, kernel: KernelRecord, seen: Kernel | None, estimate: WaitEstimate | None, now: float
+) -> str:
+    """Return one line about a kernel; the arguments are those of `kernel_json`."""
+    gpus, disk_bytes = kernel.by_gpu().values(), _disk_bytes(kernel, seen)
+    return residency_in_words(
+        _shown_residency(kernel, estimate),
+        resident_bytes=sum(gpu.on_gpu_bytes for gpu in gpus),
+        parked_bytes=sum(gpu.parked_bytes for gpu in gpus),
+        place=None if estimate is None else estimate.place,
+        held_for_s=None if kernel.held_until is None else max(kernel.held_until - now, 0.0),
+        reason=kernel.reason,
+        is_simulated=_is_simulated(kernel),
+        is_off_gpu=kernel_depth(kernel) is Depth.CONTEXT,
+        disk_bytes=disk_bytes,
+        return_s=resume_s(seen, state.speeds.by_gpu()) if seen is not None and disk_bytes else None,
+    )
+
+
+def _shown_residency(kernel: KernelRecord, estimate: WaitEstimate | None) -> Residency:
+    """Return the residency that users see: a kernel that waits is queued, until it is moved."""
+    is_moving = kernel.residency in (Residency.PARKING, Residency.RESUMING)
+    return Residency.QUEUED if estimate is not None and not is_moving else kernel.residency
+
+
+def _disk_bytes(kernel: KernelRecord, seen: Kernel | None) -> int:
+    """Return what has to be read from disk before the kernel is back."""
+    return on_disk_bytes(kernel) if seen is not None and seen.disk_return_s else 0
+
+
+def _is_simulated(kernel: KernelRecord) -> bool:
+    return any(process.is_simulated for process in kernel.processes.values())
 
 
 def _memory_json(kernel: KernelRecord) -> dict[str, Any]:
@@ -175,11 +190,13 @@ def _names_json(kernel: KernelRecord) -> dict[str, Any]:
 
 
 def _idle_json(
-    state: NodeState, seen: Kernel | None, now: float, waits_since: float | None
+    state: NodeState, kernel: KernelRecord, seen: Kernel | None, now: float, waits_since: float | None
 ) -> dict[str, Any]:
     """Return for how long it has been idle, and when that is long enough to be parked."""
     if seen is None:
         return {"idle_s": None, "eligible": False, "eligible_in_s": None}
+    if seen.cell_open != kernel.cell.is_open:  # an older one would be wrong by minutes until the next pass
+        seen = replace(seen, cell_open=kernel.cell.is_open)
     moment = eligible_at(
         seen,
         state.settings,
@@ -302,14 +319,16 @@ def _without(part: dict[str, Any] | None, names: Collection[str]) -> dict[str, A
     return None if part is None else {name: value for name, value in part.items() if name not in names}
 
 
-def _depth_refusal(state: NodeState, kernel: KernelRecord, depth: Depth) -> dict[str, Any]:
-    """Return why its CUDA context is, or would be, left on the GPU although the setting says otherwise."""
-    code = words = None
+def _depth_json(state: NodeState, kernel: KernelRecord) -> dict[str, Any]:
+    """Return how deeply it is parked, and why its CUDA context is, or would be, left on the GPU although the setting
+    says otherwise.
+    """
+    depth, code, words = kernel_depth(kernel), None, None
     if state.settings.depth == "context" and depth is not Depth.CONTEXT and kernel.processes:
         objection = state.context_objection(kernel)
         words = kernel.failures.context_refusal if objection is None else objection.words
         code = (words and DepthRefusal.FAILED) if objection is None else objection.code
-    return {"depth_refusal": words, "depth_refusal_code": code}
+    return {"depth": depth.name.lower(), "depth_refusal": words, "depth_refusal_code": code}
 
 
 def _gpus_json(state: NodeState, simulated: bool) -> list[dict[str, Any]]:
