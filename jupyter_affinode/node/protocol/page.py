@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from .peer_clock import PeerClock
@@ -135,8 +136,13 @@ class Depth(enum.IntEnum):
     CONTEXT = 2  # everything
 
 
+STATES, DEPTHS = frozenset(State), frozenset(Depth)
+
+
 class PageFlag(enum.IntFlag):
-    """`enum affinode_page_flags`."""
+    """`enum affinode_page_flags`. A test of one is an int, as with `HelloFlag`."""
+
+    __and__ = __rand__ = int.__and__  # type: ignore[assignment]
 
     SIMULATED = 1
     UNPARKABLE = 2
@@ -197,6 +203,11 @@ class PageData:
     counted_since: float | None = None  # while calls are counted by entry point
     entry_points: tuple[tuple[str, int], ...] = ()  # … those called most, and how often
 
+    @cached_property
+    def resident_bytes(self) -> int:
+        """Return what can be moved and is on GPUs."""
+        return sum([gpu.resident_bytes for gpu in self.gpus])
+
 
 def parse_page(raw: bytes, now: float, clock: PeerClock | None = None) -> PageData:
     """Parse and check the bytes of a page; raises PageError and nothing else.
@@ -211,9 +222,8 @@ def parse_page(raw: bytes, now: float, clock: PeerClock | None = None) -> PageDa
     rest = TAIL.unpack_from(raw, HEAD.size)
     tail = _Tail._make(rest[CALL_CLASSES:])
     later = LATER.unpack_from(raw, LATER_OFFSET)
-    for size in (*tail.sizes, *later):
-        _plausible(size)
-    if tail.depth not in Depth.__members__.values():
+    _plausible(*tail.sizes, *later)
+    if tail.depth not in DEPTHS:
         raise PageError(f"a page with depth {tail.depth}")
     gpus = tuple(_gpu(raw, index) for index in range(head.gpu_count))
     if len({gpu.uuid for gpu in gpus}) != len(gpus):
@@ -273,7 +283,7 @@ def _check_head(head: _Head) -> None:
         raise PageError(
             f"a page with magic {head.magic:#x}, version {head.version}, {head.size_of_gpu} bytes a GPU"
         )
-    if head.state not in State.__members__.values():
+    if head.state not in STATES:
         raise PageError(f"a page with state {head.state}")
     if head.gpu_count > MAX_GPUS:
         raise PageError(f"a page with {head.gpu_count} GPUs")
@@ -281,11 +291,11 @@ def _check_head(head: _Head) -> None:
 
 def _gpu(raw: bytes, index: int) -> PageGpu:
     raw_uuid, resident, parked, *unmovable = GPU.unpack_from(raw, HEAD.size + TAIL.size + index * GPU.size)
-    for size in (resident, parked, *unmovable):
-        _plausible(size)
+    _plausible(resident, parked, *unmovable)
     return PageGpu(gpu_uuid(raw_uuid), resident, parked, tuple(unmovable))
 
 
-def _plausible(size: int) -> None:
-    if size > LARGEST_BYTES:
-        raise PageError(f"a page with a size of {size} bytes")
+def _plausible(*sizes: int) -> None:
+    largest = max(sizes)
+    if largest > LARGEST_BYTES:
+        raise PageError(f"a page with a size of {largest} bytes")

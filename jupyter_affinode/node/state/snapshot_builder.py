@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...settings.policy import Settings
 from ..model.snapshot import HostUse, Kernel, Residency, RoomRequest
-from ..protocol.page import Depth, State, UnmovableReason
+from ..protocol.page import Depth, PageGpu, State, UnmovableReason
 from ..protocol.wire import HelloFlag
 from .gpus.context_depth import freed_with_context, kernel_needs, other_gpus
 from .gpus.gpu_table import GpuTable
@@ -24,6 +24,33 @@ Fields = dict[str, Any]  # some of a `Kernel`'s, by name
 FAILED_GRANTS_MAX = 5  # an allocation that failed this often although there was room …
 FAILING_AFTER_S = 3.0  # … for so long, will fail again
 UNBOUNDED = 1 << 62
+
+
+class Sorted(NamedTuple):
+    """A kernel's processes, as often as a picture asks for them, and their memory together."""
+
+    all: list[Process]
+    linked: list[Process]
+    using: list[Process]  # those that have used CUDA
+    holders: list[Process]  # those with memory that can be moved
+    by_gpu: dict[str, PageGpu]
+
+    @classmethod
+    def of(cls, kernel: KernelRecord) -> Sorted:
+        """Return those of a kernel."""
+        processes = list(kernel.processes.values())
+        return cls(
+            processes,
+            kernel.connected(),
+            [process for process in processes if process.data.state is not State.NONE],
+            [process for process in processes if process.data.resident_bytes],
+            kernel.by_gpu(),
+        )
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether it has one process, and is not parked at context depth."""
+        return len(self.using) == 1 and self.using[0].data.depth is not Depth.CONTEXT
 
 
 def kernel_picture(
@@ -45,7 +72,8 @@ def kernel_picture(
     kernels may migrate to. `demoted_until`: other kernels are parked first until then. `served_after`: it gets no room
     before. `disk_bytes_per_s`: how fast the disk is read. `now` in monotonic seconds.
     """
-    last_activity = max(process.last_activity for process in kernel.processes.values())
+    processes = Sorted.of(kernel)
+    last_activity = max([process.last_activity for process in processes.all])
     goes_alone = kernel.move is not None and not kernel.move.to_context
     return Kernel(
         id=kernel.id,
@@ -58,9 +86,9 @@ def kernel_picture(
         demoted_until=demoted_until,
         served_after=served_after,
         disk_return_s=disk_return_s(kernel, disk_bytes_per_s),
-        **_memory(kernel, gpus),
-        **_use(kernel, last_activity),
-        **_state(kernel, now),
+        **_memory(kernel, processes, gpus),
+        **_use(kernel, processes, last_activity),
+        **_state(kernel, processes, now),
         **_request_fields(kernel, now),
         **_entitlement_fields(kernel, settings),
     )
@@ -73,9 +101,9 @@ def disk_return_s(kernel: KernelRecord, bytes_per_s: float) -> float:
     return on_disk_bytes(kernel) / bytes_per_s
 
 
-def _memory(kernel: KernelRecord, gpus: GpuTable) -> Fields:
+def _memory(kernel: KernelRecord, processes: Sorted, gpus: GpuTable) -> Fields:
     """Return where its memory is, by GPU, and what moving that copies."""
-    uses, processes = kernel.by_gpu(), kernel.processes.values()
+    uses = processes.by_gpu
     resident, unmovable, left = _on_gpus(kernel, gpus)
     beside = {uuid: size - uses[uuid].parked_bytes for uuid, size in kernel_needs(kernel).items()}
     return {
@@ -84,40 +112,38 @@ def _memory(kernel: KernelRecord, gpus: GpuTable) -> Fields:
         "parked_bytes": {uuid: gpu.parked_bytes for uuid, gpu in uses.items()},
         "context_bytes": beside if any(beside.values()) else {},
         "unmovable_bytes": {uuid: size + left.get(uuid, 0) for uuid, size in unmovable.items()},
-        "park_copies_bytes": sum(park_copies(process) for process in processes),
-        "resume_copies_bytes": sum(resume_copies(process) for process in processes),
+        "park_copies_bytes": sum(map(park_copies, processes.all)),
+        "resume_copies_bytes": sum(map(resume_copies, processes.all)),
     }
 
 
-def _use(kernel: KernelRecord, last_activity: float) -> Fields:
+def _use(kernel: KernelRecord, processes: Sorted, last_activity: float) -> Fields:
     """Return how the kernel uses the GPU, and since when."""
-    processes = kernel.processes.values()
     return {
         "last_activity": last_activity,
-        "calls_in_flight": sum(process.data.calls_in_flight for process in processes),
-        "captures": sum(process.data.captures for process in processes),
+        "calls_in_flight": sum([process.data.calls_in_flight for process in processes.all]),
+        "captures": sum([process.data.captures for process in processes.all]),
         "cell_open": kernel.cell.is_open,
-        "can_drop_caches": _can_drop_caches(kernel, last_activity),
-        "may_be_preempted": _may_be_preempted(kernel),
-        "may_park_in_parts": exchanges(process for process in processes if process.resident_bytes),
-        "may_resume_in_parts": _may_resume_in_parts(kernel),
-        "may_hand_over": _may_hand_over(kernel),
+        "can_drop_caches": _can_drop_caches(kernel, processes, last_activity),
+        "may_be_preempted": _may_be_preempted(processes),
+        "may_park_in_parts": exchanges(processes.holders),
+        "may_resume_in_parts": _may_resume_in_parts(kernel, processes),
+        "may_hand_over": _may_hand_over(processes),
         "resident_since": kernel.resident_since,
-        "started_at": _started_at(kernel),
+        "started_at": _started_at(processes),
     }
 
 
-def _state(kernel: KernelRecord, now: float) -> Fields:
+def _state(kernel: KernelRecord, processes: Sorted, now: float) -> Fields:
     """Return what can be done with the kernel, and what is under way."""
-    processes, residency = kernel.processes.values(), kernel.residency
-    holders = [process for process in processes if process.resident_bytes]
-    is_split = residency is Residency.RESIDENT and any(process.is_parked for process in kernel.connected())
+    holders, residency = processes.holders, kernel.residency
+    is_split = residency is Residency.RESIDENT and any(process.is_parked for process in processes.linked)
     is_under_way = bool(kernel.move or kernel.caches.drop or kernel.host.spill)
     return {
         "is_parkable": all(process.is_parkable for process in holders),
         "is_out_of_reach": any(process.connection is None for process in holders),
         "is_slow": kernel.move is not None and kernel.move.is_given_up and kernel.move.has_begun,
-        "is_dying": all(process.is_dying for process in processes),
+        "is_dying": all(process.is_dying for process in processes.all),
         "is_split": is_split,
         "is_moving": is_under_way or residency in (Residency.PARKING, Residency.RESUMING),
         "moves_since": _moves_since(kernel),
@@ -160,25 +186,16 @@ def exchanges(processes: Iterable[Process], flag: HelloFlag = HelloFlag.EXCHANGE
     return all(process.hello.flags & flag for process in processes)
 
 
-def _may_resume_in_parts(kernel: KernelRecord) -> bool:
+def _may_resume_in_parts(kernel: KernelRecord, processes: Sorted) -> bool:
     """Return whether its resume can take room as that becomes free."""
-    return not kernel.exchange_failed and _is_alone(kernel) and exchanges(_using(kernel))
+    return not kernel.exchange_failed and processes.is_alone and exchanges(processes.using)
 
 
-def _may_hand_over(kernel: KernelRecord) -> bool:
+def _may_hand_over(processes: Sorted) -> bool:
     """Return whether it can hand host memory over while it is resumed, or get some while it is parked."""
-    is_away = any(process.is_parked for process in kernel.processes.values())
-    return exchanges(_using(kernel), HelloFlag.HANDS_OVER) and (_is_alone(kernel) or not is_away)
-
-
-def _is_alone(kernel: KernelRecord) -> bool:
-    """Return whether it has one process, and is not parked at context depth."""
-    using = _using(kernel)
-    return len(using) == 1 and using[0].data.depth is not Depth.CONTEXT
-
-
-def _using(kernel: KernelRecord) -> list[Process]:
-    return [process for process in kernel.processes.values() if process.data.state is not State.NONE]
+    if not exchanges(processes.using, HelloFlag.HANDS_OVER):
+        return False
+    return processes.is_alone or not any(process.is_parked for process in processes.all)
 
 
 def _host_use(
@@ -250,24 +267,22 @@ def _allocations_fail(kernel: KernelRecord, now: float) -> bool:
     return failed.failures >= FAILED_GRANTS_MAX and now - failed.since >= FAILING_AFTER_S
 
 
-def _may_be_preempted(kernel: KernelRecord) -> bool:
+def _may_be_preempted(processes: Sorted) -> bool:
     """Return whether no other process waits for what it computes: it is one process on one GPU and shares no memory.
 
     That leaves out NCCL between GPUs of this machine, which takes several of either or shared memory.
     """
-    using = _using(kernel)
-    if len(using) != 1 or not using[0].hello.flags & HelloFlag.PREEMPTS:
+    if len(processes.using) != 1 or not processes.using[0].hello.flags & HelloFlag.PREEMPTS:
         return False
-    gpus = kernel.by_gpu().values()
-    used = [gpu for gpu in gpus if gpu.in_all_bytes]
+    used = [gpu for gpu in processes.by_gpu.values() if gpu.in_all_bytes]
     return len(used) <= 1 and not any(gpu.unmovable_bytes[UnmovableReason.SHARED] for gpu in used)
 
 
-def _started_at(kernel: KernelRecord) -> float:
+def _started_at(processes: Sorted) -> float:
     """Return when its oldest process began; NaN if a process's start is unknown: then it counts as neither younger nor
     older.
     """
-    moments = [process.started_at for process in kernel.processes.values()]
+    moments = [process.started_at for process in processes.all]
     return math.nan if any(map(math.isnan, moments)) else min(moments)
 
 
@@ -278,9 +293,9 @@ def _can_be_ended(kernel: KernelRecord, now: float) -> bool:
     return has_server and kernel.ending.backoff.retry_at <= now
 
 
-def _can_drop_caches(kernel: KernelRecord, last_activity: float) -> bool:
+def _can_drop_caches(kernel: KernelRecord, processes: Sorted, last_activity: float) -> bool:
     asked = kernel.caches.dropped_at is not None and last_activity <= kernel.caches.dropped_at
-    return not asked and any(process.drops_caches for process in kernel.connected())
+    return not asked and any(process.drops_caches for process in processes.linked)
 
 
 # ---- when it is expected to use the GPU next
@@ -296,7 +311,7 @@ def expected_until(kernel: KernelRecord) -> float:
     A cell that began, or a user who turned to the notebook, announces it once: a kernel that was parked after that, by
     the user or because it did not use the GPU, is not resumed for it.
     """
-    if kernel.residency not in HOME:
+    if kernel.residency not in HOME or not (kernel.cell.is_open or kernel.focus_at is not None):
         return 0.0
     moments = []
     if kernel.cell.is_open and kernel.cell.since is not None:

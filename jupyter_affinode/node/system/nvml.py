@@ -12,8 +12,9 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pynvml
@@ -36,6 +37,16 @@ class NvmlSample:
     gpus: tuple[NvmlGpu, ...]
     dead: tuple[int, ...] = ()  # the numbers of GPUs that do not answer any more
     unsized: tuple[str, ...] = ()  # the UUIDs of GPUs that have no figures of their memory
+
+    @cached_property
+    def by_uuid(self) -> Mapping[str, NvmlGpu]:
+        """Return the GPUs by UUID."""
+        return {gpu.uuid: gpu for gpu in self.gpus}
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        """Return each GPU's size in bytes by UUID."""
+        return {gpu.uuid: gpu.total_bytes for gpu in self.gpus}
 
 
 class NvmlMissing(Exception):

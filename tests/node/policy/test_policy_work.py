@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from crowd import NOW, SETTINGS, crowded_node
+from work import work_of
 
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.wait_estimates import estimate_waits
 from jupyter_affinode.settings.policy import GIB
-
-
-def work_of(function, *arguments):
-    """How many lines are run, and how many built-in functions called."""
-    count = 0
-
-    def note_line(frame, event, argument):
-        nonlocal count
-        count += event == "line"
-        return note_line
-
-    def note_call(frame, event, argument):
-        nonlocal count
-        count += event == "c_call"
-
-    before = sys.gettrace()  # a debugger's, or that of a coverage tool
-    sys.settrace(note_line)
-    sys.setprofile(note_call)
-    try:
-        function(*arguments)
-    finally:
-        sys.setprofile(None)
-        sys.settrace(before)
-    return count
-
 
 CASES = {
     "wait": {},

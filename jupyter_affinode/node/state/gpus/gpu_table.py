@@ -60,14 +60,14 @@ class GpuTable:
         self._remembered_at: float | None = None  # the last entry of the histories of utilisation
 
     @property
-    def measured(self) -> dict[str, NvmlGpu]:
+    def measured(self) -> Mapping[str, NvmlGpu]:
         """Return NVML's figures by UUID; empty without NVML."""
-        return {gpu.uuid: gpu for gpu in self.sample.gpus} if self.sample is not None else {}
+        return self.sample.by_uuid if self.sample is not None else {}
 
     @property
-    def sizes(self) -> dict[str, int] | None:
+    def sizes(self) -> Mapping[str, int] | None:
         """Return each GPU's size in bytes by UUID; None without NVML."""
-        return None if self.sample is None else {gpu.uuid: gpu.total_bytes for gpu in self.sample.gpus}
+        return None if self.sample is None else self.sample.sizes
 
     @property
     def uuids(self) -> list[str]:

@@ -29,38 +29,41 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
     """Return the kernel's host memory for the snapshot. `lots_held`: the bytes of lots that each process was given on
     its link, by its key.
     """
-    retained = sum(process.data.kept_bytes for process in kernel.processes.values())
+    processes = kernel.processes.values()
+    retained = sum([process.data.kept_bytes for process in processes])
     asked = now - kernel.host.trim_at
     promised = max(retained - kernel.host.trim_keep_bytes, 0)
     releases = _released_lots(kernel, lots_held) if asked < TRIM_TAKES_S else 0
-    lots = sum(_lot_bytes(process, lots_held.get(process.key, 0)) for process in kernel.processes.values())
-    givable = sum(process.data.kept_bytes for process in _trimmable(kernel))
+    lots = sum([_lot_bytes(process, lots_held.get(process.key, 0)) for process in processes])
+    givable = sum([process.data.kept_bytes for process in _trimmable(kernel)]) if retained else 0
     if asked < TRIM_AGAIN_S:
         givable = min(givable, kernel.host.trim_keep_bytes)
     if TRIM_TAKES_S <= asked < TRIM_UNHEARD_S and promised > SLAB_BYTES:
         givable = 0  # others would wait for what only a page claims
     if kernel.move is not None:
         givable = 0
-    takes = [_takes(process) for process in _holders(kernel)]
+    holders = _holders(kernel)
+    takes = [_takes(process) for process in holders]
+    copies, on_disk = copy_bytes(kernel), on_disk_bytes(kernel)
     return HostUse(
-        obeys_budget=bool(kernel.processes) and all(_obeys_budget(process) for process in _holders(kernel)),
+        obeys_budget=bool(processes) and all(map(_obeys_budget, holders)),
         retained_bytes=retained,
         trimmable_bytes=givable,
         trimming_bytes=max(promised, releases) if asked < TRIM_TAKES_S else 0,
         retained_since=kernel.residency_since,
         lot_bytes=lots - releases,
-        lots_most_bytes=_lots_most(kernel),
+        lots_most_bytes=_lots_most(holders),
         park_takes_bytes=sum(filter(None, takes)) if None not in takes else None,
         park_short_bytes=sum(kernel.host.short.values())
         if last_activity <= kernel.host.short_activity
         else 0,
         budget_bytes=kernel.host.budget_bytes if kernel.move is not None else None,
         retry_at=kernel.host.backoff.retry_at,
-        copy_bytes=copy_bytes(kernel),
-        disk_bytes=on_disk_bytes(kernel),
+        copy_bytes=copies,
+        disk_bytes=on_disk,
         spilling_bytes=spilling_bytes(kernel),
         reading_bytes=reading_bytes(kernel),
-        **_may_spill(kernel, now),
+        **(_may_spill(kernel, now) if copies or on_disk else {}),
     )
 
 
@@ -84,7 +87,7 @@ def _lot_bytes(process: Process, held: int) -> int:
 
 def copy_bytes(kernel: KernelRecord) -> int:
     """Return the host memory that its processes have for parked contents."""
-    return sum(process.data.copy_bytes for process in kernel.processes.values())
+    return sum([process.data.copy_bytes for process in kernel.processes.values()])
 
 
 def awaits_bytes(
@@ -171,6 +174,8 @@ def on_disk_bytes(kernel: KernelRecord) -> int:
 
 
 def _on_disk(process: Process) -> int:
+    if not process.data.disk_bytes:
+        return 0
     memory_bytes = sum(gpu.resident_bytes + gpu.parked_bytes for gpu in process.data.gpus)
     return min(process.data.disk_bytes, memory_bytes)
 
@@ -374,8 +379,8 @@ def has_gpu_memory(process: Process) -> bool:
     return bool(process.resident_bytes) and process.verified_bytes != 0
 
 
-def _lots_most(kernel: KernelRecord) -> int | None:
-    shown = [process.verified_bytes for process in _holders(kernel)]
+def _lots_most(holders: Iterable[Process]) -> int | None:
+    shown = [process.verified_bytes for process in holders]
     return None if None in shown else sum(filter(None, shown))
 
 

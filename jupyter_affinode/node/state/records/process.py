@@ -100,7 +100,7 @@ class Process:
     @property
     def resident_bytes(self) -> int:
         """Return the bytes that parking it would free."""
-        return sum(gpu.resident_bytes for gpu in self.data.gpus)
+        return self.data.resident_bytes
 
     @property
     def verified_bytes(self) -> int | None:
