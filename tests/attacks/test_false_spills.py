@@ -100,7 +100,7 @@ def spilled(scene):
 
 
 @pytest.mark.parametrize(
-    "how", ["mute", *(pytest.param(how, marks=LONG) for how in ("written", "revoked", "mute-renewed"))]
+    "how", [pytest.param(how, marks=LONG) for how in ("mute", "written", "revoked", "mute-renewed")]
 )
 def test_kernels_that_have_no_host_memory_are_not_waited_for(spilling_scene, how, wait_until):
     """Nor asked: together they have far less than one of them claims."""

@@ -36,6 +36,7 @@ c.JupyterHub.spawner_class = SiteSpawner
 TWICE = "hub_spawner.enable(c); c.JupyterHub.tornado_settings = {'slow_spawn_timeout': 3}"
 PATH = "jupyterhub.spawner.SimpleLocalProcessSpawner"
 SIMPLE = "SimpleLocalProcessSpawner"
+ENDS_SERVERS = "set c.JupyterHub.cleanup_servers = False"
 
 
 long = pytest.mark.long  # each is the start of a Hub
@@ -76,6 +77,7 @@ def test_a_class_that_is_set_after_enable_gets_the_policy(started, tmp_path, lat
     status, printed, log = started(f"c = get_config()\n{ENABLE}{later}\n", *arguments, how=how)
     assert status == 0, log
     assert printed[0].split()[1:] == [name, "True", "True"], printed
+    assert ENDS_SERVERS in log
 
 
 @pytest.mark.long
@@ -92,7 +94,7 @@ def test_what_cannot_work_is_said_of_the_class_that_is_set_later(started):
 @pytest.mark.parametrize(
     ("said", "arguments", "warned"),
     [
-        ("", (), True),
+        pytest.param("", (), True, marks=long),
         pytest.param("c.JupyterHub.cleanup_servers = False", (), False, marks=long),
         pytest.param("c.JupyterHub.cleanup_servers = True", (), False, marks=long),  # the site has decided so
         pytest.param("", ("--JupyterHub.cleanup_servers=False",), False, marks=long),
@@ -101,7 +103,7 @@ def test_what_cannot_work_is_said_of_the_class_that_is_set_later(started):
 def test_a_hub_whose_end_ends_servers_says_so(started, said, arguments, warned):
     status, _, log = started("c = get_config()\n" + ENABLE + said + "\n", *arguments)
     assert status == 0, log
-    assert log.count("set c.JupyterHub.cleanup_servers = False") == warned
+    assert log.count(ENDS_SERVERS) == warned
 
 
 @pytest.mark.parametrize(

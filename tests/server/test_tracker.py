@@ -148,6 +148,7 @@ async def test_a_flood_of_outputs_with_a_stalled_reader_leaves_nothing_open(trac
     assert heard.cells[-1] == (False, None)
 
 
+@pytest.mark.long
 async def test_a_flood_that_is_read_costs_little(tracked, monkeypatch):
     """Of a cell's 20,000 outputs none is parsed, and none is lost."""
     _, client, tracker, heard = await tracked()
@@ -195,6 +196,7 @@ async def test_a_restart_closes_the_open_cell_and_the_next_one_is_seen(tracked, 
     await until(lambda: tracker.cells.current is None)
 
 
+@pytest.mark.long
 async def test_a_kernel_that_starts_slowly_is_not_taken_for_one_that_runs_a_cell(tracked, monkeypatch):
     """It says that it starts after it was asked, and answers when it has been taken for busy."""
     _, _, tracker, heard = await tracked()
@@ -217,6 +219,7 @@ async def test_no_restart_makes_the_tracker_deaf(tracked):
         await until(lambda: [is_open for is_open, _ in heard.cells] == [True, False])
 
 
+@pytest.mark.long
 async def test_a_closed_tracker_leaves_other_readers_of_the_loop_alone(tracked):
     """The numbers of its descriptors may belong to the server's own sockets at once."""
     _, client, tracker, _ = await tracked()
@@ -244,6 +247,7 @@ async def test_a_closed_tracker_leaves_other_readers_of_the_loop_alone(tracked):
         other.close()
 
 
+@pytest.mark.long
 async def test_following_that_ended_by_an_error_begins_again(tracked):
     _, client, tracker, heard = await tracked()
     task = tracker._following[0]

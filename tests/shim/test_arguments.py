@@ -101,6 +101,7 @@ def test_without_the_shim_every_argument_arrives(rig: Rig) -> None:
     assert called.returncode == 0, called.stdout + called.stderr
 
 
+@pytest.mark.long
 def test_one_changed_argument_is_noticed(rig: Rig) -> None:
     """The rig can fail."""
     meddler = rig.folder / "meddler.so"

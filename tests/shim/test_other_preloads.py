@@ -72,7 +72,10 @@ def end_of(gpu: Machine, command: list[Path], preloads: str, limit: int) -> Ende
 
 
 @pytest.mark.parametrize("order", [pytest.param("before", marks=pytest.mark.long), "after"])
-@pytest.mark.parametrize("kind", LIMITERS)
+@pytest.mark.parametrize(
+    "kind",
+    [kind if "cuMemCreate" not in kind else pytest.param(kind, marks=pytest.mark.long) for kind in LIMITERS],
+)
 def test_a_limit_holds_as_it_does_without_the_shim(gpu: Machine, kind: str, order: str) -> None:
     """A refusal comes at once: there is no room to wait for."""
     library = limiter(gpu, kind)

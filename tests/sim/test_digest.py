@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
+import pytest
+
 SETUP = """
     import random
     from array import array
@@ -65,6 +67,7 @@ def test_the_digest_is_the_formulas(gpu):
     )
 
 
+@pytest.mark.long
 def test_another_key_makes_another_digest_of_zeros(gpu):
     run(
         gpu,

@@ -152,6 +152,7 @@ ok(cuda.cuMemsetD8(block.pointer, 0, 400 * 2**20))
 ok(cuda.cuCtxSynchronize())"""
 
 
+@pytest.mark.long
 def test_zeros_park_where_their_size_would_not_fit(kernel_with, memory):
     kernel = kernel_with(ZEROS)
     memory.bytes = 300 * MIB
@@ -177,6 +178,7 @@ def test_what_does_not_fit_is_refused_and_parks_when_there_is_more(kernel_with, 
     assert is_right(kernel)
 
 
+@pytest.mark.long
 def test_what_a_kernel_keeps_is_given_back_when_memory_is_short(kernel_with, memory, policy, wait_until):
     kernel = kernel_with("Block(64, seed=7)")
     assert park(kernel)[0] == 200
