@@ -10,8 +10,8 @@ from jupyterhub.spawner import LocalProcessSpawner
 from kubespawner import KubeSpawner
 from live_hub import NAVIGATE
 from live_server import exists
-from test_two_users import ANA, UserServer, gpu_hub
 from traitlets.config import Config
+from user_servers import ANA, UserServer, gpu_hub
 
 from hub_spawner.enabling import _enabled as enabled
 
