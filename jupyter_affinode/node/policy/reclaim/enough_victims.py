@@ -54,8 +54,8 @@ def select_victims(
     if memory is HostMemory.ENOUGH:
         return Victims(chosen)
     if not left:
-        found[HostMemory.ENOUGH] += [kernel for kernel in looked_at if kernel not in found[HostMemory.ENOUGH]]
-        others = _others_together(plan, found[HostMemory.ENOUGH], missing)
+        fit = {kernel.id: kernel for kernel in (*found[HostMemory.ENOUGH], *looked_at)}
+        others = _others_together(plan, fit.values(), missing)
         if others := others or enough(plan, found[HostMemory.UNKNOWN], missing):
             return Victims(others)
     return Victims([], memory, [*found[HostMemory.SHORT], max(chosen, key=plan.host.takes)])

@@ -19,7 +19,7 @@ from ...model.actions import Park
 from ...model.snapshot import Kernel, Residency, Waiter
 from ..queue import AWAY
 from ..scheduling_pass.plan import Plan
-from .enough_victims import enough, select_victims, what_is_left
+from .enough_victims import enough, what_is_left
 
 
 def hand_over(
@@ -29,7 +29,7 @@ def hand_over(
     candidates: Callable[[], Iterable[Kernel]],
     park: Park,
 ) -> bool:
-    """Exchange the head with the best kernels that can be parked for it, if host memory allows no other way; return
+    """Exchange the head with the best kernels that can be parked for it, where host memory allows no other way; return
     whether it is decided. `park`: the template of their parks.
     """
     if head.room is not None or not may_resume_handing_over(plan, head.kernel) or plan.host.is_awaited:
@@ -48,11 +48,7 @@ def hand_over(
 
     for wanted in ({**lacks, **missing}, lacks):  # the margin is not worth a failure
         chosen = enough(plan, filter(fits, able()), wanted)
-        if not chosen or what_is_left(plan, chosen, wanted):
-            continue
-        if not plan.host.for_parks(chosen, to_disk=False).lacks or _others_will_do(plan, lacks, candidates):
-            return False
-        if plan.hand_over(head.kernel, chosen, park):
+        if chosen and not what_is_left(plan, chosen, wanted) and plan.hand_over(head.kernel, chosen, park):
             return True
     return False
 
@@ -88,11 +84,3 @@ def lacks_of(plan: Plan, head: Waiter) -> dict[str, int]:
     needs = plan.limits.needs(head)
     room, incoming = plan.room, plan.incoming
     return {key: size - room.get(key, 0) - incoming.get(key, 0) for key, size in needs.items() if size}
-
-
-def _others_will_do(plan: Plan, lacks: Mapping[str, int], candidates: Callable[[], Iterable[Kernel]]) -> bool:
-    """Return whether other kernels can be parked for which there is host memory without the disk."""
-    chosen = select_victims(plan, candidates(), lacks).kernels
-    if not chosen or what_is_left(plan, chosen, lacks):
-        return False
-    return not plan.host.for_parks(chosen, to_disk=False).lacks

@@ -12,7 +12,7 @@ from ...model.snapshot import Kernel, Waiter
 from ..scheduling_pass.host_plan import HostMemory
 from ..scheduling_pass.plan import Plan
 from ..victims.candidates import can_be_parked
-from .enough_victims import Victims, is_nothing, select_victims, subtract
+from .enough_victims import Victims, is_nothing, select_victims, subtract, what_is_left
 from .exchange import is_exchange, is_for_later
 from .hand_over import hand_over
 from .preemption import make_room_when_full
@@ -50,9 +50,10 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
             _make_host_memory_ready(plan, candidates(), missing)
             return
     first = len(plan.actions)
-    if hand_over(plan, head, missing, candidates, _told(head)):
+    found = select_victims(plan, candidates(), missing)
+    if _needs_disk(plan, found, missing) and hand_over(plan, head, missing, candidates, _told(head)):
         return
-    found = _park_until(plan, missing, candidates, _park_for(plan, head))
+    found = _park_until(plan, found, missing, candidates, _park_for(plan, head))
     if is_exchange(plan, head, first):
         plan.exchange(head.kernel, first)
     is_for_start = head.room is not None and head.room.is_for_start
@@ -133,31 +134,45 @@ def _reclaim_all(plan: Plan, resource: str, size: int, park: Callable[[Kernel], 
     """Park eligible kernels until `size` bytes of a resource will be free, or as far as host memory allows."""
     if size > 0:
         missing = {resource: size}
-        found = _park_until(plan, missing, lambda: plan.candidates.eligible_on(missing), park, in_part=True)
+
+        def candidates() -> Iterable[Kernel]:
+            return plan.candidates.eligible_on(missing)
+
+        found = select_victims(plan, candidates(), missing, in_part=True)
+        found = _park_until(plan, found, missing, candidates, park, in_part=True)
         if found.memory is HostMemory.SHORT:
             plan.host.refuse(found.short)
 
 
+def _needs_disk(plan: Plan, victims: Victims, missing: Mapping[str, int]) -> bool:
+    """Return whether victims do not suffice for what is missing unless others are spilled, or do not suffice at all."""
+    chosen = victims.kernels
+    if not chosen or what_is_left(plan, chosen, missing):
+        return True
+    return bool(plan.host.for_parks(chosen, to_disk=False).lacks)
+
+
 def _park_until(
     plan: Plan,
+    found: Victims,
     missing: dict[str, int],
     candidates: Callable[[], Iterable[Kernel]],
     park: Callable[[Kernel], bool],
     *,
     in_part: bool = False,
 ) -> Victims:
-    """Park candidates until nothing is missing any more; return the last victims. `park` returns whether the kernel
-    will be parked.
+    """Park the victims that were found, and others until nothing is missing any more; return the last. `park` returns
+    whether the kernel will be parked.
 
     Each park leaves less host memory, so the next victims may have to be selected anew.
     """
     while True:
-        found = select_victims(plan, candidates(), missing, in_part=in_part)
         parked = [kernel for kernel in found.kernels if plan.is_free(kernel) and park(kernel)]
         for kernel in parked:
             subtract(missing, plan.limits.frees(kernel))
         if len(parked) == len(found.kernels) or not parked:
             return found
+        found = select_victims(plan, candidates(), missing, in_part=in_part)
 
 
 def _make_host_memory_ready(plan: Plan, candidates: Iterable[Kernel], missing: Mapping[str, int]) -> None:
