@@ -15,6 +15,7 @@ when the disk is nearly full.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ...model.actions import Spill
@@ -40,8 +41,7 @@ class DiskRoom:
             self._used[kernel.charged_user] = self._used.get(kernel.charged_user, 0) + size
         # A page may claim anything: what counts against other users is limited to the user's part.
         self._in_all = sum(min(size, self.part_bytes) for size in self._used.values())
-        self._free_bytes = host.disk_free_bytes
-        self._left_bytes = max(min(self._limit_bytes - self._in_all, self._free_bytes), 0)
+        self._left_bytes = min(host.disk_limit_bytes - self._in_all, host.disk_free_bytes)
 
     def takes(
         self,
@@ -53,7 +53,7 @@ class DiskRoom:
         """Return how many bytes of each kernel could be spilled now, in this order: the least recently used first,
         kernels with an expected use last, then the `waiters`.
         """
-        if not self._left_bytes:
+        if self._left_bytes <= 0:
             return {}
         ready = sorted(
             (kernel for kernel in kernels if _is_unwanted(kernel)),
@@ -61,26 +61,22 @@ class DiskRoom:
         )
         ready += [kernel for kernel in waiters if kernel.residency is Residency.QUEUED]
         found: dict[str, int] = {}
-        used, left, daily = dict(self._used), self._left_bytes, self._daily.copy()
+        room = self._copy()
         for kernel in ready:
             spillable = kernel.host.spillable_bytes
-            if not spillable or kernel.id in found or not is_free(kernel):
-                continue
-            part = self.part_bytes - used.get(kernel.charged_user, 0)
-            size = min(spillable, left, part, daily.left_for(kernel.charged_user))
-            if size >= min(spillable, LEAST_BYTES):
-                found[kernel.id] = size
-                used[kernel.charged_user] = used.get(kernel.charged_user, 0) + size
-                left -= size
-                daily.take(kernel.charged_user, size)
+            if spillable and kernel.id not in found and is_free(kernel):
+                size = min(spillable, room.left_for(kernel))
+                if size >= min(spillable, LEAST_BYTES):
+                    found[kernel.id] = size
+                    room._write(kernel, size)
         return found
 
-    def free(self, kernel: Kernel, size: int) -> None:
-        """Count `size` bytes of a kernel as read back from disk."""
-        user = kernel.charged_user
-        before, self._used[user] = self._used[user], self._used[user] - size
-        self._in_all -= min(before, self.part_bytes) - min(self._used[user], self.part_bytes)
-        self._left_bytes = max(min(self._limit_bytes - self._in_all, self._free_bytes + size), 0)
+    def after_reading(self, kernel: Kernel, size: int) -> DiskRoom:
+        """Return the room once `size` bytes of a kernel have been read back."""
+        room = self._copy()
+        room._used[kernel.charged_user] -= size
+        room._left_bytes += size
+        return room
 
     def rest(self, kernel: Kernel) -> int:
         """Return how many more bytes of a kernel could be spilled when the spill under way is done."""
@@ -94,14 +90,12 @@ class DiskRoom:
 
     def has_room_for(self, kernels: Iterable[Kernel], takes: Callable[[Kernel], int]) -> bool:
         """Return whether what parking the kernels takes of host memory could all go to disk."""
-        used, left, daily = dict(self._used), self._left_bytes, self._daily.copy()
+        room = self._copy()
         for kernel in kernels:
-            user, size = kernel.charged_user, takes(kernel)
-            used[user] = used.get(user, 0) + size
-            left -= size
-            if left < 0 or used[user] > self.part_bytes or size > daily.left_for(user):
+            size = takes(kernel)
+            if size > room.left_for(kernel):
                 return False
-            daily.take(user, size)
+            room._write(kernel, size)
         return True
 
     def drop_retained(self, is_free: Callable[[Kernel], bool]) -> Spill | None:
@@ -112,6 +106,17 @@ class DiskRoom:
             if (is_full or full_for_user) and is_free(kernel):
                 return Spill(kernel.id, 0, "the disk is needed for others")
         return None
+
+    def _copy(self) -> DiskRoom:
+        room = copy.copy(self)
+        room._used, room._daily = dict(self._used), self._daily.copy()
+        return room
+
+    def _write(self, kernel: Kernel, size: int) -> None:
+        """Count `size` bytes of a kernel as written."""
+        self._used[kernel.charged_user] = self._used.get(kernel.charged_user, 0) + size
+        self._left_bytes -= size
+        self._daily.take(kernel.charged_user, size)
 
 
 class _Daily:

@@ -132,8 +132,7 @@ class HostPlan:
 
         In their own cgroups the victims need what they begin with, and the waiter what it reads.
         """
-        room, disk = self.room, DiskRoom(self._node.kernels, self._node.host)
-        disk.free(waiter, size)
+        room, disk = self.room, self.disk.after_reading(waiter, size)
         use = replace(waiter.host, copy_bytes=waiter.host.copy_bytes + size)
         wanted = {**room.charges_of_hand_over(replace(waiter, host=use), victims)}
         to_disk = max(wanted.values()) <= room.begins_with(victims)
