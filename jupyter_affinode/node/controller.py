@@ -46,7 +46,7 @@ from .policy.queue import waiters, waits_since
 from .policy.wait_estimates import WaitEstimate, estimate_waits
 from .shims import Looks, Shims
 from .state.host.host_figures import disk_used_bytes
-from .state.host.host_usage import parks_take_bytes, promise_lots, promised_bytes
+from .state.host.host_usage import parks_take_bytes, promise_lots
 from .state.host.lots import LotStock
 from .state.host.lots_beforehand import LotsBeforehand
 from .state.observer import Observers
@@ -370,7 +370,10 @@ class Controller:
 
     def _look_at_lots(self, now: float) -> None:
         kernels, host = self._snapshot.kernels, self.state.host.memory
-        host = replace(host, available_bytes=host.available_bytes - promised_bytes(kernels))
+        taken = parks_take_bytes(self.state.kernels.values()) + sum(
+            each.host.awaits_bytes for each in kernels
+        )
+        host = replace(host, available_bytes=host.available_bytes - taken)
         most = (
             host.available_bytes + self.lots.ready_bytes - self.state.settings.host_reserve(host.total_bytes)
         )

@@ -71,8 +71,6 @@ class HostUse:
     trimming_bytes: int = 0
     retained_since: float = 0.0
     lot_bytes: int = 0  # of all lots that it has, empty or not
-    # the most that lots may have: what NVML confirms of its GPU memory; None: not known
-    lots_most_bytes: int | None = None
     # what a park probably takes, by its last one (zeros take nothing); None: unknown
     park_takes_bytes: int | None = None
     park_short_bytes: int = 0  # a park of its present memory was tried, and takes at least this

@@ -65,7 +65,6 @@ class Needs(NamedTuple):
     lot_bytes: int  # of the lots; the rest anew
     least_bytes: int  # with less it cannot end well, or is not worth a try
     probable_bytes: int  # by all that is known: by its last one, or all that the kernel has
-    image_bytes: int  # of these, what no budget limits: the driver's own copy of what is left on the GPU
     makes_bytes: int = 0  # what could be in lots if there were more
 
 
@@ -244,8 +243,6 @@ class HostRoom:
         lots = makes = 0
         if (self._lots or self._host.makes_lots) and use.obeys_budget:
             makes = probable
-            if use.lots_most_bytes is not None:
-                makes = min(probable, max(use.lots_most_bytes - use.ready_bytes, 0))
             if self._host.makes_lots and makes:
                 # A kernel that lacks less than a lot takes memory of its own, unless that is short.
                 anew = _in_slabs(makes) + SLACK_BYTES
@@ -256,7 +253,7 @@ class HostRoom:
         least, probable = max(least - lots, 0), max(probable - lots, 0)
         if use.obeys_budget:
             least, probable = _in_slabs(least), _in_slabs(probable)
-        return Needs(lots, least + image, probable + image, image, makes)
+        return Needs(lots, least + image, probable + image, makes)
 
     def lots_to_make(self, kernel: Kernel) -> int:
         """Return how large the stock of lots should be before a park of the kernel; 0 if more lots do not help.
@@ -266,7 +263,7 @@ class HostRoom:
         needs = self.needs(kernel)
         if not self._host.makes_lots or needs.makes_bytes < LEAST_BYTES:
             return 0
-        beside = needs.lot_bytes + needs.makes_bytes + needs.image_bytes
+        beside = needs.lot_bytes + needs.makes_bytes + kernel.image_bytes
         return self._lots + needs.makes_bytes if self._left_for(kernel, beside) >= 0 else 0
 
     def may_be_tried(self, kernel: Kernel) -> bool:

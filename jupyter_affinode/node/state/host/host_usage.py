@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from ....settings.policy import MIB, Settings
+from ....settings.policy import MIB
 from ...link.connection import Connection
-from ...model.snapshot import SLAB_BYTES, HostUse, Kernel, Residency
+from ...model.snapshot import SLAB_BYTES, HostUse
 from ...policy.resources.host_memory import LEAST_BYTES
 from ...protocol.page import Depth, State
 from ...protocol.wire import MOVE_BUDGET_SHIFT, CommandKind, HelloFlag, Reply, Status
@@ -52,7 +52,6 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
         trimming_bytes=max(promised, releases) if asked < TRIM_TAKES_S else 0,
         retained_since=kernel.residency_since,
         lot_bytes=lots - releases,
-        lots_most_bytes=_lots_most(holders),
         park_takes_bytes=sum(filter(None, takes)) if None not in takes else None,
         park_short_bytes=sum(kernel.host.short.values())
         if last_activity <= kernel.host.short_activity
@@ -279,41 +278,6 @@ def make_room_beside_lots(kernel: KernelRecord, budget_bytes: int, stock: LotSto
         stock.make_room(takes, host)
 
 
-def promised_bytes(kernels: Iterable[Kernel]) -> int:
-    """Return what the parks under way, and what is read back from disk, may still take of host memory, lots reserved
-    for them included.
-    """
-    takes = 0
-    for each in kernels:
-        takes += each.host.reading_bytes
-        if each.host.budget_bytes is not None:
-            takes += each.takes_within(each.host.budget_bytes) + each.host.awaits_bytes
-    return takes
-
-
-def soon_wanted_bytes(kernels: Iterable[Kernel], settings: Settings, most_bytes: int) -> int:
-    """Return the host memory that parks of idle kernels may take soon; 0 where there is no reason to park one.
-
-    `most_bytes`: a park that takes more than this will not come, except in an exchange that hands over.
-    """
-    resident = [each for each in kernels if each.residency is Residency.RESIDENT and each.movable_bytes]
-    if len(resident) < 2 and settings.park_when == "needed":
-        return 0
-    idle = (
-        each
-        for each in resident
-        if each.host.obeys_budget and not each.cell_open and not each.calls_in_flight
-    )
-    wanted = 0
-    for kernel in (each for each in idle if each.is_parkable and not each.is_opted_out):
-        takes = kernel.takes_bytes
-        if kernel.may_hand_over:  # it begins with what there is
-            takes = min(takes, most_bytes)
-        if LEAST_BYTES <= takes <= most_bytes:
-            wanted += takes
-    return wanted
-
-
 def learn_from_park(kernel: KernelRecord, replies: Mapping[int, Reply]) -> bool:
     """Record what a park would have taken, so that it is not tried again before there is more.
 
@@ -377,11 +341,6 @@ def trim(kernel: KernelRecord, keep_bytes: int, reason: str, now: float) -> None
 def has_gpu_memory(process: Process) -> bool:
     """Return whether it has movable memory on a GPU, by its page and by NVML where that was looked at."""
     return bool(process.resident_bytes) and process.verified_bytes != 0
-
-
-def _lots_most(holders: Iterable[Process]) -> int | None:
-    shown = [process.verified_bytes for process in holders]
-    return None if None in shown else sum(filter(None, shown))
 
 
 def _obeys_budget(process: Process) -> bool:

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from ....settings.policy import Settings
 from ...model.snapshot import Kernel, Node, Residency
+from ...policy.resources.host_memory import LEAST_BYTES
 from ..records.process import Process
-from .host_usage import soon_wanted_bytes
 
 LATELY_S = 300.0  # so long after a park, a wait or a refusal the next is likely
 NEARLY_FULL_PART = 0.1  # a GPU with less free memory will soon be shared
@@ -50,6 +50,29 @@ class LotsBeforehand:
                 for gpu in node.gpus.values()
             )
         )
+
+
+def soon_wanted_bytes(kernels: Iterable[Kernel], settings: Settings, most_bytes: int) -> int:
+    """Return the host memory that parks of idle kernels may take soon; 0 where there is no reason to park one.
+
+    `most_bytes`: a park that takes more than this will not come, except in an exchange that hands over.
+    """
+    resident = [each for each in kernels if each.residency is Residency.RESIDENT and each.movable_bytes]
+    if len(resident) < 2 and settings.park_when == "needed":
+        return 0
+    idle = (
+        each
+        for each in resident
+        if each.host.obeys_budget and not each.cell_open and not each.calls_in_flight
+    )
+    wanted = 0
+    for kernel in (each for each in idle if each.is_parkable and not each.is_opted_out):
+        takes = kernel.takes_bytes
+        if kernel.may_hand_over:  # it begins with what there is
+            takes = min(takes, most_bytes)
+        if LEAST_BYTES <= takes <= most_bytes:
+            wanted += takes
+    return wanted
 
 
 def set_aside_bytes(processes: Iterable[Process]) -> int:

@@ -22,9 +22,9 @@ from jupyter_affinode.node.state.host.host_usage import (
     learn_from_park,
     on_disk_bytes,
     parks_take_bytes,
-    soon_wanted_bytes,
     trim,
 )
+from jupyter_affinode.node.state.host.lots_beforehand import soon_wanted_bytes
 from jupyter_affinode.node.state.observer import Observers
 from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
 from jupyter_affinode.settings.policy import GIB, MIB, Settings
