@@ -5,11 +5,18 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+# Asks whether what a selector finds can be used by all users; the script is added to the page before.
+AXE = Path(__file__).resolve().parents[1] / "node_modules" / "axe-core" / "axe.min.js"
+VIOLATIONS = """async selector => {
+    const found = await axe.run(selector, { resultTypes: ['violations'] });
+    return found.violations.map(({ id, nodes }) => `${id}: ${nodes.map(node => node.html).join(' ')}`);
+}"""
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",

@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a GPU's bar: from where, how wide, and its class in the style sheet."""
+    """One part of a bar: from where, how wide, and its class in the style sheet."""
 
     kind: str
     start: float
@@ -33,8 +33,8 @@ class Part:
 
 
 @dataclass(frozen=True)
-class GpuView:
-    """One GPU."""
+class Bar:
+    """A bar, and the same in words: a GPU's memory, or a kernel's hour."""
 
     title: str
     text: str
@@ -64,7 +64,7 @@ class Setting:
     choices: tuple[str, ...] = ()
 
 
-def gpu_views(picture: NodePicture) -> list[GpuView]:
+def gpu_views(picture: NodePicture) -> list[Bar]:
     """Return the machine's GPUs."""
     assert picture.node is not None
     return [_gpu_view(gpu) for gpu in picture.node["gpus"]]
@@ -143,7 +143,7 @@ def usage_rows(report: Json) -> list[tuple[str, ...]]:
     return [
         (
             row["user"] or "",
-            *(_hours(row[f"{name}_gib_hours"]) for name in ("held", "used", "idle", "given_back")),
+            *(hours(row[f"{name}_gib_hours"]) for name in ("held", "used", "idle", "given_back")),
             str(row["parks"]),
             str(row["waits"]),
             "" if row["waited_most_s"] is None else duration_in_words(row["waited_most_s"]),
@@ -202,11 +202,11 @@ def changed_settings(settings: Json, form: dict[str, str]) -> Json:
     return changes
 
 
-def _gpu_view(gpu: Json) -> GpuView:
+def _gpu_view(gpu: Json) -> Bar:
     title = f"GPU {gpu['index']}, {gpu['name']}"
     managed = f"kernels {bytes_in_words(gpu['managed_bytes'])}"
     if gpu["total_bytes"] is None:
-        return GpuView(title, managed, ())
+        return Bar(title, managed, ())
     others = (gpu["unmanaged_bytes"] or 0) + (gpu["context_bytes"] or 0)
     text = [
         f"{bytes_in_words(gpu['free_bytes'])} of {bytes_in_words(gpu['total_bytes'])} free",
@@ -216,7 +216,7 @@ def _gpu_view(gpu: Json) -> GpuView:
     if gpu["utilization_percent"] is not None:
         text.append(f"computes {gpu['utilization_percent']} % of the time")
     shares = [("kernels", gpu["managed_bytes"]), ("others", others)]
-    return GpuView(title, " · ".join(text), tuple(_parts(shares, max(gpu["total_bytes"], 1))))
+    return Bar(title, " · ".join(text), tuple(_parts(shares, max(gpu["total_bytes"], 1))))
 
 
 def _parts(shares: Sequence[tuple[str, int]], total: int) -> Iterable[Part]:
@@ -257,7 +257,8 @@ def _on_gpu(kernels: Iterable[Json]) -> int:
     return sum(kernel["footprint_bytes"] - kernel["parked_bytes"] for kernel in kernels)
 
 
-def _hours(value: float) -> str:
+def hours(value: float) -> str:
+    """Return GiB times hours."""
     return "<0.01" if 0 < value < 0.005 else f"{value:.2f}"
 
 

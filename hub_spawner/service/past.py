@@ -9,21 +9,12 @@ from typing import Any
 
 from jupyter_affinode.units import bytes_in_words, duration_in_words
 
-from .figures import BAR_WIDTH, Part
+from .figures import BAR_WIDTH, Bar, Part, hours
 
 CHART_HEIGHT = 40
 WORDS = {"resident": "on the GPU", "parked": "freed", "queued": "waiting"}
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class LaneView:
-    """A kernel's hour on one GPU, and the same in words."""
-
-    name: str
-    text: str
-    parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True)
@@ -34,15 +25,7 @@ class PastView:
     memory: str
     busy: str
     text: str
-    lanes: tuple[LaneView, ...]
-
-
-@dataclass(frozen=True)
-class DayView:
-    """One day: GiB times hours on the GPU, used and freed, each with its bar's width."""
-
-    day: str
-    figures: tuple[tuple[str, str, float], ...]
+    lanes: tuple[Bar, ...]
 
 
 def past_views(past: Json) -> list[PastView]:
@@ -51,14 +34,14 @@ def past_views(past: Json) -> list[PastView]:
 
 
 def sums_text(past: Json) -> str:
-    """Return what was given back and waited together."""
-    given_back = waited = 0.0
-    for gpu in past["gpus"]:
-        for lane in gpu["lanes"]:
-            for state, _, lasted_s in _spans(lane, past):
-                given_back += lasted_s if state == "parked" else 0.0
-                waited += lasted_s if state == "queued" else 0.0
-    return f"{duration_in_words(given_back)} of GPUs given back, {duration_in_words(waited)} waited"
+    """Return what was given back and waited together; a kernel of several GPUs waits once."""
+    given_back, waits = 0.0, dict[str, float]()
+    for lane in (each for gpu in past["gpus"] for each in gpu["lanes"]):
+        sums = _sums(_spans(lane, past))
+        given_back += sums["parked"]
+        waits[lane["kernel_id"]] = max(sums["queued"], waits.get(lane["kernel_id"], 0.0))
+    waited = duration_in_words(sum(waits.values()))
+    return f"{duration_in_words(given_back)} of GPUs given back, {waited} waited"
 
 
 def moments(past: Json) -> tuple[str, str]:
@@ -67,21 +50,17 @@ def moments(past: Json) -> tuple[str, str]:
     return began, ended
 
 
-def day_views(report: Json) -> list[DayView]:
-    """Return the days of a report by day."""
-    kinds = (("held", "kernels"), ("used", "used"), ("given_back", "parked"))
-    most = max((row[f"{name}_gib_hours"] for row in report["rows"] for name, _ in kinds), default=0.0)
+def day_rows(report: Json) -> list[tuple[str, list[tuple[str, Part]]]]:
+    """Return (day, what was on the GPU, used and freed, each with its bar) of a report by day."""
+    kinds = {"held_gib_hours": "kernels", "used_gib_hours": "used", "given_back_gib_hours": "parked"}
+    most = max((row[name] for row in report["rows"] for name in kinds), default=0.0) or 1.0
     return [
-        DayView(
+        (
             row["day"],
-            tuple(
-                (
-                    kind,
-                    f"{row[f'{name}_gib_hours']:.2f}",
-                    round(BAR_WIDTH * row[f"{name}_gib_hours"] / most, 1) if most else 0.0,
-                )
-                for name, kind in kinds
-            ),
+            [
+                (hours(row[name]), Part(kind, 0.0, round(BAR_WIDTH * row[name] / most, 1)))
+                for name, kind in kinds.items()
+            ],
         )
         for row in report["rows"]
     ]
@@ -94,6 +73,7 @@ def _past_view(past: Json, gpu: Json) -> PastView:
         "memory and utilisation are not known"
         if not used
         else f"used memory from {bytes_in_words(min(used))} to {bytes_in_words(max(used))}"
+        + (f" of {bytes_in_words(gpu['total_bytes'])}" if gpu["total_bytes"] else "")
     )
     return PastView(
         f"GPU {gpu['index']}, {gpu['name']}",
@@ -104,11 +84,10 @@ def _past_view(past: Json, gpu: Json) -> PastView:
     )
 
 
-def _lane_view(lane: Json, past: Json) -> LaneView:
+def _lane_view(lane: Json, past: Json) -> Bar:
     length = past["until"] - past["since"]
     spans = _spans(lane, past)
-    sums = {state: sum(lasted for each, _, lasted in spans if each == state) for state in WORDS}
-    counted = [f"{words} {duration_in_words(sums[state])}" for state, words in WORDS.items() if sums[state]]
+    counted = [f"{WORDS[state]} {duration_in_words(sum_s)}" for state, sum_s in _sums(spans).items() if sum_s]
     freed = sum(state == "parked" for state, _, _ in spans)
     parts = (
         Part(state, round(BAR_WIDTH * after_s / length, 1), round(max(BAR_WIDTH * lasted_s / length, 1.0), 1))
@@ -116,7 +95,15 @@ def _lane_view(lane: Json, past: Json) -> LaneView:
     )
     name = lane["path"] or lane["name"] or lane["kernel_id"].rpartition("/")[2]
     whose = f"{lane['user']}: {name}" if lane["user"] else name
-    return LaneView(whose, f"{', '.join(counted)}; freed {freed} times", tuple(parts))
+    return Bar(whose, f"{', '.join(counted)}; freed {freed} times", tuple(parts))
+
+
+def _sums(spans: Iterable[tuple[str, float, float]]) -> dict[str, float]:
+    """Return how long each state lasted."""
+    sums = dict.fromkeys(WORDS, 0.0)
+    for state, _, lasted_s in spans:
+        sums[state] += lasted_s
+    return sums
 
 
 def _spans(lane: Json, past: Json) -> list[tuple[str, float, float]]:

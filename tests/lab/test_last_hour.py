@@ -8,10 +8,10 @@ import contrast
 import lab_cells
 import pytest
 import recorded
+from live_browser import AXE, VIOLATIONS
 from playwright.sync_api import expect
 from recorded_page import THEMES, Looks, RecordedPanel
 from test_looks import ZOOMED
-from test_pictures import AXE, VIOLATIONS
 
 HISTORY = ".jp-affinode-history"
 DRAWN_MS = 100

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 import lab_cells
 import pytest
 import recorded
+from live_browser import AXE, VIOLATIONS
 from playwright.sync_api import expect
 from recorded_page import AROUND, PANEL, RUNNING, THEMES, RecordedPanel
 
-AXE = Path(__file__).resolve().parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 TALLEST = 1000
-VIOLATIONS = """async selector => {
-    const found = await axe.run(selector, { resultTypes: ['violations'] });
-    return found.violations.map(({ id, nodes }) => `${id}: ${nodes.map(node => node.html).join(' ')}`);
-}"""
 # Larger where the pictures are wanted.
 UNIT = 4 if "AFFINODE_SCREENSHOTS" in os.environ else 1
 TABLE, VOCABULARY, VECTORS, WEIGHTS = (UNIT * mib for mib in (176, 76, 224, 250))
