@@ -30,8 +30,10 @@ SHOWN = (Residency.RESIDENT, Residency.PARKED, Residency.QUEUED)
 UNDER_WAY = (Residency.PARKING, Residency.RESUMING)  # what was before lasts until the move's end
 EVENTS = (
     "SELECT at, kind, kernel_id, user, gpu, cause, outcome, depth, bytes, duration_s, waited_s, from_gpu, gpus"
-    " FROM events WHERE kind IN ('park', 'resume', 'wait')"
+    " FROM events WHERE kind IN ('park', 'resume', 'wait', 'gone')"
 )
+
+MOVES = ("park", "resume", "gone")  # after the last nothing is parked: the kernel ended, or was restarted
 
 Json = dict[str, Any]
 
@@ -222,7 +224,7 @@ class Past:
                 ).fetchall()
                 by_kernel[kernel_id] = [EventRow(*row) for row in before]
         for event in sorted(found, key=lambda each: each.at):
-            if event.kind == "wait" or (event.kind in ("park", "resume") and event.outcome == "ok"):
+            if event.kind == "wait" or (event.kind in MOVES and event.outcome == "ok"):
                 by_kernel.setdefault(event.kernel_id, []).append(event)
         return by_kernel
 

@@ -42,6 +42,7 @@ class EventKind(str, Enum):
     REFUSAL = "refusal"  # a park that was not tried; one that failed is a PARK with its outcome
     ROOM = "room"  # an allocation that met a full GPU: outcome "granted" or "denied"
     WAIT = "wait"  # outcome: waits.OUTCOMES
+    GONE = "gone"  # the processes of a parked kernel ended: it ended, or was restarted with nothing to park
     SPILL = "spill"  # parked memory was written to disk: outcome "ok" or "failed"
     END = "end"  # its server was asked to shut it down for another
 
@@ -80,6 +81,7 @@ class History(Observer):
         self._meter = Meter()
         self._waits = WaitWatch()
         self._began: dict[str, KernelRow] = {}
+        self._parked: dict[str, str] = {}  # by kernel: the GPUs that it left, with commas
         self._users: dict[str, tuple[str, str]] = {}  # by kernel: its user, and the charged user
         self._paces: dict[str, TokenBucket] = {}  # by charged user
         self._looked_at = 0.0
@@ -160,6 +162,7 @@ class History(Observer):
 
     def _measure(self, now: float) -> None:
         wall = self._wall()
+        self._write_gone(wall)
         seen = [self._seen(kernel) for kernel in self._state.kernels.values() if kernel.processes]
         for kernel, gpu, sums in self._meter.look(now, wall, seen):
             self._figures.metered(kernel, gpu, sums)
@@ -255,6 +258,20 @@ class History(Observer):
             plain(said.server) if said and said.server else None,
             self._gpu_names(kernel) or (known.gpus if known is not None else ""),
         )
+
+    def _write_gone(self, wall: float) -> None:
+        """Write which of the kernels that were parked at the last look have no memory any more."""
+        kernels = {plain(kernel.id): kernel for kernel in self._state.kernels.values() if kernel.processes}
+        for kernel_id, gpus in self._parked.items():
+            kernel = kernels.get(kernel_id)
+            if kernel is None or kernel.residency is Residency.NONE:
+                user, _ = self._users.get(kernel_id, ("", ""))
+                self._event(EventRow(wall, EventKind.GONE.value, kernel_id, user, gpus=gpus))
+        self._parked = {
+            kernel_id: self._gpu_names(kernel)
+            for kernel_id, kernel in kernels.items()
+            if kernel.residency is Residency.PARKED
+        }
 
     def _write_wait(self, ended: WaitEnded) -> None:
         if self.ledger is not None:

@@ -122,6 +122,19 @@ def test_a_kernel_that_moved_to_another_gpu_leaves_the_lane_of_the_first(told):
     assert lanes(answer)["k"] == [(3600, "resident", None), (300, "parked", "room"), (100, "none", "cell")]
 
 
+def test_a_kernel_that_was_restarted_while_it_was_freed_is_not_freed_any_more(told):
+    answer = told(
+        [event(1800, "park", cause="room"), event(900, "gone"), event(300, "park", cause="idle")],
+        [kernel()],
+        [present(Residency.PARKED, 300)],
+    )
+    assert lanes(answer)["k"][1:] == [
+        (1800, "parked", "room"),
+        (900, "resident", None),
+        (300, "parked", "idle"),
+    ]
+
+
 def test_a_kernel_that_ended_ends_its_lane_and_one_from_before_the_window_has_none(told):
     answer = told([], [kernel(ended=NOW - 60), kernel("old", ended=NOW - 7200)])
     assert lanes(answer) == {"k": [(3600, "resident", None), (60, "none", None)]}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import time
 from types import SimpleNamespace
 
+import pytest
 from fake_shim import MIB
 
 from jupyter_affinode.node.ledger import today
@@ -142,7 +144,10 @@ def test_the_api_tells_what_was_given_back(node, shim, wait_until, machine):
     wait_until(lambda: running.node()["today"]["freed_gpu_s"] >= 1)
 
 
-def test_a_controller_that_starts_anew_knows_what_an_ended_kernel_gave_back(node, shim, wait_until, machine):
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_controller_that_starts_anew_knows_what_an_ended_kernel_gave_back(
+    node, shim, wait_until, machine, is_restarted
+):
     history = HistoryOptions(ledger=machine.socket.with_name("ledger.sqlite"))
     running = node(history=history)
     ended = shim("k", resident=300 * MIB)
@@ -151,6 +156,11 @@ def test_a_controller_that_starts_anew_knows_what_an_ended_kernel_gave_back(node
     ended.close()
     wait_until(lambda: not running.kernels())
     given_back = running.node()["today"]
+    if is_restarted:
+        shim("k", resident=300 * MIB)
+        wait_until(lambda: running.node()["today"]["freed_gpu_s"] <= given_back["freed_gpu_s"] + 1)
+        machine_time = time.monotonic()
+        wait_until(lambda: time.monotonic() > machine_time + 3)  # in which nothing is freed
     node.stop()
     running = node(history=history)
     wait_until(lambda: running.node()["today"])
