@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import lab_cells
 import pytest
 from lab_server import LAB
 from playwright.sync_api import expect
+
+SOON_S = 2.0
 
 
 @pytest.mark.long
@@ -75,6 +78,25 @@ def test_a_cell_that_waits_outlives_the_controller_and_the_page_says_so(page):
     assert (busy.output(1), waiter.output(0)) == ("computed", "allocated")
     assert waiter.run_cell(1) == "7 7"
     expect(waiter.banner()).to_be_hidden()
+
+
+def test_a_page_that_is_online_again_says_so_at_once(page):
+    page.show_panel()
+    alert = page.panel.get_by_role("alert")
+    expect(page.panel.get_by_role("img", name="GPU memory")).to_be_visible()
+    waited_s = []
+    for offline_s in (0, 8):  # the second is long enough for the page to ask less often
+        page.page.context.set_offline(True)
+        page.panel.get_by_role("button", name="Refresh").first.click()
+        expect(alert).to_contain_text("The Jupyter server does not answer")
+        page.page.wait_for_timeout(1000 * offline_s)
+        page.page.context.set_offline(False)
+        began = time.monotonic()
+        expect(alert).to_have_count(0)
+        waited_s.append(time.monotonic() - began)
+    print("the server was away for", [f"{each:.2f}" for each in waited_s], "s after the network's return")
+    page.errors[:] = [error for error in page.errors if error.message != "Failed to fetch"]
+    assert max(waited_s) < SOON_S
 
 
 @pytest.mark.long

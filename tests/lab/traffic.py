@@ -127,11 +127,11 @@ def measure(page: LabPage, traffic: Traffic, what: str, seconds: float) -> None:
     for kind in ("ours", "events", "JupyterLab's"):
         count, size = traffic.requests[kind] * part, traffic.received[kind] * part / 1000
         cells.append(f"{kind} {count:5.1f} {size:7.1f} KB")
-    print(f"{what:32} " + "   ".join(cells), flush=True)
+    print(f"{what:36} " + "   ".join(cells), flush=True)
 
 
 def traffic_of(browser: Browser, count: int, seconds: float, every_s: float) -> None:
-    """Hidden and open, quiet and busy."""
+    """Hidden and open, without and with the last hour, quiet and busy."""
     with lab_with_kernels(browser, count) as (page, kernels):
         traffic = Traffic()
         traffic.follow(page.page.context.new_cdp_session(page.page))
@@ -139,7 +139,12 @@ def traffic_of(browser: Browser, count: int, seconds: float, every_s: float) -> 
         page.show_panel()
         page.panel.get_by_role("listitem").nth(count - 1).wait_for()
         measure(page, traffic, f"{count} kernels, open", seconds)
+        page.panel.locator("#jp-affinode-section-past").click()
+        page.panel.get_by_role("application").wait_for()
+        measure(page, traffic, f"{count} kernels, open, last hour", seconds)
         with Cells(kernels, every_s) as cells:
+            measure(page, traffic, f"{count} kernels, open, last hour, busy", seconds)
+            page.panel.locator("#jp-affinode-section-past").click()
             measure(page, traffic, f"{count} kernels, open, busy", seconds)
             page.hide_panel()
             measure(page, traffic, f"{count} kernels, hidden, busy", seconds)

@@ -15,6 +15,9 @@ const WINDOWS = [600, 3600, 28_800];
 /** A picture moves on so often, in parts of its width. */
 const PARTS = 240;
 
+/** Pictures follow each other no faster than this, however many kernels change. */
+const APART_MS = 1000;
+
 /** The last section of the panel: where kernels' memory was, closed at first. */
 export function HistorySection(props: { view: IView }): JSX.Element {
   const { trans } = props.view;
@@ -132,14 +135,16 @@ function usePast(view: IView, length: number): Pick<PastStore, 'past' | 'problem
     setState({ past: null, problem: null });
     const store = new PastStore(affinode, length);
     let timer: number | undefined;
+    let drawnAt = -APART_MS;
     const draw = () => {
+      drawnAt = performance.now();
       window.clearTimeout(timer);
       timer = window.setTimeout(draw, (1000 * length) / PARTS);
       setState({ past: store.past, problem: store.problem });
     };
     store.changed.connect(() => {
       window.clearTimeout(timer);
-      timer = window.setTimeout(draw, 0);
+      timer = window.setTimeout(draw, Math.max(0, drawnAt + APART_MS - performance.now()));
     });
     return () => {
       window.clearTimeout(timer);

@@ -34,6 +34,7 @@ export class PastStore implements IDisposable {
     return this._problem;
   }
 
+  /** A kernel's lane changed, or an answer came. Time passes, and GPUs are measured, without it. */
   get changed(): ISignal<this, void> {
     return this._changed;
   }
@@ -88,12 +89,15 @@ export class PastStore implements IDisposable {
       return;
     }
     const now = this._now();
-    let past = later(this._past, now);
+    const before = later(this._past, now);
+    let past = before;
     for (const id of change.kernels) {
       past = followed(past, id, this._affinode.kernel(id), now);
     }
     this._past = change.machine ? sampled(past, status.node.gpus, now) : past;
-    this._changed.emit();
+    if (past !== before) {
+      this._changed.emit();
+    }
   }
 
   /** Events are not followed while the page is hidden. */
