@@ -32,6 +32,7 @@ def gpu_kernel(server: JupyterServer, mib: int = 32, **options: str) -> JupyterK
     return kernel
 
 
+@pytest.mark.long
 def test_a_parked_kernel_is_seen_in_status_and_magic(eager_gpu_server, becomes, wait_until):
     kernel = gpu_kernel(eager_gpu_server, path="plan.ipynb")
     parked = becomes(kernel, "parked")
@@ -64,6 +65,7 @@ def test_the_last_minutes_say_when_a_notebook_was_freed_and_why(gpu_server, beco
     assert gpu_server.affinode("past?seconds=59")[0] == 400
 
 
+@pytest.mark.long
 def test_the_cell_magic_runs_its_body_with_the_gpu_given_back(gpu_server, becomes):
     kernel = gpu_kernel(gpu_server)
     body = kernel.run("%%gpu_park\nafterwards = sum(range(100))\nafterwards")
@@ -107,6 +109,7 @@ def test_the_command_line_parks_and_resumes_a_kernel_by_its_notebook(gpu_server,
     becomes(kernel, "resident")
 
 
+@pytest.mark.long
 def test_an_interrupt_by_message_ends_the_wait_too(gpu_server, kernelspec, becomes):
     kernelspec("by-message", gpu_server.machine, interrupt_mode="message")
     waits = gpu_kernel(gpu_server, 75, name="by-message")
@@ -120,6 +123,7 @@ def test_an_interrupt_by_message_ends_the_wait_too(gpu_server, kernelspec, becom
     assert waits.run("print(1)").text == "1\n"
 
 
+@pytest.mark.long
 def test_a_restart_gives_a_fresh_kernel_and_the_memory_back(gpu_server, wait_until):
     kernel = gpu_kernel(gpu_server)
     assert gpu_server.affinode(f"kernels/{kernel.id}/park", "POST", {})[0] == 200

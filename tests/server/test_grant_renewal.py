@@ -83,6 +83,7 @@ def test_a_grant_is_renewed_before_it_expires_and_survives_a_service_that_fails(
     assert not path.exists()
 
 
+@pytest.mark.long
 def test_without_an_address_the_environments_grant_is_left_alone(machine, service):
     machine.environment.update(AFFINODE_GRANT=service.sign(), JUPYTERHUB_API_TOKEN=TOKEN)
     server = JupyterServer(machine).start()

@@ -37,6 +37,7 @@ def test_an_idle_kernel_is_parked_and_its_next_computing_cell_brings_it_back(sta
     assert s.seen(kernel)["resumes"] == 1
 
 
+@pytest.mark.long
 def test_del_while_parked_neither_resumes_nor_hangs_and_gives_host_memory_back(stage):
     s = stage(**SMALL)
     s.policy(park_when="idle")  # else the cell itself announces that the GPU is about to be used
@@ -49,6 +50,7 @@ def test_del_while_parked_neither_resumes_nor_hangs_and_gives_host_memory_back(s
     assert s.ok(kernel, "gpu.check('b')") == "True"
 
 
+@pytest.mark.long
 def test_by_default_no_kernel_is_parked_without_need(stage):
     s = stage(**SMALL)
     s.policy(idle_timeout_s=0.5)

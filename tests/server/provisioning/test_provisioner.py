@@ -244,6 +244,7 @@ def test_a_kernel_that_dies_is_started_again_and_managed(native, machine, server
     assert kernel.environment()["AFFINODE_KERNEL_ID"] == kernel.id
 
 
+@pytest.mark.long
 def test_a_kernel_outlives_the_controller(native, machine, server, wait_until):
     server.start()
     kernel = server.start_kernel()
