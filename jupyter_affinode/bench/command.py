@@ -213,7 +213,6 @@ class _Run:
             self.report["exchange"] = exchanges.exchange(
                 listener, plan.largest, plan.repeats, self.say, simulated=self.report["simulated"]
             )
-        self._skip("exchange", self.report["exchange"]["skipped"])
 
     def _wake(self, plan: Plan) -> None:
         size, times = self.report["wake_bytes"], self.report["wake"]

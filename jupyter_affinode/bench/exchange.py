@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from .. import environment
-from ..node.protocol.wire import CommandKind, HelloFlag, MoveFlag, Status
+from ..node.protocol.wire import CommandKind, MoveFlag, Status
 from ..units import bytes_in_words
 from .child_process import BenchProcess, with_shim
 from .lent_lots import LentLots
@@ -40,7 +40,7 @@ _seeds = itertools.count(1 << 20)
 
 
 def exchange(listener: Listener, size: int, repeats: int, say: Say, *, simulated: bool) -> dict[str, Any]:
-    """Return the seconds of each step; `skipped` tells why there are none."""
+    """Return the seconds of each step."""
     say(f"exchange: copies out and in at once, {bytes_in_words(size)}")
     with BenchProcess() as child:
         duplex = child.ask("duplex_rates", size=min(size, 4 * GIB), repeats=DUPLEX_REPEATS)
@@ -50,19 +50,17 @@ def exchange(listener: Listener, size: int, repeats: int, say: Say, *, simulated
         "one_way_bytes_per_s": duplex["bytes"] / together,
         "cases": {},
         "steps": {},
-        "skipped": None,
     }
     log = _log(listener)
     rounds = partial(_rounds, repeats=repeats, say=say, log=log, simulated=simulated)
-    with _pair(listener, size, ShimPeer.park, simulated=simulated) as pair:
-        if not all(_peer(child).hello.flags & HelloFlag.EXCHANGES for child in pair):
-            return {**found, "skipped": "this shim does not know exchanges"}
-        with LentLots(0, LOT_BYTES, renewed=False) as none:
-            at_once = partial(_at_once, lots=none, size=0)
-            for name, way in (("one after the other", _one_after_the_other), ("exchange", at_once)):
-                found["cases"][name], found["steps"][name] = rounds(name, pair, way)
+    with (
+        _pair(listener, size, ShimPeer.park, simulated=simulated) as pair,
+        LentLots(0, LOT_BYTES, renewed=False) as none,
+    ):
+        at_once = partial(_at_once, lots=none, size=0)
+        for name, way in (("one after the other", _one_after_the_other), ("exchange", at_once)):
+            found["cases"][name], found["steps"][name] = rounds(name, pair, way)
     for name, two_users in HANDED_OVER.items():
-        listener.pools = not two_users
         with ExitStack() as stack:
             lots = stack.enter_context(_lots_for(size, two_users=two_users, simulated=simulated))
             park = partial(_park_into_lots, lots=lots, size=size)
@@ -205,8 +203,6 @@ def _peer(child: BenchProcess) -> ShimPeer:
 
 def lines(found: dict[str, Any]) -> list[str]:
     """Return what was found, as text."""
-    if found["skipped"]:
-        return [f"not measured: exchange: {found['skipped']}"]
     rate, size = found["one_way_bytes_per_s"], found["bytes"]
     said = [
         f"copies out and in at once: {rate / GIB:.1f} GiB/s each way;"

@@ -51,7 +51,8 @@ class LentLots:
         """Lend the process free lots, until it has `until` of them."""
         while self._free and self.lent_to(peer) < until:
             lot = self._free.popleft()
-            self._lent[peer, peer.give_lot(lot.descriptor, lot.bytes)] = lot
+            number = peer.give_lot(lot.descriptor, lot.bytes, is_forgotten=self._renewed)
+            self._lent[peer, number] = lot
 
     def wait(self, peers: Sequence[ShimPeer], timeout_s: float = 1.0) -> None:
         """Listen to the processes and the threads that make lots, and take back what was given back."""

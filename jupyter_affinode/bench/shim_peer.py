@@ -48,7 +48,6 @@ class Listener:
     """`link.sock` in a folder; processes find it through AFFINODE_SOCKET."""
 
     def __init__(self, folder: Path):
-        self.pools = True  # processes keep lots mapped that they gave back, since they may be lent again
         self.socket_path = folder / "node.sock"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.bind(str(folder / LINK_NAME))
@@ -58,7 +57,7 @@ class Listener:
         """Return the next process's shim. Raises TimeoutError."""
         self._socket.settimeout(timeout_s)
         connection, _ = self._socket.accept()
-        return ShimPeer(connection, pools=self.pools)
+        return ShimPeer(connection)
 
     def close(self) -> None:
         """Stop listening."""
@@ -68,7 +67,7 @@ class Listener:
 class ShimPeer:
     """One process's shim, welcomed."""
 
-    def __init__(self, connection: socket.socket, *, pools: bool = True):
+    def __init__(self, connection: socket.socket):
         connection.setblocking(True)
         self._socket = connection
         self._epoch = self._lots = 0
@@ -86,7 +85,7 @@ class ShimPeer:
             self._page = Page(descriptors[0])
         finally:
             os.close(descriptors[0])
-        self._send(wire.pack_welcome(wire.PROTOCOL_VERSION, HEARTBEAT_MS, "bench", pools=pools))
+        self._send(wire.pack_welcome(HEARTBEAT_MS, "bench"))
 
     def fileno(self) -> int:
         """Return the socket's descriptor, for select."""
@@ -103,28 +102,33 @@ class ShimPeer:
     def begin(self, kind: wire.CommandKind, flags: int, text: str = REASON) -> int:
         """Command a move; return its number, for `prepared` and `replies`, which `take` fills."""
         self._epoch += 1
-        self._send(wire.pack_command(wire.PROTOCOL_VERSION, self._epoch, kind, argument=flags, reason=text))
+        self._send(wire.pack_command(self._epoch, kind, argument=flags, reason=text))
         return self._epoch
 
     def decide(self, move: int, decision: wire.CommandKind) -> None:
         """Send COMMIT or ABORT for a move."""
         self._epoch += 1
-        self._send(wire.pack_command(wire.PROTOCOL_VERSION, self._epoch, decision, request=move))
+        self._send(wire.pack_command(self._epoch, decision, request=move))
 
     def say_dying(self) -> None:
         """Tell the process that it is to end: its calls need not wait for the GPU any more."""
         self._epoch += 1
-        self._send(wire.pack_command(wire.PROTOCOL_VERSION, self._epoch, wire.CommandKind.DYING))
+        self._send(wire.pack_command(self._epoch, wire.CommandKind.DYING))
 
-    def give_lot(self, descriptor: int, size: int) -> int:
-        """Lend touched host memory for its copies, as a controller does; the shim maps it soon. Return its number."""
-        self._epoch += 1
+    def give_lot(self, descriptor: int, size: int, *, is_forgotten: bool = False) -> int:
+        """Lend touched host memory for its copies, as a controller does; the shim maps it soon, and unmaps it after its
+        use if that `is_forgotten`. Return its number.
+        """
         self._lots += 1
-        command = wire.pack_command(
-            wire.PROTOCOL_VERSION, self._epoch, wire.CommandKind.LOT, request=self._lots, argument=size
-        )
-        socket.send_fds(self._socket, [command], [descriptor])
+        self._send_lot(wire.CommandKind.LOT, descriptor, size)
+        if is_forgotten:
+            self._send_lot(wire.CommandKind.LOT_FORGET, descriptor, size)
         return self._lots
+
+    def _send_lot(self, kind: wire.CommandKind, descriptor: int, size: int) -> None:
+        self._epoch += 1
+        command = wire.pack_command(self._epoch, kind, request=self._lots, argument=size)
+        socket.send_fds(self._socket, [command], [descriptor])
 
     def gpus(self) -> tuple[PageGpu, ...]:
         """Return the process's memory by GPU, as its page shows it."""
@@ -143,7 +147,7 @@ class ShimPeer:
         """Read what the shim has sent, waiting up to `timeout_s` for a first message."""
         if time.monotonic() - self._beaten > BEAT_EVERY_S:
             self._beaten = time.monotonic()
-            self._send(wire.pack_heartbeat(wire.PROTOCOL_VERSION))
+            self._send(wire.pack_heartbeat())
         while select.select([self._socket], [], [], timeout_s)[0]:
             data = self._socket.recv(wire.LARGEST_MESSAGE)
             if not data:

@@ -12,9 +12,21 @@ from typing import Any
 
 from .execution.effects import Parts
 from .identity.access import Access
+from .identity.identity import Identity
 from .link.connection import Connection, Ending
-from .protocol.wire import CommandKind, Hello, Message, Notify, NotifyKind, Reply, Request, WireError
-from .state.records.kernel import KernelRecord
+from .model.reasons import Refusal
+from .protocol.wire import (
+    PROTOCOL_VERSION,
+    CommandKind,
+    Hello,
+    Message,
+    Notify,
+    NotifyKind,
+    Reply,
+    Request,
+    WireError,
+)
+from .state.records.kernel import OTHER_VERSION_WORDS, KernelRecord
 from .state.records.process import Process
 from .state.registry import NodeState
 from .system.mapped_page import Page
@@ -45,6 +57,21 @@ class Shims:
     def knows(self, owner: str, page: Page) -> bool:
         """Return whether the owner's process was admitted before (`LinkListener.knows`)."""
         return self._state.knows(owner, page)
+
+    def shim_refused(self, identity: Identity, hello: Hello) -> None:
+        """Show a kernel whose shim is of another version as one that is not managed (`LinkListener.shim_refused`)."""
+        kernel = self._state.kernels.get(identity.scoped(hello.kernel_id))
+        if kernel is None:
+            return  # no server has named it, so no user would see this
+        now = time.monotonic()
+        before = kernel.other_version(now)
+        is_older = hello.version < PROTOCOL_VERSION
+        code = Refusal.OLDER_KERNEL if is_older else Refusal.OLDER_CONTROLLER
+        kernel.refused = code, now
+        if before is not code:
+            words = OTHER_VERSION_WORDS[code]
+            self._log.warning("%s, shim %s, is refused: %s", kernel.id, hello.shim_version, words)
+            self._looks.poke()
 
     def shim_connected(self, connection: Connection, hello: Hello, page: Page) -> None:
         """Add the process of a shim that said HELLO."""

@@ -82,7 +82,9 @@ def needs_event(previous: Kernel | None, kernel: Kernel) -> bool:
     if previous is None:
         return bool(kernel["residency"] != "none" or kernel.get("held_for_s") is not None)
     if previous["residency"] == kernel["residency"] == "none":
-        return (previous.get("held_for_s") is None) != (kernel.get("held_for_s") is None)
+        return previous.get("refusal_code") != kernel.get("refusal_code") or (
+            (previous.get("held_for_s") is None) != (kernel.get("held_for_s") is None)
+        )
     return bool(
         any(previous.get(name) != kernel.get(name) for name in SHOWN)
         or any(_is_resized(previous.get(name) or 0, kernel.get(name) or 0) for name in SIZES)

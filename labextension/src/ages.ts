@@ -1,5 +1,3 @@
-import { IKernel } from './status';
-
 /**
  * For how long the figures of kernels have been true.
  *
@@ -7,25 +5,14 @@ import { IKernel } from './status';
  * that clock says now; with slower ones nothing that counts up falls back.
  */
 export class Ages {
-  /** Figures of a kernel have just come. */
-  hear({ id, as_of_s }: Pick<IKernel, 'id' | 'as_of_s'>): void {
-    this._came.set(id, pageClock());
-    if (as_of_s !== null) {
-      this._ahead = Math.min(this._ahead, pageClock() - as_of_s);
-    }
+  /** Figures of that moment have just come. */
+  hear(as_of_s: number): void {
+    this._ahead = Math.min(this._ahead, pageClock() - as_of_s);
   }
 
-  /** Seconds since a kernel's figures were true; of an earlier version's, since they came. */
-  of({ id, as_of_s }: Pick<IKernel, 'id' | 'as_of_s'>): number {
-    const now = pageClock();
-    const then = as_of_s === null ? (this._came.get(id) ?? now) : this._ahead + as_of_s;
-    return Math.max(0, now - then);
-  }
-
-  /** Forget all other kernels. */
-  keep(ids: string[]): void {
-    const alive = new Set(ids);
-    [...this._came.keys()].filter(id => !alive.has(id)).forEach(id => this._came.delete(id));
+  /** Seconds since figures of that moment were true. */
+  of(as_of_s: number): number {
+    return Math.max(0, pageClock() - this._ahead - as_of_s);
   }
 
   /** What comes next may be of another machine's clock. */
@@ -33,7 +20,6 @@ export class Ages {
     this._ahead = Infinity;
   }
 
-  private readonly _came = new Map<string, number>();
   /** How far the page's clock is ahead of the machine's. */
   private _ahead = Infinity;
 }

@@ -99,6 +99,8 @@ export type Refusal =
   | 'busy'
   | 'nothing-to-move'
   | 'not-parkable'
+  | 'older-kernel'
+  | 'older-controller'
   | 'no-host-memory'
   | 'no-gpu-room'
   | 'too-late'

@@ -1,32 +1,9 @@
 /** How an answer or an event becomes the status that views show. Pure. */
 
-import { clockIn } from './words/figures';
-import { IGpu, IKernel, ILastMove, INode, IResidencyEvent, IStatus } from './status';
+import { IGpu, IKernel, INode, IStatus } from './status';
 
 /** A controller that has run for less may not have heard of every kernel: their shims connect within seconds. */
 const YOUNG_S = 10;
-
-/** What a server of an earlier version does not say of a kernel. */
-export const UNKNOWN = {
-  as_of_s: null,
-  held_until: null,
-  user: null,
-  calls: null,
-  move: null,
-  last_park: null,
-  last_resume: null,
-  resume_estimate_s: null,
-  reason_code: null,
-  reason_args: {},
-  refusal_code: null,
-  refusal_args: {},
-  depth_refusal_code: null,
-  wait: null,
-  disk_bytes: 0,
-  busy_percent: null,
-  host_bytes: null,
-  park_takes_bytes: null
-} satisfies Partial<IKernel>;
 
 /** Clocks and counters: they change by themselves, and no view but a ticking one shows them. */
 const CLOCKS: ReadonlySet<string> = new Set([
@@ -46,58 +23,12 @@ const CLOCKS: ReadonlySet<string> = new Set([
   'park_takes_bytes'
 ]);
 
-/** An answer with every field that views read, whatever the server's version. */
-export function complete(answer: IStatus): IStatus {
-  return {
-    ...answer,
-    code: answer.code ?? null,
-    may_act: answer.may_act ?? true,
-    kernels: answer.kernels.map(completeKernel),
-    node: answer.node && completeNode(answer.node)
-  };
-}
-
-/** A kernel with every field that views read. */
-function completeKernel(kernel: IKernel): IKernel {
-  const made = { ...UNKNOWN, ...dropUndefined(kernel) } as IKernel;
-  made.last_park = lastMove(made.last_park);
-  made.last_resume = lastMove(made.last_resume);
-  made.reason_args ??= {};
-  made.refusal_args ??= {};
-  made.disk_bytes ??= 0;
-  made.held_until ??= made.held_for_s === null ? null : clockIn(made.held_for_s);
-  if (made.wait) {
-    made.wait = { ...made.wait, args: made.wait.args ?? {}, blockers: made.wait.blockers ?? [] };
-  }
-  return made;
-}
-
-function completeNode(node: INode): INode {
-  return {
-    ...node,
-    policy: node.policy ?? null,
-    today: node.today ?? null,
-    others: node.others ?? null,
-    controller: node.controller ?? null,
-    gpus: node.gpus.map(gpu => ({ ...gpu, utilization_history: gpu.utilization_history ?? [] }))
-  };
-}
-
-/** A move that ended, if the server says all of it. */
-function lastMove(move: Partial<ILastMove> | null | undefined): ILastMove | null {
-  return typeof move?.bytes === 'number' &&
-    typeof move.duration_s === 'number' &&
-    typeof move.ago_s === 'number'
-    ? (move as ILastMove)
-    : null;
-}
-
 /** Whether what is said of a kernel is from before what is known of it. */
 export function isOlder(
   said: Pick<Partial<IKernel>, 'as_of_s'>,
   known: Pick<IKernel, 'as_of_s'>
 ): boolean {
-  return (said.as_of_s ?? Infinity) < (known.as_of_s ?? -Infinity);
+  return (said.as_of_s ?? Infinity) < known.as_of_s;
 }
 
 /**
@@ -129,25 +60,6 @@ export function isUnheard(
   return known.own && known.processes.length > 0 && !said?.processes?.length && uptime_s < YOUNG_S;
 }
 
-/** What an event says of its kernel; names stay as they are known. */
-export function told(event: IResidencyEvent): Partial<IKernel> {
-  if (event.kernel) {
-    return dropUndefined(event.kernel);
-  }
-  const { residency, text, reason, resident_bytes, parked_bytes, place, held_for_s } = event;
-  return {
-    residency,
-    text,
-    reason,
-    resident_bytes,
-    parked_bytes,
-    copy_bytes: parked_bytes, // until the next status says what zeros have saved
-    kept_bytes: 0,
-    place,
-    held_for_s
-  };
-}
-
 /**
  * The status after a kernel changed. The GPUs and the host's memory follow by what the kernel took or gave, so that the bars
  * agree with the rows until the next look measures them. The same status where the kernel is not known.
@@ -166,8 +78,7 @@ export function merge(status: IStatus, id: string, change: Partial<IKernel>): IS
       null
   }));
   const names = { id, name, path, paths, server, language, own };
-  const held_until = 'held_for_s' in change ? null : before.held_until; // an earlier version says only for how long
-  const after = completeKernel({ ...before, held_until, ...change, ...names, processes });
+  const after = { ...before, ...change, ...names, processes };
   const kernels = status.kernels.map(kernel => (kernel.id === id ? after : kernel));
   return { ...status, kernels, node: status.node && shifted(status.node, before, after) };
 }
@@ -283,9 +194,4 @@ export function changedKernels(before: IKernel[], after: IKernel[]): Set<string>
   }
   old.forEach((_, id) => changed.add(id));
   return changed;
-}
-
-/** Without keys whose value is undefined, which would hide what is known. */
-function dropUndefined<T extends object>(value: T): T {
-  return Object.fromEntries(Object.entries(value).filter(([, each]) => each !== undefined)) as T;
 }

@@ -7,16 +7,7 @@ import { AffinodeApi, AffinodeError } from './api';
 import { Changes, PossibleActions } from './changes';
 import { IPast } from './history/past';
 import { Hues } from './hues';
-import {
-  changedKernels,
-  complete,
-  differs,
-  follow,
-  isOlder,
-  isUnheard,
-  merge,
-  told
-} from './merge';
+import { changedKernels, differs, follow, isOlder, isUnheard, merge } from './merge';
 import { PacedLooks } from './pace';
 import { passes, problemOf, problemOfError } from './problems';
 import { IRate, Rates } from './rates';
@@ -121,7 +112,7 @@ export class AffinodeModel implements IAffinode, IDisposable {
 
   age(id: string): number {
     const kernel = this.kernel(id);
-    return kernel ? this._ages.of(kernel) : 0;
+    return kernel ? this._ages.of(kernel.as_of_s) : 0;
   }
 
   rates(id: string): IRate[] {
@@ -150,11 +141,7 @@ export class AffinodeModel implements IAffinode, IDisposable {
       return;
     }
     await this._during(id, action, async () => {
-      const answer = await this._api.act(id, action, body);
-      this._take(id, answer);
-      if (answer.as_of_s === undefined) {
-        this._refreshSoon(); // of an earlier version: events may have told more than this answer
-      }
+      this._take(id, await this._api.act(id, action, body));
     });
   }
 
@@ -222,8 +209,11 @@ export class AffinodeModel implements IAffinode, IDisposable {
     let answer: IStatus | null = null;
     let problem: IProblem | null;
     try {
-      answer = complete(await this._api.status());
+      answer = await this._api.status();
       problem = problemOf(answer, this._trans);
+      if (problem?.kind === 'version') {
+        answer = null; // it may mean something else than this page reads in it
+      }
     } catch (error) {
       if (!(error instanceof AffinodeError)) {
         throw error;
@@ -268,9 +258,8 @@ export class AffinodeModel implements IAffinode, IDisposable {
     const moment = pageClock();
     this._hues.keep(ids);
     this._rates.keep(ids);
-    this._ages.keep(ids);
     for (const kernel of kernels) {
-      this._ages.hear(kernel);
+      this._ages.hear(kernel.as_of_s);
       this._rates.add(kernel.id, kernel.calls, moment);
     }
   }
@@ -297,7 +286,9 @@ export class AffinodeModel implements IAffinode, IDisposable {
       return true;
     }
     this._status = merge(status, id, change);
-    this._ages.hear({ id, as_of_s: change.as_of_s ?? null });
+    if (change.as_of_s !== undefined) {
+      this._ages.hear(change.as_of_s);
+    }
     const isQueue = this._status.node?.queue !== status.node?.queue;
     if (isQueue || differs(before, this.kernel(id))) {
       this._changes.add([id], isQueue);
@@ -311,9 +302,9 @@ export class AffinodeModel implements IAffinode, IDisposable {
   private _onEvent(_: unknown, emission: Event.Emission): void {
     if (emission.schema_id === RESIDENCY_EVENT) {
       const event = emission as unknown as IResidencyEvent;
-      const known = this._take(event.kernel_id, told(event));
-      if (!known || !event.kernel || this.stale) {
-        this._refreshSoon(); // a kernel's name, what an earlier version's events leave out, or that the server is back
+      const known = this._take(event.kernel_id, event.kernel);
+      if (!known || this.stale) {
+        this._refreshSoon(); // a kernel's name, or that the server is back
       }
     } else if (emission.schema_id === NODE_EVENT) {
       this._refreshSoon();

@@ -20,11 +20,20 @@ export function problemOf(status: IStatus, trans: IWords): IProblem | null {
     const kind = NO_FAILURES.find(code => code === status.code) ?? 'controller';
     return { kind, message: controllerText(status.code, trans) };
   }
+  const controller = status.node?.controller?.version ?? VERSION;
   if (!sameRelease(status.version, VERSION)) {
     const message = trans.__(
       'This page is of version %1, the server of version %2. Reload the page; if this stays, restart the server.',
       VERSION,
       status.version
+    );
+    return { kind: 'version', message };
+  }
+  if (!sameRelease(controller, VERSION)) {
+    const message = trans.__(
+      'This page is of version %1, the GPU controller of version %2. Notebooks run on; restart the controller.',
+      VERSION,
+      controller
     );
     return { kind: 'version', message };
   }

@@ -2,8 +2,7 @@
  * What the server's `affinode/api/status` says, and the events that say what changed since.
  *
  * Sizes are bytes, times are seconds. The server's own words (`text`, `message`, `reason`) are English and for the command
- * line; the Lab makes its sentences of codes and arguments. `merge.ts` completes what a server of an earlier version does
- * not send: a field that is missing is null.
+ * line; the Lab makes its sentences of codes and arguments. A status of another version is not read (`problems.ts`).
  */
 
 import { BlockerReason, NoticeKind, Residency, StuckReason, UnmovableReason } from './codes';
@@ -82,8 +81,8 @@ export interface IWait {
 /** One kernel; another server's has no name and no path. */
 export interface IKernel {
   id: string;
-  /** When all this was so, by the machine's monotonic clock; null: an earlier version. */
-  as_of_s: number | null;
+  /** When all this was so, by the machine's monotonic clock. */
+  as_of_s: number;
   /** Of this server. */
   own: boolean;
   /** Whose it is, on a machine's controller; null on a user's own. */
@@ -107,8 +106,8 @@ export interface IKernel {
   copy_bytes: number;
   /** Host memory that it retains from its last park for the next. */
   kept_bytes: number;
-  /** Host memory that was set aside for its first park; earlier controllers do not tell. */
-  set_aside_bytes?: number;
+  /** Host memory that was set aside for its first park. */
+  set_aside_bytes: number;
   footprint_bytes: number;
   fixed: IFixedBytes[];
   gpus: IKernelOnGpu[];
@@ -215,7 +214,7 @@ export interface INode {
   today: IToday | null;
   /** On a machine's controller; null on a user's own. */
   others: IOthers | null;
-  controller: { system: boolean; uptime_s?: number } | null;
+  controller: { system: boolean; version: string; uptime_s: number } | null;
 }
 
 /** When idle kernels are parked, and whether this user may change that. */
@@ -240,10 +239,10 @@ export interface IOthers {
   waiting: number;
 }
 
-/** CUDA calls of one kernel since a look at them began; `entry_points` is null where the shim cannot say. */
+/** CUDA calls of one kernel since a look at them began. */
 export interface IActivity {
   calls: { [callClass: string]: number };
-  entry_points: { name: string; calls: number }[] | null;
+  entry_points: { name: string; calls: number }[];
   age_s: number;
 }
 
@@ -293,10 +292,7 @@ export interface INodeEvent {
   code?: 'starting' | 'refused' | 'unreachable' | 'ended' | null;
 }
 
-/**
- * The data of a residency event. `kernel` is the whole kernel as in status, without its names and its processes' commands;
- * a server of an earlier version sends the figures alone.
- */
+/** The data of a residency event. `kernel` is the whole kernel as in status, without its names and its processes' commands. */
 export interface IResidencyEvent {
   kernel_id: string;
   residency: Residency;
@@ -308,5 +304,5 @@ export interface IResidencyEvent {
   place: number | null;
   held_for_s: number | null;
   simulated: boolean;
-  kernel?: Partial<IKernel> | null;
+  kernel: Partial<IKernel>;
 }

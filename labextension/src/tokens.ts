@@ -30,7 +30,7 @@ export namespace CommandIDs {
  * - `starting`: the GPU controller has not answered yet
  * - `disabled`: the server's configuration switches this off
  * - `remote`: a kernel gateway starts the server's kernels on another machine
- * - `version`: page and server are of different versions (the status is shown all the same)
+ * - `version`: page, server or controller are of different versions, and what they say is not shown
  */
 export interface IProblem {
   kind:

@@ -1,5 +1,4 @@
 import { nullTranslator } from '@jupyterlab/translation';
-import { UNKNOWN } from '../src/merge';
 import { IGpu, IKernel, INode, IStatus } from '../src/status';
 import { VERSION } from '../src/version';
 import { IWords } from '../src/words';
@@ -42,7 +41,25 @@ export function kernel(changes: Partial<IKernel> = {}): IKernel {
     estimate_s: null,
     simulated: false,
     tracked: true,
-    ...UNKNOWN,
+    as_of_s: 0,
+    set_aside_bytes: 0,
+    held_until: null,
+    user: null,
+    calls: null,
+    move: null,
+    last_park: null,
+    last_resume: null,
+    resume_estimate_s: null,
+    reason_code: null,
+    reason_args: {},
+    refusal_code: null,
+    refusal_args: {},
+    depth_refusal_code: null,
+    wait: null,
+    disk_bytes: 0,
+    busy_percent: null,
+    host_bytes: null,
+    park_takes_bytes: null,
     ...changes
   };
 }

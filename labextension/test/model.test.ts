@@ -9,6 +9,7 @@ import { AffinodeModel } from '../src/model';
 import { paceOf } from '../src/pace';
 import { IStatus, NODE_EVENT, NOTICE_EVENT, RESIDENCY_EVENT } from '../src/status';
 import { IChange } from '../src/tokens';
+import { VERSION } from '../src/version';
 import { gpu, kernel, node, status, trans } from './examples';
 
 const GIB = 2 ** 30;
@@ -168,14 +169,20 @@ test('an event that moves only clocks makes no signal', async () => {
   assert.deepStrictEqual([changes, actions, asked], [[], [], []]);
 });
 
-test('of a kernel that is not known yet, and of an earlier server, the status is asked for', async () => {
+test('of a kernel that is not known yet the status is asked for', async () => {
   await load(status([resident], machine));
   await emit(RESIDENCY_EVENT, { kernel_id: 'new', kernel: kernel({ id: 'new' }) });
   assert.strictEqual((await requested())[0], 'GET /affinode/api/status');
-  asked.length = 0;
-  await emit(RESIDENCY_EVENT, { kernel_id: 'a', residency: 'parked', resident_bytes: 0 });
-  assert.strictEqual(model.kernel('a')?.residency, 'parked');
-  assert.strictEqual((await requested())[0], 'GET /affinode/api/status');
+});
+
+test('a status of another version is not read, and its server is asked again', async () => {
+  await load(status([resident], machine));
+  answer = { code: 200, body: { version: '99.1.0', available: true, node: null } };
+  await model.refresh();
+  assert.deepStrictEqual([model.status, model.problem?.kind], [null, 'version']);
+  await emit(RESIDENCY_EVENT, { kernel_id: 'a', residency: 'parked' });
+  await load(status([resident], machine));
+  assert.deepStrictEqual([model.kernel('a')?.residency, model.problem], ['resident', null]);
 });
 
 test('a finished cell, and a notice, ask for nothing; a kernel that comes does', async () => {
@@ -244,39 +251,6 @@ test('a user who may only look is offered nothing, from the first answer on', as
   await model.refresh();
   await settled();
   assert.deepStrictEqual(actions, [['hold', 'park']]);
-  answer = { code: 200, body: { ...status([resident], machine), may_act: undefined } };
-  await model.refresh(); // of an earlier version
-  await settled();
-  assert.deepStrictEqual(actions, [
-    ['hold', 'park'],
-    ['hold', 'park']
-  ]);
-});
-
-test('an answer of an earlier version is completed', async () => {
-  const unsaid = [
-    'calls',
-    'move',
-    'wait',
-    'reason_args',
-    'disk_bytes',
-    'policy',
-    'utilization_history'
-  ];
-  const old = JSON.parse(
-    JSON.stringify(status([resident], machine), (key, value) =>
-      unsaid.includes(key) ? undefined : value
-    )
-  );
-  old.kernels[0].last_park = { bytes: 3, duration_s: 1 };
-  await load(old);
-  const seen = model.kernel('a');
-  assert.deepStrictEqual(
-    [seen?.calls, seen?.move, seen?.wait, seen?.reason_args, seen?.disk_bytes, seen?.last_park],
-    [null, null, null, {}, 0, null]
-  );
-  assert.strictEqual(model.status?.node?.policy, null);
-  assert.deepStrictEqual(model.status?.node?.gpus[0].utilization_history, []);
 });
 
 test('rates are made of two looks, and of a restarted counter', async () => {
@@ -296,7 +270,7 @@ test('a new controller that has not heard of a kernel yet leaves it as it was, a
     unmanaged: { pid: number | null; command: string | null; bytes: number }[] | null
   ) =>
     node({
-      controller: { system: false, uptime_s: 0.4 },
+      controller: { system: false, version: VERSION, uptime_s: 0.4 },
       gpus: [
         gpu({ used_bytes: 20 * GIB, free_bytes: 60 * GIB, unmanaged_bytes: 20 * GIB, unmanaged })
       ]
@@ -318,7 +292,10 @@ test('a new controller that has not heard of a kernel yet leaves it as it was, a
       assert.strictEqual(model.status?.node?.gpus[0].used_bytes, 20 * GIB);
     }
   }
-  const old = { ...young([train, other]), controller: { system: false, uptime_s: 60 } };
+  const old = {
+    ...young([train, other]),
+    controller: { system: false, version: VERSION, uptime_s: 60 }
+  };
   answer = { code: 200, body: status([unheard], old) };
   await model.refresh();
   assert.strictEqual(model.kernel('a')?.residency, 'none'); // by now it would have been heard of

@@ -4,7 +4,7 @@ import { resolve } from 'node:path';
 import { test } from 'node:test';
 import { AffinodeError } from '../src/api';
 import { passes, problemOf, problemOfError } from '../src/problems';
-import { status, trans } from './examples';
+import { node, status, trans } from './examples';
 
 /** What is wrong where there is no controller, by the server's code. */
 const without = (code: string | null) =>
@@ -19,10 +19,17 @@ test('a status of the same release is no problem', () => {
   assert.strictEqual(passes(null), false);
 });
 
-test('a server of another release is told with both versions, and its status is shown', () => {
-  const problem = problemOf({ ...status([]), version: '99.1.0' }, trans);
-  assert.deepStrictEqual([problem?.kind, passes(problem)], ['version', false]);
-  assert.match(problem?.message ?? '', /the server of version 99\.1\.0/);
+test('a server or controller of another release is told with both versions', () => {
+  const controller = { system: false, version: '99.1.0', uptime_s: 1 };
+  const others = {
+    server: { ...status([]), version: '99.1.0' },
+    'GPU controller': status([], node({ controller }))
+  };
+  for (const [name, other] of Object.entries(others)) {
+    const problem = problemOf(other, trans);
+    assert.deepStrictEqual([problem?.kind, passes(problem)], ['version', false]);
+    assert.match(problem?.message ?? '', new RegExp(`${name} of version 99\\.1\\.0`));
+  }
 });
 
 test('every code of an absent controller that the server declares has a kind and words of its own', () => {

@@ -1,30 +1,28 @@
 import * as assert from 'node:assert';
 import { test } from 'node:test';
 import { offered } from '../src/actions';
-import { complete } from '../src/merge';
 import {
   aged,
   asOf,
   atMost,
   basename,
-  blockerText,
   bytes,
   bytesOf,
   bytesPer,
   chipLabel,
   details,
   freedText,
-  keptText,
   notice,
   othersText,
   place,
+  refusalText,
   sameRelease,
   span,
   stateText,
   title,
   unmanaged
 } from '../src/words';
-import { kernel, node, status, trans } from './examples';
+import { kernel, node, trans } from './examples';
 
 const GIB = 1024 ** 3;
 const MIB = 1024 ** 2;
@@ -238,17 +236,6 @@ test('details say how long, and what happens next', () => {
   ]);
 });
 
-test('a kernel is kept until one moment in every view, also of an earlier server', () => {
-  const held = complete(
-    status([kernel({ residency: 'resident', resident_bytes: GIB, held_for_s: 3600 })])
-  ).kernels[0];
-  const said = keptText(held, trans) ?? '';
-  assert.match(said, /^kept until \d\d:\d\d$/);
-  assert.strictEqual(keptText(aged(held, 1800), trans), said);
-  const waits = { kernel_id: 'b', own: true, why: 'held' as const, free_in_s: 3600 };
-  assert.ok(blockerText(waits, () => 'b.ipynb', trans).includes(said.slice(5)));
-});
-
 test('a kernel whose wait was stopped has no memory, and nothing to keep', () => {
   const stopped = kernel({ residency: 'resident', resident_bytes: 0 });
   assert.strictEqual(stateText(stopped, trans), 'No GPU memory in use');
@@ -273,7 +260,7 @@ test('details say what RAM a kernel takes or keeps, where that is news', () => {
     'takes 3 GiB of RAM, the rest is zeros'
   ]);
   assert.deepStrictEqual(
-    details(kernel({ residency: 'resident', kept_bytes: 4 * GIB }), ALWAYS, trans),
+    details(kernel({ residency: 'resident', set_aside_bytes: 4 * GIB }), ALWAYS, trans),
     ['4 GiB of RAM set aside in advance']
   );
   const last_park = { bytes: 4 * GIB, duration_s: 1, ago_s: 60 };
@@ -281,6 +268,13 @@ test('details say what RAM a kernel takes or keeps, where that is news', () => {
     details(kernel({ residency: 'resident', kept_bytes: 4 * GIB, last_park }), ALWAYS, trans),
     ['4 GiB of RAM kept for the next time']
   );
+});
+
+test('a kernel from before an upgrade is said to be not managed', () => {
+  const older = kernel({ residency: 'none', refusal_code: 'older-kernel' });
+  assert.strictEqual(stateText(older, trans), 'Not managed');
+  assert.strictEqual(stateText(kernel({ residency: 'none' }), trans), 'No GPU used');
+  assert.match(refusalText('older-kernel', {}, trans) ?? '', /until it is restarted$/);
 });
 
 test('development builds of one release belong together', () => {

@@ -3,7 +3,11 @@
  *
  * Link: a Unix SOCK_SEQPACKET socket named `link.sock` in the folder of the controller's API socket; one message a
  * packet, native little-endian, natural alignment, fixed sizes. A receiver drops the peer (one log line) on a bad
- * magic, a size that does not match its type, or an unknown major version; it ignores unknown message types.
+ * magic, a size that does not match its type, or another version than its own.
+ *
+ * A kernel may outlive an upgrade of the package, and then speaks another version than the controller. That refuses it, shows
+ * the kernel as one that is not managed until it is restarted, and the kernel goes on without a controller. For this HELLO and
+ * GRANT are the same in every version; only the meaning of HELLO's other flags may change.
  *
  * Page: a memfd of AFFINODE_PAGE_SIZE bytes, sealed against shrinking, growing and further seals, passed with HELLO by
  * SCM_RIGHTS. Written by the shim alone, mapped read-only by the controller, which verifies seals and size first.
@@ -19,8 +23,7 @@
 
 #define AFFINODE_LINK_MAGIC 0x4e464641u /* "AFFN" */
 #define AFFINODE_PAGE_MAGIC 0x47504641u /* "AFPG" */
-#define AFFINODE_PROTOCOL_VERSION 1u
-#define AFFINODE_PROTOCOL_MIN_VERSION 1u
+#define AFFINODE_PROTOCOL_VERSION 2u /* changed with anything in this file, but for HELLO and GRANT */
 #define AFFINODE_PAGE_SIZE 4096u
 #define AFFINODE_MAX_GPUS 8u
 #define AFFINODE_KERNEL_ID_SIZE 64u
@@ -62,29 +65,18 @@ struct affinode_header {
 };
 
 enum affinode_hello_flags {
-	AFFINODE_HELLO_SIMULATED = 1u << 0,  /* the driver is the simulated one */
-	AFFINODE_HELLO_UNPARKABLE = 1u << 1, /* nothing can be moved here: virtual memory management is missing, … */
-	AFFINODE_HELLO_PREPARES = 1u << 2,   /* knows MOVE_PREPARE, COMMIT and ABORT */
-	AFFINODE_HELLO_TRIMS = 1u << 3,      /* knows TRIM, LOT and a park's budget */
 	AFFINODE_HELLO_CONTEXT = 1u << 4,    /* may be parked at context depth too (the user's or the administrator's request) */
-	AFFINODE_HELLO_GRANT = 1u << 5,      /* a GRANT follows, and names the user */
-	AFFINODE_HELLO_PREEMPTS = 1u << 6,   /* knows MOVE_PREEMPT */
-	AFFINODE_HELLO_ELSEWHERE = 1u << 7,  /* knows MOVE_ELSEWHERE, and can carry it out as far as is known */
-	AFFINODE_HELLO_SPILLS = 1u << 8,     /* knows SPILL */
-	AFFINODE_HELLO_COUNTS = 1u << 9,     /* knows COUNT */
-	AFFINODE_HELLO_EXCHANGES = 1u << 10, /* knows MOVE_STREAM */
-	AFFINODE_HELLO_POOLS = 1u << 11,     /* knows WELCOME_POOLS, and so LOT_FORGET */
-	AFFINODE_HELLO_HANDS_OVER = 1u << 12, /* knows MOVE_HAND_OVER, and PARK of a process that is parked in part */
-	AFFINODE_HELLO_READS_BACK = 1u << 13, /* knows READ_BACK */
+	AFFINODE_HELLO_GRANT = 1u << 5,      /* in every version: a GRANT follows, and names the user */
+	AFFINODE_HELLO_ELSEWHERE = 1u << 7,  /* can carry out MOVE_ELSEWHERE, as far as is known */
 };
 
 struct affinode_hello {
 	struct affinode_header header;
 	int32_t pid; /* as the shim sees it; informative, never trusted */
 	uint32_t flags;
-	uint16_t min_version, max_version;
+	uint32_t reserved;
 	/* As the shim sees it: the processes of a kernel that its signals reach are told of interrupts and of its
-	 * end, others are not. 0: not known (an earlier shim, or a group of an outer pid namespace).  */
+	 * end, others are not. 0: not known (a group of an outer pid namespace).  */
 	uint32_t process_group;
 	char kernel_id[AFFINODE_KERNEL_ID_SIZE]; /* AFFINODE_KERNEL_ID, NUL-terminated; "" if unknown */
 	char command[64];                        /* comm of the process */
@@ -141,9 +133,9 @@ enum affinode_command_kind {
 	 * mapping is a SIGBUS in the kernel, and its contents may be all that is left of the GPU's memory. Silence,
 	 * a lost link, another WELCOME and the end of the controller are no reason.
 	 *
-	 * After LOT_END it is unmapped, unless both sides know pools: then it stays mapped and registered, untouched, until a
-	 * LOT with the same memfd lends it again (so that lots go to and fro between one user's processes, and
-	 * nothing has to be touched or registered anew), or until LOT_FORGET, another WELCOME or the end of the link.  */
+	 * After LOT_END it stays mapped and registered, untouched, until a LOT with the same memfd lends it again (so that
+	 * lots go to and fro between one user's processes, and nothing has to be touched or registered anew), or until
+	 * LOT_FORGET, another WELCOME or the end of the link.  */
 	AFFINODE_COMMAND_LOT = 10,
 	/* Ask the frameworks in this process to drop what they only cache on the GPU, unless a cell runs. Answered. */
 	AFFINODE_COMMAND_DROP_CACHES = 11,
@@ -294,14 +286,10 @@ struct affinode_request {
 	uint64_t argument;
 };
 
-enum affinode_welcome_flags {
-	AFFINODE_WELCOME_POOLS = 1u << 0, /* lots that were given back may stay mapped: LOT_FORGET will be sent */
-};
-
 struct affinode_welcome {
 	struct affinode_header header;
 	uint32_t heartbeat_ms; /* both sides send a HEARTBEAT this often; three missed: the peer is gone */
-	uint32_t flags;        /* enum affinode_welcome_flags */
+	uint32_t reserved;
 	char controller_version[32];
 };
 
@@ -409,11 +397,9 @@ struct affinode_page {
 				 * copy_bytes and kept_bytes like others */
 	uint64_t context_bytes; /* at context depth: what it needs to come back, beside its parked bytes */
 	struct affinode_page_gpu gpus[AFFINODE_MAX_GPUS];
-	/* Later fields; zeros of a shim that does not know them.  */
 	uint64_t disk_bytes;         /* contents on disk: parked ones, or of a resident process what is kept for its next park */
 	uint64_t disk_written_bytes; /* ever */
 	uint64_t last_resume_disk_bytes; /* that came from disk */
-	uint64_t to_come[61]; /* fields of later versions go here, at its beginning, and make it shorter */
 	/* While calls are counted by entry point: since when, and those that were called most. */
 	uint64_t counted_since_ns; /* 0: they are not */
 	uint32_t entry_point_count;

@@ -32,11 +32,9 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 import faults as f
-from light_kernels import HERE, Board, LightKernel, LightMachine, Phase, Workload, state_of
+from light_kernels import HERE, LightKernel, LightMachine, Phase, Workload, state_of
 from sharing import CONTROLLER, gpu_mib
 from waiting import NotInTime, wait_until
-
-from jupyter_affinode import environment
 
 if TYPE_CHECKING:
     from live_machine import Machine
@@ -47,7 +45,6 @@ AIM_S = 0.5  # a fault waits that long for a kernel in the state it aims at
 ASK_TIMEOUT_S = 2.0
 RECOVER_S = 300.0  # much, for a machine that has other work
 CHECK_EVERY = 40
-OLD_SHIM_MIB = 8
 SPILL_MIB = 256  # on disk, of all kernels together: less than they have
 HOST_MIB = 320  # that the controller sees for what is parked and kept, where there is a disk
 DISK_FOLDER = "/var/tmp"  # where /tmp may be memory, to which the product spills nothing
@@ -141,7 +138,7 @@ class Chaos:
             host_mib = host_mib or (kernels - worth) * parked_mib + BEGINS_WITH_MIB
         host_mib = host_mib or HOST_MIB
         rate = LARGE_COPY_RATE if ballast_mib else COPY_RATE
-        machine.simulate(f"{gpu_mib(kernels + f.OLD_SHIMS_MAX, worth, workload)}MiB", copy_rate=rate)
+        machine.simulate(f"{gpu_mib(kernels, worth, workload)}MiB", copy_rate=rate)
         self.clocks = f.Clocks(machine.folder / "clocks")
         self.disk = f.Disk(Path(spill_dir) if spill_dir else None, machine.folder / "disk")
         machine.environment |= {
@@ -229,25 +226,6 @@ class Chaos:
         if not self.set_policy(host_reserve_bytes=0):
             self.later(0.5, self.give_host_memory_back)
 
-    def old_shims(self) -> list[LightKernel]:
-        return [kernel for kernel in self.light.living() if kernel.id.startswith("old-")]
-
-    def start_old_shim(self, seed: int, versions: tuple[int, int]) -> None:
-        kernel_id = f"old-{next(self._numbers)}"
-        board = self.machine.folder / "boards" / f"{kernel_id}.0"
-        Board.create(board)
-        simulated = environment.simulation_folder()
-        arguments = [str(board), seed, OLD_SHIM_MIB, self.light.workload.think_ms, kernel_id, *versions]
-        with (self.machine.folder / "light-old.log").open("ab") as log:
-            self.machine.start(
-                sys.executable,
-                str(HERE / "old_shim.py"),
-                *map(str, arguments),
-                env=self.machine.environment | {"LD_LIBRARY_PATH": str(simulated)},
-                stdout=log,
-                stderr=log,
-            )
-
     # ---- the run
 
     def run(self, count: int, gap_s: float, tell: Callable[[str], object] = lambda line: None) -> Account:
@@ -328,7 +306,7 @@ class Chaos:
         self.account.longest_recovery_s = max(self.account.longest_recovery_s, time.monotonic() - began)
 
     def everyone_lives(self) -> bool:
-        ours = [k for k in self.light.living() if not k.id.startswith("old-") and k.board.seen.cells]
+        ours = [k for k in self.light.living() if k.board.seen.cells]
         return len(ours) >= self._kernels_each * len(self.light.servers)
 
     def _ask(self, method: str, path: str, body: dict[str, Any]) -> bool:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 AIMS = ("resident", "parking", "parked", "queued", "resuming")
 JUMPS_S = (1.0, 10.0, 60.0, 3600.0)
 DAY_S = 86400.0
-OLD_SHIMS_MAX = 2
 DISK_ERRORS = (
     (errno.ENOSPC, 0),
     (errno.EIO, 0),
@@ -142,19 +141,6 @@ def flood_sockets(chaos: Chaos, fault: Fault) -> str:
     return state
 
 
-def start_old_shim(chaos: Chaos, fault: Fault) -> str:
-    """A kernel with an old shim comes; the oldest of them goes, as if killed, when there are too many."""
-    _, state = chaos.aim(fault)
-    while len(chaos.old_shims()) >= OLD_SHIMS_MAX:
-        victim = chaos.old_shims()[0]
-        victim.may_die = True
-        send(victim.pid, signal.SIGKILL)
-        chaos.light.wait(lambda: not victim.lives, 30, f"{victim} to end")  # noqa: B023  # waited for here
-    versions = ((1, 1), (0, 1), (1, 2))[fault.choice % 3]
-    chaos.start_old_shim(fault.choice, versions)
-    return state
-
-
 Inject = Callable[["Chaos", Fault], str]
 
 # How often each is drawn, beside the others.
@@ -169,7 +155,6 @@ KINDS: dict[str, tuple[int, Inject]] = {
     "the disk fails": (8, fail_disk),
     "jump the clocks": (8, jump_clocks),
     "flood the sockets": (8, flood_sockets),
-    "an old shim comes": (5, start_old_shim),
 }
 
 

@@ -22,7 +22,6 @@ from fake_shim import FakeShim
 from live_machine import Machine
 from model_node import Clock
 from people import Person, needs_root, open_to_everyone
-from preparing_shim import PreparingShim
 from thread_controller import ThreadController
 from waiting import wait_until
 
@@ -74,14 +73,8 @@ def connect(machine: Machine) -> Iterator[Callable[..., FakeShim]]:
 
 @pytest.fixture
 def shim(connect: Callable[..., FakeShim]) -> Callable[..., FakeShim]:
-    """`shim("kernel-1", resident=…)`: one that knows no prepared moves."""
+    """`shim("kernel-1", resident=…)`."""
     return partial(connect, FakeShim)
-
-
-@pytest.fixture
-def preparing(connect: Callable[..., FakeShim]) -> Callable[..., FakeShim]:
-    """As `shim`, but it knows prepared moves."""
-    return partial(connect, PreparingShim)
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from jupyter_affinode.bench.shim_peer import Listener, ShimPeer
 from jupyter_affinode.node.protocol import wire
 from jupyter_affinode.node.protocol.page import PageData, State, parse_page
 from jupyter_affinode.node.protocol.wire import (
-    PROTOCOL_VERSION,
     CommandKind,
     NotifyKind,
     Reply,
@@ -60,7 +59,6 @@ class LinkPeer(ShimPeer):
         """Send a command; its epoch."""
         self._epoch += 1
         message = wire.pack_command(
-            PROTOCOL_VERSION,
             self._epoch,
             command,  # type: ignore[arg-type]
             request=request,
@@ -83,7 +81,7 @@ class LinkPeer(ShimPeer):
             elif isinstance(message, wire.Notify):
                 self.notified.append((message.kind, message.number, message.bytes))
             elif isinstance(message, wire.Heartbeat):
-                self._send(wire.pack_heartbeat(PROTOCOL_VERSION))
+                self._send(wire.pack_heartbeat())
             timeout_s = 0.0
 
     def reply_to(self, epoch: int, timeout_s: float = 60.0) -> Reply:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from ..protocol.page import Depth, State
-from ..protocol.wire import CommandKind, HelloFlag, MoveFlag, Status
+from ..protocol.wire import CommandKind, MoveFlag, Status
 from ..state.host.host_usage import budget_argument
 from ..state.records.kernel import KernelRecord
 from ..state.records.moves import Move, Phase
@@ -30,13 +30,10 @@ SILENT = (Status.STALE, "one of the kernel's processes did not react in time (is
 def can_prepare(targets: Sequence[Process]) -> bool:
     """Return whether a move of these processes takes two steps.
 
-    A single process needs no agreement, and old shims know none. A process that resumes from context depth holds its
-    GPU's lock from before its context is restored until it is resident: peers on that GPU cannot prepare beside it.
+    A single process needs no agreement. A process that resumes from context depth holds its GPU's lock from before its
+    context is restored until it is resident: peers on that GPU cannot prepare beside it.
     """
-    return len(targets) > 1 and all(
-        process.hello.flags & HelloFlag.PREPARES and process.data.depth is not Depth.CONTEXT
-        for process in targets
-    )
+    return len(targets) > 1 and all(process.data.depth is not Depth.CONTEXT for process in targets)
 
 
 def begin(

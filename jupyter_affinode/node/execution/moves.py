@@ -15,7 +15,7 @@ from ..model.backoff import Backoff
 from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Node, Residency
 from ..protocol.page import Depth, State
-from ..protocol.wire import CommandKind, HelloFlag, Reply, Status
+from ..protocol.wire import CommandKind, Reply, Status
 from ..state.gpus.context_depth import kernel_depth
 from ..state.host.host_usage import forget_trim, learn_from_park, refused_for_memory
 from ..state.observer import Observer
@@ -24,7 +24,6 @@ from ..state.records.moves import KERNEL_ENDED, Exchange, Move, Outcome, Phase
 from ..state.records.ownership import own_or_other
 from ..state.records.process import Process
 from ..state.registry import NodeState
-from ..state.snapshot_builder import exchanges as can_exchange
 from . import group_commit as together
 from .exchanges import Exchanges
 from .failed_moves import FailedParks, UnusedRoom
@@ -81,8 +80,7 @@ class Moves:
         self._unused_room.park_begins(kernel, action.for_kernel, now)
         targets = [process for process in kernel.connected() if process.data.state is State.RESIDENT]
         targets = targets or [process for process in kernel.connected() if process.resident_bytes]
-        knows = HelloFlag.HANDS_OVER if action.hands_over else HelloFlag.EXCHANGES
-        if action.exchanges and action.for_kernel is not None and can_exchange(targets, knows):
+        if action.exchanges and action.for_kernel is not None:
             self._exchanges.join(kernel, kernel.move, action.for_kernel, hands_over=action.hands_over)
         size = sum(process.resident_bytes for process in targets)
         self._log.info("park %s (%s): %s", kernel.id, bytes_in_words(size), action.reason)

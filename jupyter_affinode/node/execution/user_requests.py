@@ -15,7 +15,7 @@ from ..model.reasons import Refusal
 from ..model.snapshot import Residency
 from ..protocol.page import State
 from ..protocol.wire import CommandKind, Request, RequestKind, Status
-from ..state.records.kernel import KernelRecord
+from ..state.records.kernel import OTHER_VERSION_WORDS, KernelRecord
 from ..state.records.moves import KERNEL_ENDED, Outcome
 from ..state.records.process import Process
 from ..state.registry import NodeState
@@ -51,12 +51,15 @@ class UserRequests:
         A kernel that is parked and waits in the queue for a call of its own stays there, and the outcome tells that:
         only an interrupt ends the call.
         """
-        was_wanted = kernel.requests.resume
+        was_wanted, other_version = kernel.requests.resume, kernel.other_version(time.monotonic())
         self._moves.end_resume_request(
             kernel, Outcome(Status.REFUSED, Refusal.PARK_ASKED, "it was asked to free the GPU since")
         )
         if kernel.residency in (Residency.PARKED, Residency.QUEUED) and kernel.move is None:
             done = _at_once(_parked_already(kernel, was_wanted=was_wanted))
+        elif kernel.residency is Residency.NONE and other_version is not None:
+            words = OTHER_VERSION_WORDS[other_version]
+            done = _at_once(Outcome(Status.REFUSED, other_version, words))
         elif not kernel.processes or kernel.residency is Residency.NONE:
             done = _at_once(
                 Outcome(Status.NOTHING, Refusal.NOTHING_TO_MOVE, "the kernel does not use the GPU")

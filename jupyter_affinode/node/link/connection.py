@@ -57,6 +57,9 @@ class LinkListener(Protocol):
     def knows(self, owner: str, page: Page) -> bool:
         """Return whether the page is that of a process of the owner's that was admitted before."""
 
+    def shim_refused(self, identity: Identity, hello: wire.Hello) -> None:
+        """Take note of a shim that speaks another version of the protocol, and so gets no connection."""
+
     def shim_connected(self, connection: Connection, hello: wire.Hello, page: Page) -> None:
         """Take note of a shim that said HELLO with a good page."""
 
@@ -108,7 +111,6 @@ class Connection:
         self._heartbeat_s = heartbeat_s
         self._controller_version = controller_version
         self._on_end = on_end
-        self._version = wire.PROTOCOL_VERSION
         self._epoch = 0
         self._clock = PeerClock()  # the process's, once greeted
         self._began = self._heard = time.monotonic()
@@ -159,7 +161,6 @@ class Connection:
         until_ns = 0 if lasts_s is None else time.monotonic_ns() + int(lasts_s * 1e9)
         self._send(
             wire.pack_command(
-                self._version,
                 self._epoch,
                 kind,
                 request=request,
@@ -173,11 +174,11 @@ class Connection:
 
     def notice(self, place: int, waiting: int, text: str) -> None:
         """Tell the shim its kernel's place in the queue."""
-        self._send(wire.pack_notice(self._version, place, waiting, text))
+        self._send(wire.pack_notice(place, waiting, text))
 
     def result(self, number: int, status: wire.Status, text: str) -> None:
         """Answer a REQUEST."""
-        self._send(wire.pack_result(self._version, number, status, text))
+        self._send(wire.pack_result(number, status, text))
 
     def beat(self, now: float, *, lenient: bool) -> None:
         """Send a heartbeat and check that the peer still sends its own; called once every heartbeat period.
@@ -196,7 +197,7 @@ class Connection:
         if self.identity.is_revoked:  # the shim connects again at once, with another grant if it has one
             self.end(Ending.REVOKED, "the key of its grant is not known here any more")
             return
-        self._send(wire.pack_heartbeat(self._version))
+        self._send(wire.pack_heartbeat())
 
     def end(self, ending: Ending, why: str) -> None:
         """Close the connection; the listener is told if the shim had said HELLO."""
@@ -302,8 +303,7 @@ class Connection:
             return True
         if isinstance(message, wire.Request | wire.Notify) and self._account is not None:
             self._account.messages.spend(DEAR)
-        if message is not None:
-            self._listener.shim_said(self, message)
+        self._listener.shim_said(self, message)
         return False
 
     def _take_hello(self, hello: wire.Hello, descriptors: list[int]) -> None:
@@ -311,12 +311,6 @@ class Connection:
             raise WireError("a second HELLO")
         if len(descriptors) != 1:
             raise WireError(f"a HELLO with {len(descriptors)} descriptors, not 1")
-        if hello.min_version > wire.PROTOCOL_VERSION or hello.max_version < wire.PROTOCOL_MIN_VERSION:
-            raise WireError(
-                f"a shim {hello.shim_version} of protocol versions {hello.min_version} to"
-                f" {hello.max_version}; this controller knows {wire.PROTOCOL_MIN_VERSION} to"
-                f" {wire.PROTOCOL_VERSION}"
-            )
         self._socket.refuse_descriptors()  # there is no use for others
         if hello.flags & HelloFlag.GRANT:
             self._introduction = Introduction(hello, descriptors.pop())
@@ -342,6 +336,9 @@ class Connection:
 
     def _greet(self, hello: wire.Hello, page_descriptor: int, grant: str | None) -> None:
         """Admit a process, or refuse it."""
+        if hello.version != wire.PROTOCOL_VERSION:
+            self._refuse_version(hello, grant)
+            return
         page = Page(page_descriptor)
         try:
             self._admit(hello, page, grant)
@@ -349,11 +346,20 @@ class Connection:
             page.close()
             raise
         self._clock = page.clock
-        self._send(wire.pack_welcome(self._version, int(self._heartbeat_s * 1000), self._controller_version))
+        self._send(wire.pack_welcome(int(self._heartbeat_s * 1000), self._controller_version))
         if self.open:
             self._listener.shim_connected(self, hello, page)
         else:
             page.close()
+
+    def _refuse_version(self, hello: wire.Hello, grant: str | None) -> None:
+        """Refuse a process whose page and messages cannot be read. Its shim tries again every two seconds."""
+        try:
+            identity = self._access.identify(self._caller, grant)
+        except NotAllowed as refused:
+            raise WireError(str(refused)) from None
+        self._listener.shim_refused(identity, hello)
+        self.end(Ending.OURS, "it speaks another version of the protocol")
 
     def _admit(self, hello: wire.Hello, page: Page, grant: str | None) -> None:
         """Identify the process's user. Raises WireError if it may not connect."""
@@ -368,7 +374,6 @@ class Connection:
             raise WireError(f"{identity.name or 'its user'} has {account.links} processes connected already")
         if not account.hellos.take():
             raise WireError(f"{identity.name or 'its user'} connects too often")
-        self._version = min(hello.max_version, wire.PROTOCOL_VERSION)
         account.links += 1
         self.identity, self._account, self.greeted = identity, account, True
 

@@ -55,6 +55,14 @@ class Refusal(Reason):
     BUSY = "busy", "The GPU is at work for the kernel."
     NOTHING_TO_MOVE = "nothing-to-move", "The kernel has no GPU memory that could be moved."
     NOT_PARKABLE = "not-parkable", "Nothing of the kernel can be moved."
+    OLDER_KERNEL = (
+        "older-kernel",
+        "It was started before an upgrade: it is not managed until it is restarted.",
+    )
+    OLDER_CONTROLLER = (
+        "older-controller",
+        "The controller was started before an upgrade: the kernel is not managed until that is restarted.",
+    )
     NO_HOST_MEMORY = "no-host-memory", "Host memory is short."
     NO_GPU_ROOM = "no-gpu-room", "The GPU is full."
     TOO_LATE = "too-late", "The kernel did not react in time."

@@ -12,10 +12,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from .peer_clock import PeerClock
-from .wire import LARGEST_BYTES, gpu_uuid
+from .wire import LARGEST_BYTES, PROTOCOL_VERSION, gpu_uuid
 
 PAGE_MAGIC = 0x47504641
-PAGE_VERSION = 1
 PAGE_SIZE = 4096
 MAX_GPUS = 8
 
@@ -23,7 +22,7 @@ HEAD = struct.Struct("=IHHiIIIQQQQIIII")  # magic … gpu_count
 TAIL = struct.Struct("=8x8Q6Q5QI4xQQ")  # calls … context_bytes
 CALL_CLASSES = 8
 GPU = struct.Struct("=16sQQ8Q")
-LATER = struct.Struct("=QQQ")  # behind the GPUs: disk_bytes …
+DISK = struct.Struct("=QQQ")  # behind the GPUs: disk_bytes …
 COUNTED = struct.Struct("=QI4x")  # counted_since_ns, entry_point_count
 ENTRY_POINT = struct.Struct("=56sQ")
 MAX_ENTRY_POINTS = 20
@@ -36,8 +35,8 @@ STEADY = (
     slice(32, 48),
     slice(56, None),
 )  # all but `sequence` and `heartbeat_ns`, which always change
-LATER_OFFSET = HEAD.size + TAIL.size + MAX_GPUS * GPU.size
-COUNTED_OFFSET = HEAD.size + TAIL.size + MAX_GPUS * GPU.size + 64 * 8  # behind the fields to come
+DISK_OFFSET = HEAD.size + TAIL.size + MAX_GPUS * GPU.size
+COUNTED_OFFSET = DISK_OFFSET + DISK.size
 USED_BYTES = COUNTED_OFFSET + COUNTED.size + MAX_ENTRY_POINTS * ENTRY_POINT.size
 
 
@@ -221,8 +220,8 @@ def parse_page(raw: bytes, now: float, clock: PeerClock | None = None) -> PageDa
     _check_head(head)
     rest = TAIL.unpack_from(raw, HEAD.size)
     tail = _Tail._make(rest[CALL_CLASSES:])
-    later = LATER.unpack_from(raw, LATER_OFFSET)
-    _plausible(*tail.sizes, *later)
+    disk = DISK.unpack_from(raw, DISK_OFFSET)
+    _plausible(*tail.sizes, *disk)
     if tail.depth not in DEPTHS:
         raise PageError(f"a page with depth {tail.depth}")
     gpus = tuple(_gpu(raw, index) for index in range(head.gpu_count))
@@ -251,8 +250,8 @@ def parse_page(raw: bytes, now: float, clock: PeerClock | None = None) -> PageDa
         depth=Depth(tail.depth),
         context_bytes=tail.context_bytes,
         calls=tuple(rest[:CALL_CLASSES]),
-        disk_bytes=later[0],
-        last_resume_disk_bytes=later[2],
+        disk_bytes=disk[0],
+        last_resume_disk_bytes=disk[2],
         **_counted(raw, now, clock),
     )
 
@@ -279,7 +278,7 @@ def _name(raw: bytes) -> str:
 
 
 def _check_head(head: _Head) -> None:
-    if head.magic != PAGE_MAGIC or head.version != PAGE_VERSION or head.size_of_gpu != GPU.size:
+    if head.magic != PAGE_MAGIC or head.version != PROTOCOL_VERSION or head.size_of_gpu != GPU.size:
         raise PageError(
             f"a page with magic {head.magic:#x}, version {head.version}, {head.size_of_gpu} bytes a GPU"
         )

@@ -1,20 +1,17 @@
 """The link's messages: the structs of shim/src/protocol.h, checked, parsed and packed.
 
-`parse` is given whatever a peer sent. It returns a frozen dataclass, or None for a type it does not know, or
-raises WireError; never anything else. Native byte order and alignment, as C has them on this machine.
+`parse` is given whatever a peer sent. It returns a frozen dataclass or raises WireError; never anything else. Native
+byte order and alignment, as C has them on this machine.
 """
 
 from __future__ import annotations
 
 import enum
-import functools
-import operator
 import struct
 from dataclasses import dataclass
 
 LINK_MAGIC = 0x4E464641
-PROTOCOL_VERSION = 1
-PROTOCOL_MIN_VERSION = 1
+PROTOCOL_VERSION = 2
 KERNEL_ID_BYTES = 64
 TEXT_BYTES = 192
 GRANT_BYTES = 4096  # AFFINODE_GRANT_SIZE: the longest
@@ -26,12 +23,12 @@ PREPARED_CALL_MS = 100  # AFFINODE_PREPARED_CALL_MS: a prepared park is undone t
 LARGEST_BYTES = 1 << 50  # no GPU has a pebibyte: a larger figure is false or a bug
 
 HEADER = struct.Struct("=IHHII")
-HELLO = struct.Struct("=iIHHI64s64s32s")
+HELLO = struct.Struct("=iI4xI64s64s32s")
 NOTIFY = struct.Struct("=IIQ16s")
 REPLY = struct.Struct("=IiQQ192s")
 REQUEST = struct.Struct("=IIQ")
 GRANT = struct.Struct("=II192s")
-WELCOME = struct.Struct("=II32s")
+WELCOME = struct.Struct("=I4x32s")
 COMMAND = struct.Struct("=IIQQ192s")
 NOTICE = struct.Struct("=II192s")
 RESULT = struct.Struct("=iI192s")
@@ -131,24 +128,10 @@ class HelloFlag(enum.IntFlag):
 
     __and__ = __rand__ = int.__and__  # type: ignore[assignment]
 
-    SIMULATED = 1
-    UNPARKABLE = 2
-    PREPARES = 4  # knows MoveFlag.PREPARE, COMMIT and ABORT
-    TRIMS = 8  # knows TRIM and LOT
     CONTEXT = 16  # may be parked at context depth
     GRANT = 32  # pieces of a grant follow, and name the user
-    PREEMPTS = 64  # knows MoveFlag.PREEMPT
-    ELSEWHERE = 128  # knows MoveFlag.ELSEWHERE
-    SPILLS = 256  # knows SPILL
-    COUNTS = 512  # knows COUNT
-    EXCHANGES = 1024  # knows MoveFlag.STREAM
-    POOLS = 2048  # keeps lots mapped that it gave back, and knows LOT_FORGET
-    HANDS_OVER = 4096  # knows MoveFlag.HAND_OVER, and PARK of a process that is parked in part
-    READS_BACK = 8192  # knows READ_BACK
+    ELSEWHERE = 128  # can carry out MoveFlag.ELSEWHERE
 
-
-WELCOME_POOLS = 1  # lots that were given back may stay mapped: LOT_FORGET will be sent
-HELLO_FLAGS = functools.reduce(operator.or_, HelloFlag)
 
 BODIES = {  # what a controller may be sent
     MessageType.HELLO: HELLO,
@@ -158,6 +141,7 @@ BODIES = {  # what a controller may be sent
     MessageType.GRANT: GRANT,
     MessageType.HEARTBEAT: struct.Struct("="),
 }
+IN_EVERY_VERSION = (MessageType.HELLO, MessageType.GRANT)
 LARGEST_MESSAGE = HEADER.size + max(body.size for body in (HELLO, NOTIFY, REPLY, REQUEST, COMMAND, RESULT))
 
 
@@ -165,11 +149,9 @@ LARGEST_MESSAGE = HEADER.size + max(body.size for body in (HELLO, NOTIFY, REPLY,
 class Hello:
     """A shim's introduction of its process; the page's descriptor comes with it."""
 
-    version: int  # of the header
+    version: int  # of the shim's protocol; of another one only this message and the grant can be read
     pid: int  # as the shim sees it; informative, never trusted
     flags: HelloFlag
-    min_version: int
-    max_version: int
     kernel_id: str  # "" if the process has none
     command: str
     shim_version: str
@@ -180,7 +162,6 @@ class Hello:
 class Notify:
     """A shim's report of a change. `number` is the request's, of ROOM and ROOM_END."""
 
-    version: int
     number: int
     kind: NotifyKind
     bytes: int
@@ -191,7 +172,6 @@ class Notify:
 class Reply:
     """A shim's answer to PARK or RESUME; PREPARED is followed by another."""
 
-    version: int
     epoch: int
     command: CommandKind
     status: Status
@@ -204,7 +184,6 @@ class Reply:
 class Request:
     """A user's request from inside the kernel; answered with `pack_result`."""
 
-    version: int
     number: int
     kind: RequestKind
     argument: int
@@ -214,7 +193,6 @@ class Request:
 class GrantPiece:
     """A part of the signed text that names the process's user; `size` is that of the whole text."""
 
-    version: int
     offset: int
     size: int
     piece: bytes
@@ -224,14 +202,12 @@ class GrantPiece:
 class Heartbeat:
     """A sign of life of the shim."""
 
-    version: int
-
 
 Message = Hello | Notify | Reply | Request | GrantPiece | Heartbeat
 
 
-def parse(data: bytes) -> Message | None:
-    """Parse one packet from a shim; None if its type is unknown. Raises WireError and nothing else."""
+def parse(data: bytes) -> Message:
+    """Parse one packet from a shim. Raises WireError and nothing else."""
     if len(data) < HEADER.size:
         raise WireError(f"a message of {len(data)} bytes, shorter than a header")
     magic, version, type_, size, epoch = HEADER.unpack_from(data)
@@ -239,27 +215,25 @@ def parse(data: bytes) -> Message | None:
         raise WireError(f"a message with magic {magic:#x}")
     if size != len(data):
         raise WireError(f"a message of {len(data)} bytes that says {size}")
-    if version < PROTOCOL_MIN_VERSION:
+    if version != PROTOCOL_VERSION and type_ not in IN_EVERY_VERSION:
         raise WireError(f"a message of protocol version {version}")
     body = BODIES.get(type_)
     if body is None:
-        return None
-    if version > PROTOCOL_VERSION and type_ != MessageType.HELLO:
-        raise WireError(f"a message of protocol version {version}")
+        raise WireError(f"a message of type {type_}")
     if len(data) != HEADER.size + body.size:
         raise WireError(f"a {MessageType(type_).name} of {len(data)} bytes, not {HEADER.size + body.size}")
     fields = body.unpack_from(data, HEADER.size)
     if type_ == MessageType.HELLO:
         return _hello(version, *fields)
     if type_ == MessageType.NOTIFY:
-        return _notify(version, epoch, *fields)
+        return _notify(epoch, *fields)
     if type_ == MessageType.REPLY:
-        return _reply(version, epoch, *fields)
+        return _reply(epoch, *fields)
     if type_ == MessageType.REQUEST:
-        return _request(version, epoch, *fields)
+        return _request(epoch, *fields)
     if type_ == MessageType.GRANT:
-        return _grant_piece(version, *fields)
-    return Heartbeat(version)
+        return _grant_piece(*fields)
+    return Heartbeat()
 
 
 def gpu_uuid(raw: bytes) -> str:
@@ -268,18 +242,13 @@ def gpu_uuid(raw: bytes) -> str:
     return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
-def pack_welcome(version: int, heartbeat_ms: int, controller_version: str, *, pools: bool = True) -> bytes:
-    """Pack the answer to a HELLO; `version` is the protocol version agreed on. `pools`: LOT_FORGET will be sent."""
-    return _packed(
-        version,
-        MessageType.WELCOME,
-        0,
-        WELCOME.pack(heartbeat_ms, WELCOME_POOLS if pools else 0, _field(controller_version, 32)),
-    )
+def pack_welcome(heartbeat_ms: int, controller_version: str) -> bytes:
+    """Pack the answer to a HELLO."""
+    body = WELCOME.pack(heartbeat_ms, _field(controller_version, 32))
+    return _packed(MessageType.WELCOME, 0, body)
 
 
 def pack_command(
-    version: int,
     epoch: int,
     command: CommandKind,
     *,
@@ -290,43 +259,37 @@ def pack_command(
 ) -> bytes:
     """Pack a command; `deadline_ns` is of the process's clock, 0 for none; `reason` is for the shim's log."""
     body = COMMAND.pack(command, request, deadline_ns, argument, _field(reason, TEXT_BYTES))
-    return _packed(version, MessageType.COMMAND, epoch, body)
+    return _packed(MessageType.COMMAND, epoch, body)
 
 
-def pack_notice(version: int, place: int, waiting: int, text: str) -> bytes:
+def pack_notice(place: int, waiting: int, text: str) -> bytes:
     """Pack a notice for the kernel's user: its place in the queue from 1, or 0."""
-    return _packed(version, MessageType.NOTICE, 0, NOTICE.pack(place, waiting, _field(text, TEXT_BYTES)))
+    return _packed(MessageType.NOTICE, 0, NOTICE.pack(place, waiting, _field(text, TEXT_BYTES)))
 
 
-def pack_result(version: int, number: int, status: Status, text: str) -> bytes:
+def pack_result(number: int, status: Status, text: str) -> bytes:
     """Pack the answer to a REQUEST."""
-    return _packed(version, MessageType.RESULT, number, RESULT.pack(status, 0, _field(text, TEXT_BYTES)))
+    return _packed(MessageType.RESULT, number, RESULT.pack(status, 0, _field(text, TEXT_BYTES)))
 
 
-def pack_heartbeat(version: int) -> bytes:
+def pack_heartbeat() -> bytes:
     """Pack a sign of life of the controller."""
-    return _packed(version, MessageType.HEARTBEAT, 0, b"")
+    return _packed(MessageType.HEARTBEAT, 0, b"")
 
 
 def _hello(
     version: int,
     pid: int,
     flags: int,
-    min_version: int,
-    max_version: int,
     process_group: int,
     kernel_id: bytes,
     command: bytes,
     shim_version: bytes,
 ) -> Hello:
-    if min_version > max_version:
-        raise WireError(f"a HELLO for versions {min_version} to {max_version}")
     return Hello(
         version,
         pid,
-        HelloFlag(flags & HELLO_FLAGS),
-        min_version,
-        max_version,
+        HelloFlag(flags),
         _text(kernel_id, "kernel id"),
         _text(command, "command"),
         _text(shim_version, "shim version"),
@@ -334,36 +297,34 @@ def _hello(
     )
 
 
-def _notify(
-    version: int, number: int, kind: int, _reserved: int, bytes_: int, raw_uuid: bytes
-) -> Notify | None:
+def _notify(number: int, kind: int, _reserved: int, bytes_: int, raw_uuid: bytes) -> Notify:
     if kind not in NotifyKind.__members__.values():
-        return None
+        raise WireError(f"a NOTIFY of kind {kind}")
     if bytes_ > LARGEST_BYTES:
         raise WireError(f"a NOTIFY of {bytes_} bytes of GPU memory")
-    return Notify(version, number, NotifyKind(kind), bytes_, gpu_uuid(raw_uuid))
+    return Notify(number, NotifyKind(kind), bytes_, gpu_uuid(raw_uuid))
 
 
-def _reply(version: int, epoch: int, command: int, status: int, bytes_: int, ns: int, text: bytes) -> Reply:
+def _reply(epoch: int, command: int, status: int, bytes_: int, ns: int, text: bytes) -> Reply:
     if command not in CommandKind.__members__.values():
         raise WireError(f"a REPLY to command {command}")
     if status not in Status.__members__.values():
         raise WireError(f"a REPLY with status {status}")
     if bytes_ > LARGEST_BYTES:
         raise WireError(f"a REPLY about {bytes_} bytes of GPU memory")
-    return Reply(version, epoch, CommandKind(command), Status(status), bytes_, ns / 1e9, _text(text, "text"))
+    return Reply(epoch, CommandKind(command), Status(status), bytes_, ns / 1e9, _text(text, "text"))
 
 
-def _request(version: int, number: int, kind: int, _reserved: int, argument: int) -> Request:
+def _request(number: int, kind: int, _reserved: int, argument: int) -> Request:
     if kind not in RequestKind.__members__.values():
         raise WireError(f"a REQUEST of kind {kind}")
-    return Request(version, number, RequestKind(kind), argument)
+    return Request(number, RequestKind(kind), argument)
 
 
-def _grant_piece(version: int, offset: int, size: int, piece: bytes) -> GrantPiece:
+def _grant_piece(offset: int, size: int, piece: bytes) -> GrantPiece:
     if not 0 < size <= GRANT_BYTES or offset >= size or offset % GRANT_PIECE_BYTES:
         raise WireError(f"a piece at {offset} of a grant of {size} bytes")
-    return GrantPiece(version, offset, size, piece[: size - offset])
+    return GrantPiece(offset, size, piece[: size - offset])
 
 
 def _text(raw: bytes, what: str) -> str:
@@ -380,5 +341,5 @@ def _field(text: str, size: int) -> bytes:
     return text.encode()[: size - 1].decode(errors="ignore").encode().ljust(size, b"\0")
 
 
-def _packed(version: int, type_: MessageType, epoch: int, body: bytes) -> bytes:
-    return HEADER.pack(LINK_MAGIC, version, type_, HEADER.size + len(body), epoch) + body
+def _packed(type_: MessageType, epoch: int, body: bytes) -> bytes:
+    return HEADER.pack(LINK_MAGIC, PROTOCOL_VERSION, type_, HEADER.size + len(body), epoch) + body

@@ -131,7 +131,7 @@ class NodeState:
         self._look_what_it_sees(process)
         kernel = self.kernel(kernel_id, now)
         kernel.account.take_identity(identity)
-        kernel.processes[key] = process
+        kernel.processes[key], kernel.refused = process, None
         if self.stored_requests is not None:
             self.stored_requests.recall(kernel, now)
         if now > self.pages_say_since_until:

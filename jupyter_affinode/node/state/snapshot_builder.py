@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...settings.policy import Settings
 from ..model.snapshot import HostUse, Kernel, Residency, RoomRequest
 from ..protocol.page import Depth, PageGpu, State, UnmovableReason
-from ..protocol.wire import HelloFlag
 from .gpus.context_depth import freed_with_context, kernel_needs, other_gpus
 from .gpus.gpu_table import GpuTable
 from .gpus.transfer_speeds import park_copies, resume_copies
@@ -111,6 +110,7 @@ def _memory(kernel: KernelRecord, processes: Sorted, gpus: GpuTable) -> Fields:
         "left_bytes": left,
         "parked_bytes": {uuid: gpu.parked_bytes for uuid, gpu in uses.items()},
         "context_bytes": beside if any(beside.values()) else {},
+        "may_park_in_parts": True,
         "unmovable_bytes": {uuid: size + left.get(uuid, 0) for uuid, size in unmovable.items()},
         "park_copies_bytes": sum(map(park_copies, processes.all)),
         "resume_copies_bytes": sum(map(resume_copies, processes.all)),
@@ -126,7 +126,6 @@ def _use(kernel: KernelRecord, processes: Sorted, last_activity: float) -> Field
         "cell_open": kernel.cell.is_open,
         "can_drop_caches": _can_drop_caches(kernel, processes, last_activity),
         "may_be_preempted": _may_be_preempted(processes),
-        "may_park_in_parts": exchanges(processes.holders),
         "may_resume_in_parts": _may_resume_in_parts(kernel, processes),
         "may_hand_over": _may_hand_over(processes),
         "resident_since": kernel.resident_since,
@@ -181,20 +180,13 @@ def _entitlement_fields(kernel: KernelRecord, settings: Settings) -> Fields:
     }
 
 
-def exchanges(processes: Iterable[Process], flag: HelloFlag = HelloFlag.EXCHANGES) -> bool:
-    """Return whether all the processes can take part in exchanges."""
-    return all(process.hello.flags & flag for process in processes)
-
-
 def _may_resume_in_parts(kernel: KernelRecord, processes: Sorted) -> bool:
     """Return whether its resume can take room as that becomes free."""
-    return not kernel.exchange_failed and processes.is_alone and exchanges(processes.using)
+    return not kernel.exchange_failed and processes.is_alone
 
 
 def _may_hand_over(processes: Sorted) -> bool:
     """Return whether it can hand host memory over while it is resumed, or get some while it is parked."""
-    if not exchanges(processes.using, HelloFlag.HANDS_OVER):
-        return False
     return processes.is_alone or not any(process.is_parked for process in processes.all)
 
 
@@ -223,7 +215,7 @@ def _on_gpus(kernel: KernelRecord, gpus: GpuTable) -> tuple[dict[str, int], dict
     is_shown = kernel.account.charged_user is not None and sampled_at > kernel.last_move.ended_at
     for process in kernel.processes.values():
         shown = process.borne_out if is_shown else None
-        movable = left if process.is_parked and exchanges([process]) else resident
+        movable = left if process.is_parked else resident
         for gpu in process.data.gpus:
             uuid = gpu.uuid
             most = sizes.get(uuid, largest) if shown is None or uuid in gpus.unsized else shown.get(uuid, 0)
@@ -272,7 +264,7 @@ def _may_be_preempted(processes: Sorted) -> bool:
 
     That leaves out NCCL between GPUs of this machine, which takes several of either or shared memory.
     """
-    if len(processes.using) != 1 or not processes.using[0].hello.flags & HelloFlag.PREEMPTS:
+    if len(processes.using) != 1:
         return False
     used = [gpu for gpu in processes.by_gpu.values() if gpu.in_all_bytes]
     return len(used) <= 1 and not any(gpu.unmovable_bytes[UnmovableReason.SHARED] for gpu in used)

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from ..protocol.page import MAX_ENTRY_POINTS, CallClass
-from ..protocol.wire import CommandKind, HelloFlag
+from ..protocol.wire import CommandKind
 from ..state.records.kernel import KernelRecord
 from ..state.records.process import Process
 
@@ -16,9 +16,9 @@ COUNTS_FOR_S = 10.0  # after a look; a shim stops by itself
 def look_at_calls(kernel: KernelRecord, now: float) -> dict[str, Any]:
     """Return a kernel's calls so far, for the API; have its shims count by entry point for the next seconds.
 
-    `now`: monotonic seconds. `entry_points`: None where none of its shims can tell.
+    `now`: monotonic seconds.
     """
-    counting = [process for process in kernel.connected() if process.hello.flags & HelloFlag.COUNTS]
+    counting = kernel.connected()
     for process in counting:
         if process.connection is not None:
             process.connection.command(CommandKind.COUNT, argument=int(COUNTS_FOR_S * 1e9))
@@ -28,7 +28,7 @@ def look_at_calls(kernel: KernelRecord, now: float) -> dict[str, Any]:
     since = [each.data.counted_since for each in counting if each.data.counted_since is not None]
     return {
         "calls": {each.name.lower(): calls[each] for each in CallClass},
-        "entry_points": _entry_points(counting) if counting else None,
+        "entry_points": _entry_points(counting),
         "age_s": round(max(now - min(since), 0.0), 3) if since else 0.0,
     }
 

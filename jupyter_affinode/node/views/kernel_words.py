@@ -52,6 +52,7 @@ def residency_in_words(
     held_for_s: float | None,
     reason: str | None,
     is_simulated: bool,
+    is_managed: bool = True,
     is_off_gpu: bool = False,
     disk_bytes: int = 0,
     return_s: float | None = None,
@@ -67,7 +68,7 @@ def residency_in_words(
         text = f"Waiting: {ordinal(place)}"
     else:
         text = {
-            Residency.NONE: "No GPU used",
+            Residency.NONE: "No GPU used" if is_managed else "Not managed",
             Residency.RESIDENT: _on_the_gpu(resident_bytes),
             Residency.PARKING: "Freeing",
             Residency.PARKED: f"{freed}, {_where_parked(parked_bytes, disk_bytes, return_s)}",

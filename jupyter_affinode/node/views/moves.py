@@ -7,7 +7,7 @@ from typing import Any
 
 from ..model.snapshot import Kernel, Residency, Speed
 from ..policy.victims.eviction_cost import resume_s
-from ..state.records.kernel import KernelRecord
+from ..state.records.kernel import OTHER_VERSION_WORDS, KernelRecord
 
 Json = dict[str, Any]
 
@@ -26,10 +26,21 @@ def moves_json(
         "parks": kernel.parks,
         "resumes": kernel.resumes,
         "moved_from": kernel.last_move.from_gpu,
-        "refusal": kernel.failures.refusal,
-        "refusal_code": kernel.failures.refusal_code,
-        "refusal_args": dict(kernel.failures.refusal_args) if kernel.failures.refusal else {},
+        **_refusal(kernel, now),
     }
+
+
+def _refusal(kernel: KernelRecord, now: float) -> Json:
+    """Return why it was not parked last, or cannot be."""
+    words, code, arguments = (
+        kernel.failures.refusal,
+        kernel.failures.refusal_code,
+        kernel.failures.refusal_args,
+    )
+    other_version = kernel.other_version(now)
+    if other_version is not None:
+        words, code, arguments = OTHER_VERSION_WORDS[other_version], other_version, {}
+    return {"refusal": words, "refusal_code": code, "refusal_args": dict(arguments) if words else {}}
 
 
 def _move(kernel: KernelRecord, now: float) -> Json | None:

@@ -119,6 +119,7 @@ def kernel_text(
         held_for_s=None if kernel.held_until is None else max(kernel.held_until - now, 0.0),
         reason=kernel.reason,
         is_simulated=_is_simulated(kernel),
+        is_managed=kernel.other_version(now) is None,
         is_off_gpu=kernel_depth(kernel) is Depth.CONTEXT,
         disk_bytes=disk_bytes,
         return_s=resume_s(seen, state.speeds.by_gpu()) if seen is not None and disk_bytes else None,

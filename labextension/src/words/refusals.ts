@@ -20,6 +20,12 @@ const REFUSALS: Sentences = {
   busy: trans => trans.__('the GPU is at work for it'),
   'nothing-to-move': trans => trans.__('it has no GPU memory that could be moved'),
   'not-parkable': trans => trans.__('nothing of it can be moved'),
+  'older-kernel': trans =>
+    trans.__('it was started before an upgrade, and is not managed until it is restarted'),
+  'older-controller': trans =>
+    trans.__(
+      'the GPU controller was started before an upgrade, and manages it only once restarted'
+    ),
   'no-host-memory': (trans, args) =>
     typeof args?.bytes === 'number'
       ? trans.__('the machine’s RAM is short: %1 are needed', bytes(args.bytes))

@@ -36,6 +36,8 @@ export function stateName(residency: Residency, trans: IWords): string {
 export function stateText(kernel: IKernel, trans: IWords): string {
   const state = stateName(kernel.residency, trans);
   switch (kernel.residency) {
+    case 'none':
+      return isOtherVersion(kernel) ? trans.__('Not managed') : state;
     case 'resident':
       return onGpu(kernel) > 0
         ? trans.__('%1: %2', state, bytes(onGpu(kernel)))
@@ -47,6 +49,11 @@ export function stateText(kernel: IKernel, trans: IWords): string {
     default:
       return state;
   }
+}
+
+/** Whether it computes without a controller: it, or the controller, is from before an upgrade. */
+function isOtherVersion({ refusal_code }: IKernel): boolean {
+  return refusal_code === 'older-kernel' || refusal_code === 'older-controller';
 }
 
 /** Where parked memory is: "12 GiB safe in RAM", "12 GiB safe on disk", "12 GiB safe, 4 GiB of it on disk". */
@@ -171,10 +178,8 @@ export function hostMemory(kernel: IKernel, trans: IWords): string | null {
   if (kernel.residency === 'resident' && last_park && kept_bytes > SMALL) {
     return trans.__('%1 of RAM kept for the next time', bytes(kept_bytes));
   }
-  // Of a kernel that was never freed there is no copy: an earlier version calls what is set aside kept.
-  const set_aside_bytes = (kernel.set_aside_bytes ?? 0) + (last_park ? 0 : kept_bytes);
-  if (kernel.residency === 'resident' && set_aside_bytes > SMALL) {
-    return trans.__('%1 of RAM set aside in advance', bytes(set_aside_bytes));
+  if (kernel.residency === 'resident' && kernel.set_aside_bytes > SMALL) {
+    return trans.__('%1 of RAM set aside in advance', bytes(kernel.set_aside_bytes));
   }
   return null;
 }

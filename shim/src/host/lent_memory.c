@@ -35,7 +35,6 @@ struct lot {
 
 static OF_PROCESS pthread_mutex_t lots_lock = PTHREAD_MUTEX_INITIALIZER;
 static OF_PROCESS struct lot *lots;
-static OF_PROCESS bool may_stay;
 /* To be told; one that does not fit is not told of, and the controller learns of it when the process ends.  */
 static uint32_t ended[MAX_ENDED];
 static OF_PROCESS unsigned ended_count;
@@ -136,13 +135,6 @@ void lots_forget(int descriptor)
 	close(descriptor);
 }
 
-void lots_may_stay(bool may)
-{
-	pthread_mutex_lock(&lots_lock);
-	may_stay = may;
-	pthread_mutex_unlock(&lots_lock);
-}
-
 bool lots_next_ended(uint32_t *number)
 {
 	bool any;
@@ -159,7 +151,6 @@ void lots_forget_numbers(void)
 {
 	pthread_mutex_lock(&lots_lock);
 	ended_count = 0;
-	may_stay = false;
 	for (struct lot *lot = lots; lot; lot = lot->next) {
 		lot->number = 0;
 		lot->has_to_go = true;
@@ -240,7 +231,7 @@ bool lots_keep(struct slab *slab)
 
 	pthread_mutex_lock(&lots_lock);
 	/* When a context comes back to the GPU the driver must find again what is registered.  */
-	stays = may_stay && !slab->lot->has_to_go && !checkpoint_is_possible();
+	stays = !slab->lot->has_to_go && !checkpoint_is_possible();
 	if (stays)
 		give(slab);
 	pthread_mutex_unlock(&lots_lock);
@@ -301,7 +292,7 @@ void lots_unmap_ended(void)
 
 	pthread_mutex_lock(&lots_lock);
 	while ((lot = *at) != NULL) {
-		if (lot->is_lent || has_slabs(lot) || (may_stay && !lot->has_to_go)) {
+		if (lot->is_lent || has_slabs(lot) || !lot->has_to_go) {
 			at = &lot->next;
 			continue;
 		}

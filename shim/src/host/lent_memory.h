@@ -20,9 +20,6 @@ void lots_add(int descriptor, uint64_t bytes, uint32_t number);
 /* Have the lot of that descriptor unmapped when it is not lent to us any more; the descriptor is closed. By the link thread.  */
 void lots_forget(int descriptor);
 
-/* Whether lots that were given back may stay mapped: the controller will say when they are to go. By the link thread.  */
-void lots_may_stay(bool may);
-
 /* The number of a lot that has ended since, to be told; false: none.  */
 bool lots_next_ended(uint32_t *number);
 

@@ -168,7 +168,6 @@ static void on_welcome(const struct affinode_welcome *welcome)
 	link_.told_want = false;
 	link_.alone_at_ns = 0;
 	asks_begin_again();
-	lots_may_stay(welcome->flags & AFFINODE_WELCOME_POOLS);
 	link_set_connected(true);
 	log_line("link up: controller %.32s", welcome->controller_version);
 }
@@ -186,6 +185,6 @@ void link_take_message(const union link_message *message, int *descriptor)
 	case AFFINODE_RESULT:
 		return asks_answer_request(message->header.epoch, message->result.status, message->result.text);
 	default:
-		return; /* heartbeats, and messages of later versions */
+		return; /* heartbeats */
 	}
 }

@@ -89,16 +89,9 @@ static void fill_hello(struct affinode_hello *hello, bool grant_follows)
 	hello->header = (struct affinode_header){AFFINODE_LINK_MAGIC, AFFINODE_PROTOCOL_VERSION, AFFINODE_HELLO,
 						 sizeof(*hello), 0};
 	hello->pid = (int32_t)getpid();
-	hello->flags = (shim_is_simulated() ? AFFINODE_HELLO_SIMULATED : 0u) |
-		       (shim_is_unparkable() ? AFFINODE_HELLO_UNPARKABLE : 0u) | AFFINODE_HELLO_PREPARES |
-		       AFFINODE_HELLO_TRIMS | AFFINODE_HELLO_PREEMPTS | AFFINODE_HELLO_SPILLS | AFFINODE_HELLO_COUNTS |
-		       AFFINODE_HELLO_EXCHANGES | AFFINODE_HELLO_POOLS | AFFINODE_HELLO_HANDS_OVER |
-		       AFFINODE_HELLO_READS_BACK |
-		       (checkpoint_is_possible() ? AFFINODE_HELLO_CONTEXT : 0u) |
+	hello->flags = (checkpoint_is_possible() ? AFFINODE_HELLO_CONTEXT : 0u) |
 		       (checkpoint_is_possible() && elsewhere_is_possible() ? AFFINODE_HELLO_ELSEWHERE : 0u) |
 		       (grant_follows ? AFFINODE_HELLO_GRANT : 0u);
-	hello->min_version = AFFINODE_PROTOCOL_MIN_VERSION;
-	hello->max_version = AFFINODE_PROTOCOL_VERSION;
 	hello->process_group = (uint32_t)getpgrp();
 	if (kernel_id)
 		snprintf(hello->kernel_id, sizeof(hello->kernel_id), "%s", kernel_id);
@@ -151,7 +144,7 @@ static size_t size_of_type(uint16_t type)
 	case AFFINODE_HEARTBEAT:
 		return sizeof(struct affinode_heartbeat);
 	default:
-		return 0; /* of a later version: any size */
+		return 0;
 	}
 }
 
@@ -166,10 +159,10 @@ int link_message_check(union link_message *message, size_t size)
 	size_t expected;
 
 	if (size < sizeof(*header) || size > sizeof(*message) || header->magic != AFFINODE_LINK_MAGIC ||
-	    header->size != size || header->version < AFFINODE_PROTOCOL_MIN_VERSION)
+	    header->size != size || header->version != AFFINODE_PROTOCOL_VERSION)
 		return -EPROTO;
 	expected = size_of_type(header->type);
-	if (expected && expected != size)
+	if (expected != size)
 		return -EPROTO;
 	if (header->type == AFFINODE_WELCOME)
 		terminate(message->welcome.controller_version, sizeof(message->welcome.controller_version));

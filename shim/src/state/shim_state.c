@@ -12,7 +12,7 @@
 
 static _Atomic bool on;
 static _Atomic uint32_t state;
-static _Atomic int unparkable, simulated, disabled = -1;
+static _Atomic int unparkable, disabled = -1;
 static void (*exit_handler)(int, void *);
 static OF_PROCESS pthread_mutex_t registration = PTHREAD_MUTEX_INITIALIZER;
 
@@ -91,14 +91,8 @@ bool shim_is_unparkable(void)
 	return atomic_load(&unparkable);
 }
 
-bool shim_is_simulated(void)
-{
-	return atomic_load(&simulated);
-}
-
 void shim_set_simulated(void)
 {
-	atomic_store(&simulated, 1);
 	page_set_flags(AFFINODE_PAGE_SIMULATED, 0);
 }
 

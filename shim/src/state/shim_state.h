@@ -27,7 +27,6 @@ void shim_begin_state(enum affinode_state now);
 /* Something made moving unsafe for good: run on, never park.  */
 void shim_give_up_parking(const char *why);
 bool shim_is_unparkable(void);
-bool shim_is_simulated(void);
 void shim_set_simulated(void);
 
 /* Have `handler` called at exit, before the exit handlers that are registered by now. Exit handlers run last in, first out;

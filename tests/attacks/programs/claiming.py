@@ -25,9 +25,7 @@ from fake_shim import (
     PARKING,
     PREPARE,
     PREPARED,
-    PREPARES,
     RESIDENT,
-    TRIMS,
     WANT,
     Command,
     FakeShim,
@@ -37,14 +35,12 @@ from fake_shim import (
 
 from jupyter_affinode.bench.driver import Driver
 
-EXCHANGES = 1024  # a flag of HELLO: it takes part in exchanges
-
 
 class Claiming(FakeShim):
     """One that has claimed `memory` for long."""
 
     def __init__(self, name: str, memory: dict[bytes, int], way: str):
-        super().__init__(FOLDER, name, flags=PREPARES | TRIMS | EXCHANGES)
+        super().__init__(FOLDER, name)
         self.name, self.claim, self.way = name, memory, way
         self.on_command = self.answer
         self.is_over = False

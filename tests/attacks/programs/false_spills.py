@@ -14,7 +14,7 @@ import attacking  # noqa: F401  # finds the next ones
 from attacking import FOLDER, goes_on, under_way
 from fake_shim import OK, PARKED, REVOKED, Command, FakeShim, reply
 
-SPILL, SPILLS = 12, 256  # a command, a flag of HELLO
+SPILL = 12  # a command
 COUNT, SIZE, HOW = int(sys.argv[2]), int(sys.argv[3]) << 20, sys.argv[4]
 
 
@@ -28,7 +28,7 @@ class Liar:
         self._connect()
 
     def _connect(self) -> None:
-        self._shim = FakeShim(FOLDER, f"{self._name}-{self._number}", parked=SIZE, flags=SPILLS, state=PARKED)
+        self._shim = FakeShim(FOLDER, f"{self._name}-{self._number}", parked=SIZE, state=PARKED)
         self._shim.page.host[0] = SIZE
         self._shim.page.write()
         self._shim.on_command = self._take

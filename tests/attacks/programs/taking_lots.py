@@ -16,7 +16,7 @@ from typing import NoReturn
 import attacking  # noqa: F401  # finds the next ones
 import fake_shim
 from attacking import FOLDER, goes_on, node, under_way
-from fake_shim import LOT_END, MIB, PARK, TRIMS, FakeShim, notify
+from fake_shim import LOT_END, MIB, PARK, FakeShim, notify
 
 from jupyter_affinode.bench.driver import Driver
 
@@ -32,7 +32,7 @@ def use_gpu() -> None:
 
 def borrow(name: str) -> FakeShim:
     """Be parked; before that comes a lot, if there is one."""
-    shim = FakeShim(FOLDER, name, resident=GPU_BYTES, flags=TRIMS)
+    shim = FakeShim(FOLDER, name, resident=GPU_BYTES)
     while not shim.heard.of(PARK):
         time.sleep(0.01)
     return shim

@@ -63,7 +63,7 @@ def say_to_link(text: bytes) -> None:
     fields = (f"forged-{TEXTS.index(text)}".encode(), b"fake", b"0.1.0")
     for place in range(len(fields)):
         given = [text if number == place else each for number, each in enumerate(fields)]
-        body = struct.pack("=iIHHI64s64s32s", 1, 0, 1, 1, 0, *given)
+        body = struct.pack("=iI4xI64s64s32s", 1, 0, 0, *given)
         with connect(FOLDER / "link.sock") as link:
             send(link, message(HELLO, body), page.descriptor)
             with contextlib.suppress(OSError):

@@ -8,13 +8,13 @@ import time
 from api_answers import checked
 from fake_shim import MIB
 
-COUNTS, COUNT = 512, 13
-AT = 1536
+COUNT = 13
+AT = 1048
 
 
 def test_entry_points_are_counted_while_they_are_asked_for(node, shim, wait_until):
     machine = node()
-    kernel = shim("k", resident=MIB, flags=COUNTS)
+    kernel = shim("k", resident=MIB)
 
     def ask(kernel_id="k"):
         return checked(
@@ -40,18 +40,9 @@ def test_entry_points_are_counted_while_they_are_asked_for(node, shim, wait_unti
     assert answer["age_s"] >= 1
 
 
-def test_a_shim_of_an_earlier_version_is_not_asked_to_count(node, shim):
-    machine = node()
-    kernel = shim("old", resident=MIB)
-    status, answer = machine.ask("GET", "/kernels/old/activity")
-    assert (status, answer["entry_points"]) == (200, None) and answer["calls"]["launch"] == 0
-    machine.ask("POST", "/kernels/old/park", {"wait": True})
-    assert not kernel.heard.of(COUNT)
-
-
 def test_names_that_no_entry_point_has_are_not_believed(node, shim, wait_until):
     node()
-    kernel = shim("k", resident=MIB, flags=COUNTS)
+    kernel = shim("k", resident=MIB)
     said = struct.pack("=QI4x56sQ", time.monotonic_ns(), 1, b"<script>", 5)
     kernel.page.map[AT : AT + len(said)] = said
     kernel.page.write()

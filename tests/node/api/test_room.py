@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from api_answers import DOCUMENT
 from fake_nvml import UUID, FakeNvml, FilledNvml
-from fake_shim import GPU, MIB, PARK, PREPARES, RESIDENT, ROOM_ANSWER, ROOM_END, notify
+from fake_shim import GPU, MIB, PARK, RESIDENT, ROOM_ANSWER, ROOM_END, notify
 from jsonschema import Draft202012Validator
 from live_machine import UnixConnection
 from people import Person
@@ -119,7 +119,7 @@ def test_while_kernels_are_parked_that_is_told(node, gpus, ours, ask, wait_until
 
 def test_a_kernel_at_work_stays_and_the_request_ends_at_its_time(node, gpus, ours, ask):
     machine = node(nvml=gpus, when_full="time_slice", time_slice_s=0.1)
-    busy = ours("busy", resident=900 * MIB, flags=PREPARES | 64, busy=True)
+    busy = ours("busy", resident=900 * MIB, busy=True)
     assert machine.ask("PUT", "/kernels/busy", {"path": "work/train.ipynb"})[0] == 200
     last = ask(bytes=500 * MIB, timeout_s=1.5).last()
     assert (last["state"], last["code"]) == ("refused", "timeout")
@@ -340,9 +340,10 @@ def test_room_for_allocations_that_never_take_it_is_not_made_each_time(neighbour
         else:
             shims[0].send(notify(ROOM_END, 500 * MIB, number=number))
 
-    # Else two dozen; a verdict takes a look at NVML.
-    assert 1 <= parked_within(neighbours, attack, 16.0) <= 12
-    assert "did not use the room" in neighbours.machine.controller_log()
+    # A verdict takes a look at NVML, and in exchanges a kernel is away and back several times until then.
+    assert 1 <= parked_within(neighbours, attack, 16.0) <= 30
+    verdicts = re.findall(r"are given no room for (\d+) s", neighbours.machine.controller_log())
+    assert verdicts[:3] == ["1", "2", "4"]
 
 
 def test_a_user_who_uses_the_room_that_others_made_is_not_kept_waiting(neighbours, wait_until):

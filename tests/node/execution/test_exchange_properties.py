@@ -18,7 +18,7 @@ def begun(clock: Clock, *sizes: int, when_full: str = "wait") -> Machine:
     machine = Machine(clock, {GPU: 100}, SETTINGS.changed(when_full=when_full))
     for number, size in enumerate(sizes):
         state = State.RESIDENT if machine.fits({GPU: size}) else State.PARKED
-        machine.start(f"k{number}", {GPU: size}, exchanges=True, state=state)
+        machine.start(f"k{number}", {GPU: size}, state=state)
     machine.pass_time(10.0)
     return machine
 
@@ -160,7 +160,7 @@ class Exchanges(Story):
         size = self.data.draw(st.integers(10, 90))
         state = State.RESIDENT if self.machine.fits({GPU: size}) else State.PARKED
         name = f"n{next(self.numbers)}"
-        self.machine.start(name, {GPU: size}, exchanges=True, state=state)
+        self.machine.start(name, {GPU: size}, state=state)
 
 
 @given(st.lists(st.integers(10, 95), min_size=2, max_size=4), st.data())

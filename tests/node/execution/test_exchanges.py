@@ -19,7 +19,6 @@ from fake_shim import (
     PREPARE,
     RESIDENT,
     RESUME,
-    TRIMS,
     notify,
 )
 
@@ -29,24 +28,28 @@ from jupyter_affinode.node.state.host import host_figures, lots
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.settings.policy import GIB
 
-EXCHANGES, STREAM = 1024, 16  # of HELLO, of PARK and RESUME
-HANDS_OVER, HAND_OVER = 4096, 32
+STREAM, HAND_OVER = 16, 32  # of PARK and RESUME
 TOTAL = 1000 * MIB
 
 
 @pytest.fixture
-def full(node, preparing, wait_until, monkeypatch):
+def full(node, shim, wait_until, monkeypatch):
     """`full(900, 500)`: kernels with so many MiB, the last one parked; and what tells how it stands."""
     monkeypatch.setattr(controller, "NVML_EVERY_S", 0.1)
 
     def make(*sizes):
         gpu = FilledNvml(TOTAL)
         machine = node(
-            nvml=gpu, idle_timeout_s=0.2, contended_idle_timeout_s=0.2, margin_bytes=0, low_watermark=0.0
+            nvml=gpu,
+            idle_timeout_s=0.2,
+            contended_idle_timeout_s=0.2,
+            margin_bytes=0,
+            low_watermark=0.0,
+            lot_bytes=0,
         )
         for number, size in enumerate(sizes):
             memory = "parked" if number == len(sizes) - 1 else "resident"
-            gpu.shims.append(preparing(f"k{number}", flags=EXCHANGES, **{memory: size * MIB}))
+            gpu.shims.append(shim(f"k{number}", **{memory: size * MIB}))
         free = TOTAL - sum(sizes[:-1]) * MIB
         wait_until(lambda: [each["free_bytes"] for each in machine.node()["gpus"]] == [free])
         return machine, *gpu.shims
@@ -119,7 +122,7 @@ class FilledHost:
         return HostMemory(64 * GIB, with_margin(GIB) + self.left_bytes)
 
 
-def test_a_victim_is_lent_its_waiters_host_memory_as_it_comes_free(node, preparing, wait_until, monkeypatch):
+def test_a_victim_is_lent_its_waiters_host_memory_as_it_comes_free(node, shim, wait_until, monkeypatch):
     host, gpu = FilledHost(), FilledNvml(TOTAL)
     monkeypatch.setattr(controller, "NVML_EVERY_S", 0.1)
     monkeypatch.setattr(controller, "host_memory", host.read)
@@ -136,8 +139,7 @@ def test_a_victim_is_lent_its_waiters_host_memory_as_it_comes_free(node, prepari
         lot_bytes=64 * MIB,
     )
     wait_until(lambda: machine.node()["host"]["lots"]["ready_bytes"] == 64 * MIB)
-    flags_told = EXCHANGES | HANDS_OVER | TRIMS
-    waiter = preparing("waiter", flags=flags_told, resident=500 * MIB)
+    waiter = shim("waiter", resident=500 * MIB)
     gpu.shims.append(waiter)
     wait_until(lambda: [each["free_bytes"] for each in machine.node()["gpus"]] == [500 * MIB])
     assert machine.ask("POST", "/kernels/waiter/park", {})[0] == 200
@@ -145,7 +147,7 @@ def test_a_victim_is_lent_its_waiters_host_memory_as_it_comes_free(node, prepari
     waiter.page.host[0], waiter.page.lots = 500 * MIB, 64 * MIB
     waiter.page.write()
     host.left_bytes = 450 * MIB
-    victim = preparing("victim", flags=flags_told, resident=900 * MIB)
+    victim = shim("victim", resident=900 * MIB)
     gpu.shims.append(victim)
     wait_until(lambda: [each["free_bytes"] for each in machine.node()["gpus"]] == [100 * MIB])
     victim.is_slow, victim.lacks, victim.hears_decisions, waiter.answers = True, 192 * MIB, False, False

@@ -37,16 +37,15 @@ class Groups(Story):
 
     def _start(self) -> None:
         sizes = self.data.draw(SIZES, label="sizes")
-        self.machine.start(self.data.draw(st.sampled_from(KERNELS)), sizes, prepares=True)
+        self.machine.start(self.data.draw(st.sampled_from(KERNELS)), sizes)
 
 
 def begun(clock: Clock, data: st.DataObject) -> Machine:
-    """Up to three kernels of up to three processes, some with old shims."""
+    """Up to three kernels of up to three processes."""
     machine = Machine(clock, GPUS)
     for kernel in KERNELS[: data.draw(st.integers(1, 3))]:
-        old = data.draw(st.integers(0, 5)) == 0
-        for number in range(data.draw(st.integers(1, 3))):
-            machine.start(kernel, data.draw(SIZES), prepares=not (old and number == 0))
+        for _ in range(data.draw(st.integers(1, 3))):
+            machine.start(kernel, data.draw(SIZES))
     return machine
 
 
@@ -71,8 +70,7 @@ def test_in_any_order_the_processes_of_a_kernel_move_as_often_as_each_other(virt
     check_at_rest(machine)
     for kernel in KERNELS:
         peers = [shim for shim in machine.shims if shim.kernel_id == kernel and shim.sizes]
-        if all(shim.prepares for shim in machine.shims if shim.kernel_id == kernel):
-            assert len({(shim.parks, shim.resumes, shim.state) for shim in peers}) <= 1
+        assert len({(shim.parks, shim.resumes, shim.state) for shim in peers}) <= 1
 
 
 @given(st.data())

@@ -29,7 +29,7 @@ def begun(clock: Clock, count: int = 3) -> ShortNode:
     machine = ShortNode(clock, {GPU: TOTAL}, SETTINGS.changed(host_reserve_bytes=RESERVE), host_bytes)
     for number in range(count):
         state = State.RESIDENT if number < 2 else State.PARKED
-        machine.start(f"k{number}", {GPU: SIZE}, exchanges=True, state=state)
+        machine.start(f"k{number}", {GPU: SIZE}, state=state)
     machine.pass_time(10.0)
     return machine
 

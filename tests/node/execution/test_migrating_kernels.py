@@ -48,20 +48,18 @@ class Mover(DeepShim):
     elsewhere_status = OK
     goes = True  # else it comes back at home, whatever it was told
 
-    def _move(self, command, status, *, to):
+    def _move(self, command, status):
+        is_told = command.kind == RESUME and command.argument & ELSEWHERE_MOVE
+        if is_told and self.elsewhere_status != OK:
+            self.send(reply(RESUME, command.epoch, self.elsewhere_status, 0, "it does not go there"))
+        else:
+            super()._move(command, status)
+
+    def _moved(self, command):
         if command.kind == RESUME and command.argument & ELSEWHERE_MOVE:
-            if self.elsewhere_status != OK:
-                self.send(reply(RESUME, command.epoch, self.elsewhere_status, 0, "it does not go there"))
-                return
             assert command.reason == OTHER_UUID
-            resident, parked, fixed = self.page.memory.pop(GPU)
-            self.page.memory[OTHER if self.goes else GPU] = [resident + parked, 0, fixed]
-            self.page.host[5], self.page.context_bytes = 0, 0
-            self.page.resumes += 1
-            self.become(RESIDENT)
-            self.send(reply(RESUME, command.epoch, OK, parked))
-            return
-        super()._move(command, status, to=to)
+            self.page.memory[OTHER if self.goes else GPU] = self.page.memory.pop(GPU)
+        super()._moved(command)
 
 
 @pytest.fixture

@@ -75,11 +75,11 @@ def test_a_refusal_names_its_reason(node, shim, listening, wait_until):
     assert notice["kernel_id"] == "k"
     assert notice["text"].startswith("stays on the GPU: ")
     assert "host memory" in notice["text"] or "RAM" in notice["text"]
-    assert notice["args"] == {"reason": "no-host-memory", "bytes": 300 * MIB, "free_bytes": 0}
+    assert notice["args"] == {"reason": "no-host-memory", "bytes": 256 * MIB, "free_bytes": 0}
     kernel = machine.kernel("k")
     assert (kernel["refusal_code"], kernel["refusal_args"]) == (
         "no-host-memory",
-        {"bytes": 300 * MIB, "free_bytes": 0},
+        {"bytes": 256 * MIB, "free_bytes": 0},
     )
 
 

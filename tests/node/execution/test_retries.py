@@ -9,6 +9,7 @@ from model_node import Clock, Machine
 
 from jupyter_affinode.node.model.backoff import JITTER, Backoff
 from jupyter_affinode.node.protocol.page import State
+from jupyter_affinode.node.protocol.wire import CommandKind
 from jupyter_affinode.settings.policy import GIB, Settings
 
 PERIOD_S, USE_S, TICK_S, PASS_S = 10.0, 0.1, 0.05, 0.25
@@ -68,14 +69,18 @@ class Story:
         for shim in (self.beats, self.waits):
             while shim.inbox:
                 shim.is_busy = shim is self.beats and self.clock.now >= self.uses_at - TICK_S / 2
+                self.tries += shim is self.beats and shim.inbox[0].kind is CommandKind.PARK
                 shim.hear()
-                self.tries += shim is self.beats
                 self.park_ends_at = self.clock.now + self.park_takes_s
         if self.uses_at <= self.clock.now < self.uses_at + USE_S:
             self.beats.call()
         elif self.clock.now >= self.uses_at + USE_S:
             self.uses_at += PERIOD_S
-        if self.beats.work is not None and self.clock.now >= self.park_ends_at:
+        work = self.beats.work
+        is_quick = (
+            work is not None and work.streams and not work.is_prepared
+        )  # nothing is copied before COMMIT
+        if work is not None and (is_quick or self.clock.now >= self.park_ends_at):
             self.beats.go_on()
         if self.waits.work is not None:
             self.waits.go_on()

@@ -87,7 +87,7 @@ def test_what_is_no_memfd_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "nonsense", [{"magic": 1}, {"version": 2}, {"gpu_size": 95}, {"state": 7}, {"gpu_count": 9}]
+    "nonsense", [{"magic": 1}, {"version": 1}, {"gpu_size": 95}, {"state": 7}, {"gpu_count": 9}]
 )
 def test_a_page_with_nonsense_is_refused_whenever_it_is_read(fake, nonsense):
     page = Page(fake.descriptor)

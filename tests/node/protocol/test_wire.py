@@ -52,14 +52,14 @@ OFFSETS = {
     "affinode_page.lot_bytes": page.HEAD.size + 168,
     "affinode_page.context_bytes": page.HEAD.size + 176,
     "affinode_page.gpus": page.HEAD.size + page.TAIL.size,
-    "affinode_page.disk_bytes": page.LATER_OFFSET,
-    "affinode_page.last_resume_disk_bytes": page.LATER_OFFSET + 16,
+    "affinode_page.disk_bytes": page.DISK_OFFSET,
+    "affinode_page.last_resume_disk_bytes": page.DISK_OFFSET + 16,
+    "affinode_page.counted_since_ns": page.COUNTED_OFFSET,
 }
 CONSTANTS = {
     "AFFINODE_LINK_MAGIC": wire.LINK_MAGIC,
     "AFFINODE_PAGE_MAGIC": page.PAGE_MAGIC,
     "AFFINODE_PROTOCOL_VERSION": wire.PROTOCOL_VERSION,
-    "AFFINODE_PROTOCOL_MIN_VERSION": wire.PROTOCOL_MIN_VERSION,
     "AFFINODE_PAGE_SIZE": page.PAGE_SIZE,
     "AFFINODE_MAX_GPUS": page.MAX_GPUS,
     "AFFINODE_KERNEL_ID_SIZE": wire.KERNEL_ID_BYTES,
@@ -104,22 +104,24 @@ def test_every_struct_and_constant_is_that_of_the_c_header(tmp_path):
 
 
 def test_messages_are_read_as_they_were_sent():
-    assert wire.parse(fake_shim.hello("k1", flags=1)) == wire.Hello(
-        1, fake_shim.os.getpid(), wire.HelloFlag.SIMULATED, 1, 1, "k1", "fake", "0.1.0"
+    assert wire.parse(fake_shim.hello("k1", flags=16)) == wire.Hello(
+        2, fake_shim.os.getpid(), wire.HelloFlag.CONTEXT, "k1", "fake", "0.1.0"
     )
     assert wire.parse(fake_shim.notify(fake_shim.ROOM, 12345, number=7)) == wire.Notify(
-        1, 7, wire.NotifyKind.ROOM, 12345, "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+        7, wire.NotifyKind.ROOM, 12345, "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
     )
     assert wire.parse(fake_shim.reply(1, 9, fake_shim.BUSY, 5, "at work")) == wire.Reply(
-        1, 9, wire.CommandKind.PARK, wire.Status.BUSY, 5, 0.001, "at work"
+        9, wire.CommandKind.PARK, wire.Status.BUSY, 5, 0.001, "at work"
     )
-    assert wire.parse(fake_shim.request(3, 4, 10**9)) == wire.Request(1, 4, wire.RequestKind.HOLD, 10**9)
-    assert wire.parse(fake_shim.message(fake_shim.HEARTBEAT, b"")) == wire.Heartbeat(1)
+    assert wire.parse(fake_shim.request(3, 4, 10**9)) == wire.Request(4, wire.RequestKind.HOLD, 10**9)
+    assert wire.parse(fake_shim.message(fake_shim.HEARTBEAT, b"")) == wire.Heartbeat()
 
 
-def test_messages_of_a_later_version_that_we_do_not_know_are_ignored():
-    assert wire.parse(fake_shim.message(0x33, b"anything")) is None
-    assert wire.parse(fake_shim.notify(99)) is None
+def test_a_hello_of_any_version_is_read():
+    for version in (0, 1, 3, 99):
+        hello = wire.parse(fake_shim.hello("k1", version=version))
+        assert isinstance(hello, wire.Hello)
+        assert (hello.version, hello.kernel_id, hello.shim_version) == (version, "k1", "0.1.0")
 
 
 @pytest.mark.parametrize(
@@ -130,9 +132,10 @@ def test_messages_of_a_later_version_that_we_do_not_know_are_ignored():
         fake_shim.hello("k")[:-1],
         fake_shim.hello("k") + b"\0",
         fake_shim.hello("k", size=16),
-        fake_shim.hello("k", version=0),
-        fake_shim.hello("k", versions=(2, 1)),
-        fake_shim.message(fake_shim.HEARTBEAT, b"", version=2),
+        fake_shim.message(fake_shim.HEARTBEAT, b"", version=1),
+        fake_shim.message(fake_shim.HEARTBEAT, b"", version=3),
+        fake_shim.message(0x33, b"anything"),
+        fake_shim.notify(99),
         b"\0" * 192,
         fake_shim.hello("k" * 64),  # no room for its end
         fake_shim.notify(fake_shim.ROOM, 1 << 60),
@@ -148,7 +151,7 @@ def test_what_breaks_the_protocol_is_refused_with_a_reason(data):
 
 
 def test_text_is_cut_at_a_whole_character_and_ended():
-    packed = wire.pack_notice(1, 2, 3, "ü" * 200)
+    packed = wire.pack_notice(2, 3, "ü" * 200)
     text = packed[wire.HEADER.size + 8 :]
     assert len(text) == wire.TEXT_BYTES
     assert text.rstrip(b"\0").decode() == "ü" * 95

@@ -198,7 +198,7 @@ class Play:
         self.pids.append(FIRST_PID + len(self.pids))
         identity = self.dice.choice([Identity("uid-1", "alice"), OWN_USER])
         hello = SimpleNamespace(
-            flags=HelloFlag(self.dice.choice([0x1DF, self.dice.randrange(512)])),
+            flags=HelloFlag(self.dice.randrange(512)),
             kernel_id=self.dice.choice(["k1", "k2", "k3", "k4", ""]),
             command="hostile",
             shim_version="1",
@@ -235,7 +235,7 @@ class Play:
         dice, now = self.dice, self.clock.now
         if what in ("room", "room end"):
             kind = NotifyKind.ROOM if what == "room" else NotifyKind.ROOM_END
-            message = Notify(1, dice.randrange(5), kind, self.size(), dice.choice(GPUS))
+            message = Notify(dice.randrange(5), kind, self.size(), dice.choice(GPUS))
             self.rooms.take_notify(process, message, now)
         elif what == "wants":
             self.moves.process_wants(process)
@@ -245,12 +245,12 @@ class Play:
             kind = told[epoch - 1]
             if kind in MOVES:
                 status = dice.choice(list(Status))
-                self.moves.take_reply(process, Reply(1, epoch, kind, status, self.size(), 1.8e10, "said"))
+                self.moves.take_reply(process, Reply(epoch, kind, status, self.size(), 1.8e10, "said"))
             elif kind is CommandKind.SPILL:
                 status = dice.choice(list(Status))
-                self.spills.take_reply(process, Reply(1, epoch, kind, status, self.size(), 1.8e10, "said"))
+                self.spills.take_reply(process, Reply(epoch, kind, status, self.size(), 1.8e10, "said"))
             elif kind is CommandKind.DROP_CACHES:
-                self.drops.take_reply(process, Reply(1, epoch, kind, Status.OK, 0, 0.0, ""))
+                self.drops.take_reply(process, Reply(epoch, kind, Status.OK, 0, 0.0, ""))
 
     def end(self, process):
         kernel = self.state.kernels[process.kernel_id]

@@ -21,7 +21,7 @@ from jupyter_affinode.node.execution import cleanup
 from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.protocol.page import PageGpu, State
-from jupyter_affinode.node.protocol.wire import Hello, HelloFlag, gpu_uuid
+from jupyter_affinode.node.protocol.wire import PROTOCOL_VERSION, Hello, HelloFlag, gpu_uuid
 from jupyter_affinode.node.state.gpus import gpu_processes
 from jupyter_affinode.node.state.records.kernel import KernelRecord, Past, ServerSide
 from jupyter_affinode.node.state.records.process import Process
@@ -45,7 +45,7 @@ def process(state=State.RESIDENT, *, in_flight=0, idle=1000.0, resident=MIB, par
         calls_in_flight=in_flight,
         gpus=(gpu,),
     )
-    hello = Hello(1, 1, HelloFlag(0), 1, 1, "k", "python", "0")
+    hello = Hello(PROTOCOL_VERSION, 1, HelloFlag(0), "k", "python", "0")
     made = Process(1, "k", hello, SimpleNamespace(), data, SimpleNamespace(), 4242)
     for name, value in fields.items():
         setattr(made, name, value)

@@ -111,7 +111,7 @@ def mutate(seed: int) -> dict[str, object]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link, contextlib.suppress(OSError):
             link.connect(str(FOLDER / "link.sock"))
             greeting = bytearray(
-                hello(f"fuzz-{chance.randrange(5)}", flags=chance.choice([FLAGS, 32, 0, 63]))
+                hello(f"fuzz-{chance.randrange(5)}", flags=chance.choice([FLAGS, 32, 0, 255]))
             )
             if chance.random() < 0.5:
                 greeting[chance.randrange(len(greeting))] = chance.randrange(256)

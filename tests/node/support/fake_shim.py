@@ -30,30 +30,29 @@ PAGE_HEAD = struct.Struct("=IHHiIIIQQQQIIII")
 PAGE_TAIL = struct.Struct("=8x8QQQQQQQQQQQQIIQQ")
 PAGE_GPU = struct.Struct("=16sQQ8Q")
 PAGE_GPUS_AT = 256
-PREPARES, TRIMS, HAS_GRANT = 4, 8, 32  # flags of HELLO
+HAS_GRANT = 32  # a flag of HELLO
 PREPARE = 1  # a flag of PARK and RESUME
+MEMORY_DEPTH, CONTEXT_DEPTH = 1, 2
+PREPARED_S, PREPARED_CALL_S = 10.0, 0.1  # AFFINODE_PREPARED_MS, AFFINODE_PREPARED_CALL_MS
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 NONE, RESIDENT, PARKING, PARKED, QUEUED, RESUMING, LOST = range(7)
 HELLO, NOTIFY, REPLY, REQUEST, GRANT, HEARTBEAT = 1, 2, 3, 4, 5, 0x40
 STATE, WANT, UNWANT, ROOM, ROOM_END, LOT_END = 1, 2, 3, 4, 5, 6
 PARK, RESUME, CANCEL, CANCEL_END, DYING, ROOM_ANSWER, COMMIT, ABORT, TRIM, LOT, DROP_CACHES = range(1, 12)
+LOT_FORGET = 14
 OK, BUSY, REVOKED, NO_GPU_ROOM, NO_HOST_ROOM, STALE, NOTHING, FAILED, REFUSED, PREPARED = range(10)
 GPU = bytes(range(16))
 
 
-def message(kind: int, body: bytes, *, epoch: int = 0, version: int = 1, size: int | None = None) -> bytes:
+def message(kind: int, body: bytes, *, epoch: int = 0, version: int = 2, size: int | None = None) -> bytes:
     """A packet; `size` to lie about it."""
     return HEADER.pack(MAGIC, version, kind, HEADER.size + len(body) if size is None else size, epoch) + body
 
 
-def hello(
-    kernel_id: str = "", *, flags: int = 0, group: int = 0, versions: tuple[int, int] = (1, 1), **lies: int
-) -> bytes:
-    """A HELLO; `group` is 0 in a shim of an earlier version."""
-    body = struct.pack(
-        "=iIHHI64s64s32s", os.getpid(), flags, *versions, group, kernel_id.encode(), b"fake", b"0.1.0"
-    )
+def hello(kernel_id: str = "", *, flags: int = 0, group: int = 0, **lies: int) -> bytes:
+    """A HELLO; `group` is 0 where the shim cannot tell it."""
+    body = struct.pack("=iI4xI64s64s32s", os.getpid(), flags, group, kernel_id.encode(), b"fake", b"0.1.0")
     return message(HELLO, body, **lies)
 
 
@@ -128,7 +127,7 @@ class FakePage:
         self.sequence += 2
         head = PAGE_HEAD.pack(
             raw.get("magic", PAGE_MAGIC),
-            raw.get("version", 1),
+            raw.get("version", 2),
             raw.get("gpu_size", PAGE_GPU.size),
             os.getpid(),
             self.flags,
@@ -193,8 +192,22 @@ class Heard:
         return [command for command in self.commands if command.kind == kind]
 
 
+@dataclass
+class Waiting:
+    """A move that waits for COMMIT or ABORT, or still copies."""
+
+    command: Command
+    before: int  # the state
+    is_prepared: bool = False
+    since: float = 0.0
+    called_at: float | None = None
+
+
 class FakeShim:
-    """One process with `resident` bytes on a GPU. `park_status` and `resume_status` say how it answers.
+    """One process with `resident` bytes on a GPU.
+
+    `park_status` and `resume_status` say how it answers PARK and RESUME, at once or by preparing ("Prepared moves" in
+    protocol.h), `end_status` how a committed move ends. It can be slow, or say nothing.
 
     When it has been made, the controller has either welcomed it or hung up.
     """
@@ -231,18 +244,36 @@ class FakeShim:
         self.states: list[int] = []  # that it became, one after the other; some last for milliseconds
         self.park_status, self.resume_status = park_status, resume_status
         self.beats, self.answers = True, answers
+        self.is_slow = False  # says PREPARED when it is told to, by `ready()`
+        self.hears_decisions = self.says_ends = True
+        self.end_status = OK
+        self.lacks = 0  # host memory that it says it lacks yet when it is prepared
+        self.waiting: Waiting | None = None
+        self.is_closed = False
         self.on_command: Callable[[Command], None] | None = None
         self.heard = Heard()
         self._answered = threading.Event()
         self._lock = threading.Lock()
-        self._socket = connect(folder / "link.sock")
+        self._link = folder / "link.sock"
         flags |= HAS_GRANT if grant else 0
-        send(self._socket, hello(kernel_id, flags=flags, group=group), self.page.descriptor)
-        for piece in grant_pieces(grant or ""):
+        self._hello = [hello(kernel_id, flags=flags, group=group), *grant_pieces(grant or "")]
+        self._say_hello()
+        assert self._answered.wait(60)
+
+    def _say_hello(self) -> None:
+        self._socket = connect(self._link)
+        send(self._socket, self._hello[0], self.page.descriptor)
+        for piece in self._hello[1:]:
             send(self._socket, piece)
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
-        assert self._answered.wait(60)
+
+    def reconnect(self) -> None:
+        """Say HELLO again, as after the controller's death."""
+        self._thread.join(timeout=60)
+        self._socket.close()
+        self.heard.ended = False
+        self._say_hello()
 
     @property
     def state(self) -> int:
@@ -263,11 +294,23 @@ class FakeShim:
         self.send(notify(STATE))
 
     def touch(self) -> None:
-        """Use CUDA: activity if resident, a wait if parked."""
+        """Use CUDA: activity if resident, a wait if parked.
+
+        A call at the gate of a prepared park waits, and one while it copies revokes it.
+        """
         with self._lock:
             self.page.last_activity = time.monotonic_ns()
+            waiting = self.waiting
+            parks = waiting is not None and waiting.command.kind == PARK
+            if waiting is not None and parks and waiting.is_prepared and waiting.called_at is None:
+                waiting.called_at = time.monotonic()
+                self.page.want = 1
             self.page.write()
-        if self.page.state == PARKED:
+        if parks and waiting is not None and waiting.is_prepared:
+            self.send(notify(WANT))
+        elif parks:
+            self._end(REVOKED)
+        elif self.page.state == PARKED:
             self.become(QUEUED)
             self.send(notify(WANT))
 
@@ -294,7 +337,10 @@ class FakeShim:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Hang up, for good."""
+        """Hang up, for good; again without harm."""
+        if self.is_closed:
+            return
+        self.is_closed = True
         self.hang_up()
         self._thread.join(timeout=60)
         self._socket.close()
@@ -302,7 +348,18 @@ class FakeShim:
         for descriptor in self.heard.lots.values():
             os.close(descriptor)
 
+    def ready(self) -> None:
+        """Say PREPARED."""
+        waiting = self.waiting
+        assert waiting is not None
+        waiting.is_prepared, waiting.since = True, time.monotonic()
+        self.send(reply(waiting.command.kind, waiting.command.epoch, PREPARED, self.lacks))
+
     def _follow(self) -> None:
+        self._follow_link()
+        self._without_decision(link_is_down=True)
+
+    def _follow_link(self) -> None:
         beaten = 0.0
         while not self.heard.ended:
             ready, _, _ = select.select([self._socket], [], [], 0.1)
@@ -310,7 +367,7 @@ class FakeShim:
                 beaten = time.monotonic()
                 with contextlib.suppress(OSError):
                     self.send(message(HEARTBEAT, b""))
-            self._idle()
+            self._without_decision(link_is_down=False)
             if not ready:
                 continue
             try:
@@ -329,9 +386,6 @@ class FakeShim:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it ended while we answered
                 self._take(data)
 
-    def _idle(self) -> None:
-        """Called ten times a second and more, for what is due."""
-
     def _take(self, data: bytes) -> None:
         _, version, kind, size, epoch = HEADER.unpack_from(data)
         assert size == len(data)
@@ -345,6 +399,8 @@ class FakeShim:
             command = Command(number, epoch, asked, deadline, argument, reason.rstrip(b"\0").decode())
             if number == LOT:
                 (self.heard.lots[asked],) = self._descriptors
+            elif number == LOT_FORGET:
+                os.close(*self._descriptors)
             else:
                 assert not self._descriptors
             self.heard.commands.append(command)
@@ -365,10 +421,20 @@ class FakeShim:
             self.heard.heartbeats += 1
 
     def _carry_out(self, command: Command) -> None:
-        if command.kind == PARK:
-            self._move(command, self.park_status, to=PARKED)
+        waiting = self.waiting
+        if command.kind in (PARK, RESUME) and command.argument & PREPARE:
+            self._prepare(command)
+        elif command.kind in (COMMIT, ABORT):
+            is_ours = waiting is not None and waiting.command.epoch == command.request
+            if is_ours and waiting is not None and self.hears_decisions:
+                if command.kind == ABORT:
+                    self._end(REVOKED)
+                elif waiting.is_prepared:
+                    self._end(self.end_status)
+        elif command.kind == PARK:
+            self._move(command, self.park_status)
         elif command.kind == RESUME:
-            self._move(command, self.resume_status, to=RESIDENT)
+            self._move(command, self.resume_status)
         elif command.kind == TRIM:
             self.keep(min(self.page.host[1], command.argument))
 
@@ -379,15 +445,67 @@ class FakeShim:
             self.page.write()
         self.send(notify(STATE))
 
-    def _move(self, command: Command, status: int, *, to: int) -> None:
-        resident, parked, fixed = self.page.memory[GPU]
-        moved = resident if to == PARKED else parked
+    def _move(self, command: Command, status: int) -> None:
+        parks = command.kind == PARK
+        size = sum(memory[0 if parks else 1] for memory in self.page.memory.values())
         if status == OK:
+            self._moved(command)
+            self.become(PARKED if parks else RESIDENT)
+        words = self._words(command) if status == OK else f"status {status}"
+        self.send(reply(command.kind, command.epoch, status, size, words))
+
+    def _moved(self, command: Command) -> None:
+        """Write on the page that everything was parked, or resumed."""
+        parks = command.kind == PARK
+        for gpu, (resident, parked, fixed) in self.page.memory.items():
             everything = resident + parked
-            self.page.memory[GPU] = [0, everything, fixed] if to == PARKED else [everything, 0, fixed]
-            self.page.parks += to == PARKED
-            self.page.resumes += to == RESIDENT
-            self.become(to)
-        self.send(
-            reply(command.kind, command.epoch, status, moved, "" if status == OK else f"status {status}")
-        )
+            self.page.memory[gpu] = [0, everything, fixed] if parks else [everything, 0, fixed]
+        self.page.parks += parks
+        self.page.resumes += not parks
+        self.page.host[5] = MEMORY_DEPTH if parks else 0
+
+    def _words(self, command: Command) -> str:
+        """What is said of a move that was carried out."""
+        return ""
+
+    def _prepare(self, command: Command) -> None:
+        status = self.park_status if command.kind == PARK else self.resume_status
+        if status != OK:
+            self.send(reply(command.kind, command.epoch, status, text=f"status {status}"))
+            return
+        self.waiting = Waiting(command, before=self.state)
+        self.become(PARKING if command.kind == PARK else RESUMING)
+        if not self.is_slow:
+            self.ready()
+
+    def _end(self, status: int) -> None:
+        """The move's end, and the word of it."""
+        with self._lock:
+            waiting, self.waiting = self.waiting, None
+            self.page.want = 0
+        if waiting is None:
+            return
+        parks = waiting.command.kind == PARK
+        if status == OK:
+            self._moved(waiting.command)
+        after = waiting.before if status != OK else PARKED if parks else RESIDENT
+        with contextlib.suppress(OSError):  # the link may be down: the page is right all the same
+            self.become(after)
+            if self.says_ends:
+                moved = sum(sum(memory[:2]) for memory in self.page.memory.values())
+                self.send(
+                    reply(waiting.command.kind, waiting.command.epoch, status, moved, f"status {status}")
+                )
+
+    def _without_decision(self, *, link_is_down: bool) -> None:
+        """What protocol.h says when neither COMMIT nor ABORT comes."""
+        waiting, now = self.waiting, time.monotonic()
+        if waiting is None:
+            return
+        if waiting.command.kind == RESUME:
+            if waiting.is_prepared and (link_is_down or now - waiting.since > PREPARED_S):
+                self._end(OK)
+            elif link_is_down:
+                self._end(OK)  # begun: it goes on by itself
+        elif link_is_down or (waiting.called_at is not None and now - waiting.called_at > PREPARED_CALL_S):
+            self._end(REVOKED)

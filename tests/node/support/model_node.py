@@ -28,7 +28,7 @@ from jupyter_affinode.node.model.actions import Park, RefusePark, Resume
 from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.protocol.page import State
-from jupyter_affinode.node.protocol.wire import Hello, HelloFlag, Reply, Status
+from jupyter_affinode.node.protocol.wire import PROTOCOL_VERSION, Hello, HelloFlag, Reply, Status
 from jupyter_affinode.node.state.observer import Observers
 from jupyter_affinode.node.state.records.process import Process
 from jupyter_affinode.node.state.registry import NodeState
@@ -93,15 +93,13 @@ class Machine:
         kernel_id: str,
         sizes: dict[str, int],
         *,
-        prepares: bool = True,
         deep: bool = False,
-        exchanges: bool = False,
         state: State = State.RESIDENT,
     ) -> Shim:
         """A process that has its memory, if there is room for it."""
         pid = next(self._pids)
-        shim = self.shim_type(self, kernel_id, pid, sizes, prepares, deep, last_activity=self.clock.now)
-        shim.exchanges, shim.state = exchanges, state
+        shim = self.shim_type(self, kernel_id, pid, sizes, deep, last_activity=self.clock.now)
+        shim.state = state
         if not self.fits(shim.takes):
             shim.sizes = {}
         self.shims.append(shim)
@@ -111,11 +109,8 @@ class Machine:
     def connect(self, shim: Shim) -> None:
         """HELLO."""
         shim.connection = Link(shim, itertools.count(1))
-        flags = HelloFlag.PREPARES if shim.prepares else HelloFlag(0)
-        flags |= HelloFlag.CONTEXT | HelloFlag.ELSEWHERE if shim.deep else HelloFlag(0)
-        flags |= HelloFlag.EXCHANGES if shim.exchanges else HelloFlag(0)
-        flags |= HelloFlag(shim.more_flags)
-        hello = Hello(1, shim.pid, flags, 1, 1, shim.kernel_id, "model", "0")
+        flags = HelloFlag.CONTEXT | HelloFlag.ELSEWHERE if shim.deep else HelloFlag(0)
+        hello = Hello(PROTOCOL_VERSION, shim.pid, flags, shim.kernel_id, "model", "0")
         process = self.state.add_process(shim.connection, hello, shim, self.clock.now)  # type: ignore[arg-type]
         shim.key = process.key
         process.visible = None  # there is no such process that could be asked

@@ -57,12 +57,9 @@ class Shim:
     kernel_id: str
     pid: int
     sizes: dict[str, int]
-    prepares: bool = True
     deep: bool = False
     stays: bool = False  # it refuses to come back elsewhere
-    exchanges: bool = False
     fails: bool = False  # a park that streams ends when a part of it has gone
-    more_flags: int = 0  # of HELLO
     here: dict[str, int] | None = None  # on the GPU, while that is not all or nothing
     depth: Depth = Depth.NONE
     state: State = State.RESIDENT
@@ -275,11 +272,10 @@ class Shim:
     def _begin(self, told: Told) -> None:
         parks = told.kind is CommandKind.PARK
         work = Work(told.kind, told.epoch, bool(told.argument & MoveFlag.PREPARE))
-        assert self.prepares or not work.in_two_steps
         work.to_context = bool(told.argument & MoveFlag.CONTEXT)
         assert self.deep or not work.to_context
         work.streams, work.before = bool(told.argument & MoveFlag.STREAM), self.here
-        assert not work.streams or (self.exchanges and work.in_two_steps == parks)
+        assert not work.streams or work.in_two_steps == parks
         if told.argument & MoveFlag.ELSEWHERE:
             work.gpu = told.text
             assert not parks and self.deep and self.sizes.keys() != {work.gpu} and not work.in_two_steps
@@ -321,7 +317,7 @@ class Shim:
     def _say(self, work: Work, status: Status) -> None:
         if self.connection is not None and work.is_awaited:
             size = sum(self.sizes.values())
-            self.outbox.append(Reply(1, work.epoch, work.kind, status, size, 0.1, ""))
+            self.outbox.append(Reply(work.epoch, work.kind, status, size, 0.1, ""))
 
 
 class Link:

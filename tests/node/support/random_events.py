@@ -68,7 +68,7 @@ class Story:
             "go on": (3 * shim.can_go_on, shim.go_on),
             "call": (2, shim.call),
             "busy": (1, lambda: change(shim, "is_busy")),
-            "fail": (self.disasters and shim.exchanges, lambda: change(shim, "fails")),
+            "fail": (self.disasters, lambda: change(shim, "fails")),
             "patience": (2 * may_lose_patience, shim.lose_patience),
             "give up": (self.disasters and shim.may_give_up, shim.give_up),
             "end": (may_end, lambda: self.machine.end_process(shim)),

@@ -132,7 +132,7 @@ class Heart:
     def reply(self, kernel_id: str, number: int, kind: CommandKind, status: Status, size: int = 0) -> None:
         """A shim answers."""
         self.state.refresh(self.clock.now)
-        self.moves.take_reply(self.process(kernel_id), Reply(1, number, kind, status, size, 0.1, ""))
+        self.moves.take_reply(self.process(kernel_id), Reply(number, kind, status, size, 0.1, ""))
 
     def look_for_lost_replies(self) -> None:
         """As each pass ends."""

@@ -19,7 +19,6 @@ from jupyter_affinode.node.protocol.wire import (
     MOVE_BUDGET_SHIFT,
     WINDOW_BYTES,
     CommandKind,
-    HelloFlag,
     MoveFlag,
     Reply,
     Status,
@@ -172,7 +171,7 @@ class HostShim(Shim):
         if status is not Status.PREPARED or self.connection is None or not work.is_awaited:
             return super()._say(work, status)
         lacks = max(self._all - self.slots_bytes, 0)
-        return self.outbox.append(Reply(1, work.epoch, work.kind, status, lacks, 0.1, ""))
+        return self.outbox.append(Reply(work.epoch, work.kind, status, lacks, 0.1, ""))
 
 
 class ShortNode(Machine):
@@ -193,7 +192,6 @@ class ShortNode(Machine):
 
     def connect(self, shim: Shim) -> None:
         """HELLO."""
-        shim.more_flags = HelloFlag.TRIMS | HelloFlag.HANDS_OVER
         assert isinstance(shim, HostShim)
         shim.slots_bytes = max(shim.slots_bytes, shim.in_host_bytes)
         super().connect(shim)

@@ -10,7 +10,7 @@ from ...link.connection import Connection
 from ...model.snapshot import SLAB_BYTES, HostUse
 from ...policy.resources.host_memory import LEAST_BYTES
 from ...protocol.page import Depth, State
-from ...protocol.wire import MOVE_BUDGET_SHIFT, CommandKind, HelloFlag, Reply, Status
+from ...protocol.wire import MOVE_BUDGET_SHIFT, CommandKind, Reply, Status
 from ...system.host_memory import HostMemory
 from ...system.lot_memory import Lot
 from ..records.kernel import KernelRecord
@@ -46,7 +46,7 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
     takes = [_takes(process) for process in holders]
     copies, on_disk = copy_bytes(kernel), on_disk_bytes(kernel)
     return HostUse(
-        obeys_budget=bool(processes) and all(map(_obeys_budget, holders)),
+        obeys_budget=bool(processes),
         retained_bytes=retained,
         trimmable_bytes=givable,
         trimming_bytes=max(promised, releases) if asked < TRIM_TAKES_S else 0,
@@ -149,11 +149,7 @@ def with_copy_on_disk(kernel: KernelRecord) -> list[Process]:
 
 def spillers(kernel: KernelRecord) -> list[Process]:
     """Return the processes whose parked contents can be written to disk."""
-    return [
-        process
-        for process in kernel.connected()
-        if process.hello.flags & HelloFlag.SPILLS and process.is_parked
-    ]
+    return [process for process in kernel.connected() if process.is_parked]
 
 
 def readers(kernel: KernelRecord) -> list[Process]:
@@ -161,9 +157,7 @@ def readers(kernel: KernelRecord) -> list[Process]:
     return [
         process
         for process in kernel.connected()
-        if process.hello.flags & HelloFlag.READS_BACK
-        and process.is_parked
-        and process.data.depth is not Depth.CONTEXT
+        if process.is_parked and process.data.depth is not Depth.CONTEXT
     ]
 
 
@@ -203,7 +197,7 @@ def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Pr
     Shims take whole slabs, and count what the driver keeps beside each once it is registered. That comes out of the
     margin beside the reserve, so that a park begins wherever its contents fit.
     """
-    if kernel.host.budget_bytes is None or not _obeys_budget(process):
+    if kernel.host.budget_bytes is None:
         return 0
     needs = {target.key: may_take_anew(kernel, target) for target in targets}
     share = int(kernel.host.budget_bytes * (needs[process.key] / sum(needs.values())))
@@ -257,11 +251,10 @@ def _borrower(process: Process, connection: Connection) -> Borrower:
     def forget(lot: Lot) -> None:
         connection.command(CommandKind.LOT_FORGET, descriptor=lot.descriptor)
 
-    keeps_mapped = process.hello.flags & HelloFlag.POOLS
     return Borrower(
         process.key,
         connection.watch,
-        forget if keeps_mapped else None,
+        forget,
         lend,
         pid=process.pid,
         user=connection.identity.charged_user or "",
@@ -343,18 +336,12 @@ def has_gpu_memory(process: Process) -> bool:
     return bool(process.resident_bytes) and process.verified_bytes != 0
 
 
-def _obeys_budget(process: Process) -> bool:
-    return bool(process.hello.flags & HelloFlag.TRIMS)
-
-
 def _trimmable(kernel: KernelRecord) -> list[Process]:
     """Return the processes that can release retained copies: for the next park, or, parked, from their last move."""
     return [
         process
         for process in kernel.connected()
-        if _obeys_budget(process)
-        and process.data.state in TRIMS_IN
-        and process.data.depth is not Depth.CONTEXT
+        if process.data.state in TRIMS_IN and process.data.depth is not Depth.CONTEXT
     ]
 
 

@@ -19,6 +19,12 @@ from ...protocol.page import PageGpu, State
 from .moves import CacheDrop, Exchange, Move, Outcome, SpillRecord
 from .process import Process
 
+OTHER_VERSION_WORDS = {
+    Refusal.OLDER_KERNEL: "it was started before an upgrade, and is not managed until it is restarted",
+    Refusal.OLDER_CONTROLLER: "the controller was started before an upgrade, and manages it only once restarted",
+}
+OTHER_VERSION_LASTS_S = 10.0  # a refused shim tries again every two seconds
+
 
 @dataclass(frozen=True)
 class Description:
@@ -202,6 +208,8 @@ class KernelRecord:
     focus_at: float | None = None  # when its user last opened the notebook or typed in it
     is_cancelling: bool = False
     placed: tuple[str, float] | None = None  # the GPU that it was told to use, and when
+    # a shim of another version said HELLO in its name: which is older, and when that was
+    refused: tuple[Refusal, float] | None = None
     move: Move | None = None
     exchange: Exchange | None = None  # others prepare to leave the GPU for it
     exchange_failed: bool = False  # one was called off since its last resume: its victims are parked first
@@ -225,6 +233,12 @@ class KernelRecord:
     def because(self, words: str | None, code: Cause | None, **arguments: str) -> None:
         """Record why its residency changes: in words, where there is more to say than that it was used."""
         self.reason, self.reason_code, self.reason_args = words, code, arguments
+
+    def other_version(self, now: float) -> Refusal | None:
+        """Return which is older, the controller or the kernel, if its shim speaks another version of the protocol."""
+        if self.refused is None or now - self.refused[1] > OTHER_VERSION_LASTS_S:
+            return None
+        return self.refused[0]
 
     @property
     def calls(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from ...link.connection import Connection
 from ...protocol.page import PageData, PageError, PageFlag, PageGpu, State
-from ...protocol.wire import Hello, HelloFlag
+from ...protocol.wire import Hello
 from ...system.host_memory import memory_of_process
 from ...system.mapped_page import Page
 from ...system.peers import ProcessWatch
@@ -79,8 +79,7 @@ class Process:
     @property
     def is_parkable(self) -> bool:
         """Return whether it can be told to park and can move its memory."""
-        unparkable = self.hello.flags & HelloFlag.UNPARKABLE or self.data.flags & PageFlag.UNPARKABLE
-        return self.connection is not None and not unparkable
+        return self.connection is not None and not self.data.flags & PageFlag.UNPARKABLE
 
     @property
     def drops_caches(self) -> bool:
@@ -95,7 +94,7 @@ class Process:
     @property
     def is_simulated(self) -> bool:
         """Return whether its driver is the simulated one."""
-        return bool(self.hello.flags & HelloFlag.SIMULATED or self.data.flags & PageFlag.SIMULATED)
+        return bool(self.data.flags & PageFlag.SIMULATED)
 
     @property
     def resident_bytes(self) -> int:

@@ -167,7 +167,7 @@ def lots(kernels):
 
 def says_it_has(kernels, owner, size, pid=0, kernel_id="k"):
     page = Says(State.RESIDENT, size, last_activity=1.0)
-    hello = SimpleNamespace(flags=HelloFlag.TRIMS, kernel_id=kernel_id, command="python", shim_version="1")
+    hello = SimpleNamespace(flags=HelloFlag(0), kernel_id=kernel_id, command="python", shim_version="1")
     kernels.add_process(FirstCommand(Identity(owner, owner), pid), hello, page, 1.0)
 
 

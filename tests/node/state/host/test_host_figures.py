@@ -13,7 +13,7 @@ from jupyter_affinode.node.execution.spills import Spills
 from jupyter_affinode.node.model.actions import Park, ReadBack, Resume, Spill
 from jupyter_affinode.node.model.snapshot import HostUse, Kernel, Residency
 from jupyter_affinode.node.protocol.page import Depth, State
-from jupyter_affinode.node.protocol.wire import MOVE_BUDGET_SHIFT, CommandKind, HelloFlag, Reply, Status
+from jupyter_affinode.node.protocol.wire import MOVE_BUDGET_SHIFT, CommandKind, Reply, Status
 from jupyter_affinode.node.state.host import host_figures
 from jupyter_affinode.node.state.host.disk import Disk
 from jupyter_affinode.node.state.host.host_usage import (
@@ -83,7 +83,6 @@ def test_a_limit_that_several_share_counts_for_all_of_them_beside_their_own(cloc
 def kept(record, size):
     """The kernel's process keeps so much and can be told to give it back."""
     (process,) = record.processes.values()
-    process.hello = replace(process.hello, flags=process.hello.flags | HelloFlag.TRIMS)
     process.data = replace(process.data, kept_bytes=size)
     return process
 
@@ -207,7 +206,7 @@ def test_a_process_that_stopped_within_its_budget_found_less_than_there_should_b
     record = machine.state.kernels["k"]
     process = kept(record, 0)
     record.host.shares[process.key] = share
-    reply = Reply(1, 1, CommandKind.PARK, Status.NO_HOST_ROOM, takes, 0.1, "")
+    reply = Reply(1, CommandKind.PARK, Status.NO_HOST_ROOM, takes, 0.1, "")
     assert learn_from_park(record, {process.key: reply}) is found_less
 
 
@@ -217,7 +216,6 @@ def test_a_park_whose_slabs_just_fit_may_take_what_the_driver_keeps_beside_them(
     machine = machine_of(clock, "k")
     record = machine.state.kernels["k"]
     (process,) = record.processes.values()
-    process.hello = replace(process.hello, flags=process.hello.flags | HelloFlag.TRIMS)
     record.host.budget_bytes = slabs * 32 * MIB
     budget = (budget_argument(record, process, [process]) >> MOVE_BUDGET_SHIFT) * MIB
     takes = 32 * MIB + 32 * MIB // 256  # shim/src/host/slab_populate.c
@@ -230,14 +228,13 @@ def test_what_a_spill_may_have_written_counts_until_its_process_says_what_it_wro
     machine = machine_of(clock, "k")
     record, disk = machine.state.kernels["k"], machine.state.host.disk
     (process,) = record.processes.values()
-    process.hello = replace(process.hello, flags=process.hello.flags | HelloFlag.SPILLS)
     process.data = replace(process.data, state=State.PARKED, copy_bytes=8 * GIB)
     spills = Spills(machine.state, QUIET, lambda: None, Observers(QUIET))
     spills.begin(record, Spill("k", 4 * GIB, "asked"))
     assert disk.written_bytes(clock.now) == 4 * GIB
     if answer == "written":
         epoch = record.host.spill.pending[process.key]
-        spills.take_reply(process, Reply(1, epoch, CommandKind.SPILL, Status.REVOKED, GIB, 0.1, ""))
+        spills.take_reply(process, Reply(epoch, CommandKind.SPILL, Status.REVOKED, GIB, 0.1, ""))
         assert disk.written_bytes(clock.now) == GIB
         return
     if answer == "the process ends":
@@ -261,7 +258,6 @@ def test_what_is_read_back_counts_as_taken_until_it_was_and_nothing_as_written(c
     machine = machine_of(clock, "k")
     record, disk = machine.state.kernels["k"], machine.state.host.disk
     (process,) = record.processes.values()
-    process.hello = replace(process.hello, flags=process.hello.flags | HelloFlag.READS_BACK)
     process.data = replace(process.data, state=State.PARKED, disk_bytes=8 * GIB)
     assert host_use(record, 0.0, {}, clock.now).readable_bytes == on_disk_bytes(record) > 0
     spills = Spills(machine.state, QUIET, lambda: None, Observers(QUIET))
@@ -271,7 +267,7 @@ def test_what_is_read_back_counts_as_taken_until_it_was_and_nothing_as_written(c
     assert parks_take_bytes([record]) == 1 * GIB
     epoch = record.host.spill.pending[process.key]
     size = 0 if status is Status.NO_HOST_ROOM else 1 * GIB
-    spills.take_reply(process, Reply(1, epoch, CommandKind.READ_BACK, status, size, 0.1, "short"))
+    spills.take_reply(process, Reply(epoch, CommandKind.READ_BACK, status, size, 0.1, "short"))
     assert record.host.spill is None and disk.written_bytes(clock.now) == 0
     process.data = replace(process.data, state=State.PARKED, disk_bytes=8 * GIB)
     use = host_use(record, 0.0, {}, clock.now)

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from fake_shim import LOT, LOT_END, MIB, PARK, TRIMS, notify
+from fake_shim import LOT, LOT_END, MIB, PARK, notify
 from lot_stock import LOTS, NONE_YET, PLENTY, allocated, borrower, cut, filled, watch_us, with_stock
 from waiting import until
 
@@ -333,7 +333,7 @@ def test_a_lot_that_cannot_be_made_is_tried_again_later_only(error):
 def test_a_kernel_gets_lots_before_it_is_parked_and_gives_them_back(node, shim, wait_until):
     machine = node(lot_bytes=64 * MIB, **IDLE)
     wait_until(lambda: machine.node()["host"]["lots"]["ready_bytes"] == 64 * MIB)
-    kernel = shim("k", resident=100 * MIB, flags=TRIMS)
+    kernel = shim("k", resident=100 * MIB)
     wait_until(lambda: kernel.heard.of(PARK))
     kinds = [command.kind for command in kernel.heard.commands]
     assert kinds.index(LOT) + 1 == kinds.index(PARK)
@@ -347,22 +347,15 @@ def test_a_kernel_gets_lots_before_it_is_parked_and_gives_them_back(node, shim, 
     assert os.fstat(kernel.heard.lots[1]).st_size == 64 * MIB, "it is lent again to the same user"
 
 
-def test_a_shim_that_knows_no_lots_gets_none(node, shim, wait_until):
-    machine = node(lot_bytes=64 * MIB, **IDLE)
-    wait_until(lambda: machine.node()["host"]["lots"]["ready_bytes"] == 64 * MIB)
-    kernel = shim("k", resident=100 * MIB)
-    wait_until(lambda: kernel.heard.of(PARK))
-    assert kernel.heard.of(LOT) == [] and kernel.heard.of(PARK)[0].argument >> 8 == 0
-
-
 def test_a_process_that_hangs_up_keeps_its_lots(node, shim, wait_until):
     machine = node(lot_bytes=64 * MIB, **IDLE)
     wait_until(lambda: machine.node()["host"]["lots"]["ready_bytes"] == 64 * MIB)
-    kernel = shim("k", resident=100 * MIB, flags=TRIMS)
+    kernel = shim("k", resident=100 * MIB)
     wait_until(lambda: kernel.heard.lots and kernel.heard.of(PARK))
     theirs = os.dup(kernel.heard.lots[1])
     kernel._socket.shutdown(socket.SHUT_RDWR)
-    again = shim("k", parked=100 * MIB, flags=TRIMS)
+    wait_until(lambda: not machine.kernel("k")["tracked"])
+    again = shim("k", parked=100 * MIB)
     again.page.lots = 64 * MIB
     again.page.write()
     wait_until(lambda: machine.node()["host"]["lots"]["given_bytes"] == 64 * MIB)
@@ -372,7 +365,7 @@ def test_a_process_that_hangs_up_keeps_its_lots(node, shim, wait_until):
 
 def test_a_park_is_told_how_much_host_memory_it_may_take(node, shim, wait_until):
     machine = node(**IDLE)
-    kernels = [shim("k", resident=size, flags=TRIMS) for size in (100 * MIB, 300 * MIB)]
+    kernels = [shim("k", resident=size) for size in (100 * MIB, 300 * MIB)]
     wait_until(lambda: all(kernel.heard.of(PARK) for kernel in kernels))
     host = machine.node()["host"]
     budgets = [kernel.heard.of(PARK)[0].argument >> 8 for kernel in kernels]

@@ -20,16 +20,6 @@ int page_open_read_only(void)
 	return -1;
 }
 
-bool shim_is_simulated(void)
-{
-	return false;
-}
-
-bool shim_is_unparkable(void)
-{
-	return false;
-}
-
 bool checkpoint_is_possible(void)
 {
 	return false;

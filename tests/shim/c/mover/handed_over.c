@@ -364,7 +364,6 @@ static void ends_while_it_waits(void)
 int main(int argc, char **argv)
 {
 	contents_begin(argc, argv);
-	CHECK(controller_hello().flags & AFFINODE_HELLO_HANDS_OVER);
 	spilling_begin();
 	registered = board_registered_bytes();
 	allocate(SMALLER);

@@ -348,7 +348,6 @@ int main(int argc, char **argv)
 	test_begin(argc, argv, 140);
 	board_make();
 	make_lot();
-	controller_knows_pools();
 	cuda_start();
 	controller_accept();
 	contents_make();

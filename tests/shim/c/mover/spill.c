@@ -505,8 +505,6 @@ int main(int argc, char **argv)
 	board_make();
 	cuda_start();
 	controller_accept();
-	CHECK(controller_hello().flags & AFFINODE_HELLO_SPILLS);
-	CHECK(controller_hello().flags & AFFINODE_HELLO_READS_BACK);
 	begun_on_full_gpu();
 	nothing_stays_in_memory();
 	gives_back_the_ring();

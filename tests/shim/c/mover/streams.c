@@ -237,7 +237,6 @@ int main(int argc, char **argv)
 	contents_begin(argc, argv);
 	*(void **)&set_hidden = cuda_hidden("cuMemsetD32_v2");
 	*(void **)&synchronize_hidden = cuda_hidden("cuStreamSynchronize");
-	CHECK(controller_hello().flags & AFFINODE_HELLO_EXCHANGES);
 	streamed_allocate(STREAMED_BIG);
 	streamed_free_bytes = cuda_free_bytes();
 	there_and_back();

@@ -94,7 +94,6 @@ static bool resume_fails_at(const char *plus, unsigned nth)
 int main(int argc, char **argv)
 {
 	contents_begin(argc, argv);
-	CHECK(controller_hello().flags & AFFINODE_HELLO_EXCHANGES);
 	streamed_allocate(STREAMED_BIG);
 	streamed_free_bytes = cuda_free_bytes();
 	board_at_every_call(prepare_fails_at, "prepare");

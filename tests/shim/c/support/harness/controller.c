@@ -20,7 +20,6 @@ static struct affinode_hello hello; /* the last */
 static struct affinode_reply replies[KEPT];
 static struct affinode_notify notices[KEPT];
 static unsigned reply_count, notice_count, heartbeats;
-static uint32_t welcome_flags;
 
 static void listen_at_path(void)
 {
@@ -88,14 +87,9 @@ void controller_accept_silently(void)
 
 void controller_welcome(void)
 {
-	struct affinode_welcome welcome = {.heartbeat_ms = 30000, .flags = welcome_flags, .controller_version = "test"};
+	struct affinode_welcome welcome = {.heartbeat_ms = 30000, .controller_version = "test"};
 
 	controller_send(AFFINODE_WELCOME, &welcome, sizeof(welcome), 0);
-}
-
-void controller_knows_pools(void)
-{
-	welcome_flags |= AFFINODE_WELCOME_POOLS;
 }
 
 void controller_accept(void)
@@ -188,6 +182,7 @@ uint32_t controller_lend(uint64_t bytes)
 	CHECK(fd >= 0);
 	CHECK_EQUAL(posix_fallocate(fd, 0, (off_t)bytes), 0); /* touched */
 	number = controller_lend_file(fd, bytes);
+	controller_forget(fd); /* unmapped when it is given back, as one that goes to another user */
 	close(fd);
 	return number;
 }

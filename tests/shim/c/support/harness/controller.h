@@ -13,8 +13,6 @@ void controller_begin(const char *folder);
 void controller_accept(void);
 void controller_accept_silently(void); /* without a welcome */
 void controller_welcome(void);
-/* From the next welcome on lots that were given back stay mapped.  */
-void controller_knows_pools(void);
 void controller_drop(void);       /* close the link */
 void controller_stop(void);       /* and the listener: as if killed */
 void controller_start_again(void); /* the next one, which takes the shim */
