@@ -16,14 +16,17 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from ..client.errors import ControllerUnavailable
+from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..client.kernel_messages import KernelMessages
+from ..threads import on_own_thread
+from ..time_of_day import clock_in_words
 from .messages import OUTPUT, Message, Outbox, header_of, parent_of
 from .processes import Adopted
 from .records import Record
 
 CONNECTED_S = 1.0  # how long a connection to a kernel on this machine may take
 POLITE_S, TERM_S = 5.0, 5.0  # until SIGTERM, and from then until SIGKILL
+SPEAKING, SPEAK_EVERY_S = "controller", 10.0
 READING = ("shell", "control", "stdin")  # channels whose messages go to one client
 OPEN, CLOSED = "busy", "idle"
 
@@ -93,7 +96,8 @@ class KeptKernel:
         self.kept_since = time.time()
         if self.record.keep_s:
             self._expiry = self._loop.call_later(self.record.keep_s, self._expire)
-        self._tell_cells()
+        if self.record.is_managed:
+            self._tasks[SPEAKING] = self._loop.create_task(self._speak())
         if self.record.reader:
             await asyncio.gather(*(self._read(channel) for channel in READING))
 
@@ -106,10 +110,11 @@ class KeptKernel:
         self.kept_since = None
         if self._expiry is not None:
             self._expiry.cancel()
-        for channel in READING:
-            if channel in self._reading:
-                self._tasks.pop(channel).cancel()
-                self._reading.pop(channel).close(linger=0)
+        for name in (SPEAKING, *READING):
+            if name in self._tasks:
+                self._tasks.pop(name).cancel()
+        for channel in list(self._reading):
+            self._reading.pop(channel).close(linger=0)
         return self.outbox.take()
 
     async def _read(self, channel: str) -> None:
@@ -148,13 +153,28 @@ class KeptKernel:
                 return
             before = bool(self.open_cells)
             (self.open_cells.add if state == OPEN else self.open_cells.discard)(parent["msg_id"])
-            if self.is_kept and bool(self.open_cells) != before:
+            if SPEAKING in self._tasks and bool(self.open_cells) != before:
                 self._tell_cells()
 
+    async def _speak(self) -> None:
+        """Tell the controller, and each new one, what a server would: which kernel this is, and whether a cell runs."""
+        while True:
+            self._tell_cells()  # first: a kernel that is named, and of which no cell is known, may be parked
+            with contextlib.suppress(asyncio.TimeoutError):
+                await on_own_thread(self._describe, timeout_s=SPEAK_EVERY_S)
+            await asyncio.sleep(SPEAK_EVERY_S)
+
+    def _describe(self) -> None:
+        since = clock_in_words((self.kept_since or time.time()) - time.time())
+        try:
+            KernelMessages(self.record.kernel_id).describe(
+                server=f"none, kept since {since}", **self.record.description
+            )
+        except (ControllerUnavailable, ControllerRefused) as error:
+            self._log.debug("kernel %s: the controller was not told: %s", self.record.kernel_id, error)
+
     def _tell_cells(self) -> None:
-        """Tell the controller what its server no longer can."""
-        if self.record.is_managed:
-            self._tell(lambda controller: controller.tell_cell(bool(self.open_cells)))
+        self._tell(lambda controller: controller.tell_cell(bool(self.open_cells)))
 
     def _tell(self, message: Callable[[KernelMessages], None]) -> None:
         try:

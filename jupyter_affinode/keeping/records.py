@@ -40,6 +40,7 @@ class Record:
     is_managed: bool  # whether it has the shim
     launch: dict[str, Any] = field(default_factory=dict)  # what a restart takes, JSON
     environ: dict[str, str] = field(default_factory=dict)  # what it has that its server had not
+    description: dict[str, Any] = field(default_factory=dict)  # what the controller is told of it
     sessions: list[dict[str, Any]] = field(default_factory=list)  # id, path, name, type
     info: dict[str, Any] | None = None  # its kernel_info_reply, if it has told: a busy kernel does not
     reader: str = ""  # the client session that reads its messages: the last tab's

@@ -31,6 +31,7 @@ from ..keeping.client import Ended, Keeper, KeeperRefused, KeeperUnavailable, Ke
 from ..keeping.messages import Message, joined, parent_of
 from ..keeping.processes import ProcessName
 from ..keeping.records import Owner, Record
+from ..provisioning.kernelspec import scheduling_fields
 from ..provisioning.provisioner import AffinodeProvisioner
 from ..time_of_day import clock_in_words
 from .controller_watch import NodeWatch, cancelled
@@ -292,6 +293,8 @@ class KeptKernels:
             info = await provisioner.get_provisioner_info()
         except ProcessLookupError:
             return None  # it is starting again, or has ended
+        spec = manager.kernel_spec
+        paths = [session["path"] for session in sessions if session["kernel"]["id"] == kernel_id]
         launch = dict(manager._launch_args or {})
         environ = launch.pop("env", {}) or {}
         return Record(
@@ -303,6 +306,12 @@ class KeptKernels:
             connection_file=manager.connection_file,
             connection={name: _as_text(value) for name, value in manager.get_connection_info().items()},
             is_managed=provisioner.managed,
+            description={
+                "name": spec.display_name,
+                "language": spec.language,
+                "path": paths[0] if paths else None,
+                **scheduling_fields(spec),
+            },
             launch={name: value for name, value in launch.items() if _is_json(value)},
             environ={name: value for name, value in environ.items() if os.environ.get(name) != value},
             sessions=[

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpu_cells import SETUP
 from live_machine import Machine
 from live_server import ENDLESS, JupyterServer, exists
 from tab import Tab
@@ -15,10 +16,12 @@ from waiting import until
 
 KEEP = "--AffinodeExtension.keep_kernels=all"
 COUNTING = """
-import time
-for number in range({until}):
+import itertools, pathlib, time
+for number in itertools.count():
     print(number, flush=True)
     time.sleep(0.1)
+    if pathlib.Path({until!r}).exists():
+        break
 value = "counted"
 """
 
@@ -59,14 +62,19 @@ def again(server: JupyterServer, how: int = signal.SIGTERM) -> None:
     server.start(KEEP, port=server.port)
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
+@pytest.mark.parametrize(
+    "how",
+    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL],
+    ids=["SIGTERM", "SIGINT", "SIGKILL"],
+)
 async def test_a_cell_that_runs_through_a_restart_completes_in_its_tab(server, how):
     kernel = server.start_kernel(path="work.ipynb")
     (session,) = server.request("GET", "/api/sessions")[1]
     kernel.run("kept = 'as it was'")
     pid = kernel.pid
     tab = await Tab(kernel.id).attach(server)
-    cell = tab.run(COUNTING.format(until=60))
+    enough = Path(server.machine.folder, "enough")
+    cell = tab.run(COUNTING.format(until=str(enough)))
     await until(lambda: "3\n" in tab.text(cell))
     if how == signal.SIGKILL:  # what is told every few seconds
         folder = Path(server.machine.environment["AFFINODE_FOLDER"]) / "kept"
@@ -75,8 +83,10 @@ async def test_a_cell_that_runs_through_a_restart_completes_in_its_tab(server, h
     assert server.request("GET", "/api/sessions")[1][0]["id"] == session["id"]
     assert server.request("GET", f"/api/kernels/{kernel.id}")[1]["execution_state"] == "busy"
     await tab.attach(server)
+    enough.touch()
     await until(lambda: tab.is_done(cell))
-    assert tab.text(cell).split() == [str(number) for number in range(60)], server.log()
+    counted = tab.text(cell).split()
+    assert counted == [str(number) for number in range(len(counted))], server.log()
     assert tab.replies[cell]["status"] == "ok"
     after = tab.run("print(kept, value)")
     await until(lambda: tab.is_done(after))
@@ -195,6 +205,7 @@ def test_a_keeper_that_is_killed_loses_nothing(server, wait_until):
     assert [each["path"] for each in server.request("GET", "/api/sessions")[1]] == ["work.ipynb"]
 
 
+@pytest.mark.long
 def test_servers_of_one_user_adopt_their_own(server, keeping_machine, wait_until):
     """Those of another root folder others, and a plain server none; what no server fetches ends in time."""
     elsewhere = keeping_machine.folder / "elsewhere"
@@ -230,3 +241,70 @@ def told(machine: Machine, kernel_id: str) -> str:
 def log_of_keeper(machine: Machine) -> str:
     """What it wrote."""
     return Path(machine.environment["AFFINODE_FOLDER"], "keeper.log").read_text()
+
+
+def test_the_controller_and_the_next_one_know_a_kept_kernel(gpu_machine, kernelspec, wait_until):
+    """Its name, its notebook, its kernelspec's wishes, and when its cell ends: then it may be parked."""
+    machine = gpu_machine
+    machine.environment["AFFINODE_FOLDER"] = str(machine.folder / "own")
+    spec = kernelspec("wishes", machine, metadata={"affinode": {"priority": -2}})
+    server = JupyterServer(machine).start(KEEP)
+    kernel = server.start_kernel(spec, path=None)
+    done = machine.folder / "done"
+    kernel.run(f"{SETUP}\nimport pathlib, time\nblock = Block(64, seed=3)")
+    checksum = kernel.run("print(block.checksum())").text
+    cell = kernel.submit(f"while not pathlib.Path({str(done)!r}).exists(): time.sleep(0.05)")
+    wait_until(lambda: kernel.state()["cell_open"])
+    server.process.terminate()
+    server.process.wait(timeout=60)
+    wait_until(lambda: is_said_to_be_kept(machine, kernel.id))
+    os.kill(machine.controller_pid(), signal.SIGKILL)
+    wait_until(lambda: is_said_to_be_kept(machine, kernel.id))
+    known = machine.kernel(kernel.id)
+    assert (known["name"], known["priority"]) == ("wishes", -2)
+    wait_until(lambda: machine.kernel(kernel.id)["cell_open"])
+    done.touch()
+    kernel.wait(cell)
+    wait_until(lambda: not machine.kernel(kernel.id)["cell_open"])
+    assert machine.ask("POST", f"/kernels/{kernel.id}/park", {"wait": True})[0] == 200
+    assert machine.kernel(kernel.id)["residency"] == "parked"
+    server.start(KEEP, port=server.port)
+    assert kernel.run("print(block.checksum())").text == checksum
+    kernel.shutdown()
+    server.stop()
+    wait_until(lambda: not keepers(machine))
+
+
+def is_said_to_be_kept(machine: Machine, kernel_id: str) -> bool:
+    """Whether the controller, if one runs, knows from the keeper that no server has a kernel."""
+    known = machine.kernel(kernel_id)
+    return bool(known and (known["server"] or "").startswith("none, kept since"))
+
+
+@pytest.mark.long
+def test_twenty_restarts_in_a_row_and_many_kernels(server, wait_until):
+    """However each server ends; nothing is left at the end."""
+    machine = server.machine
+    kernels = [server.start_kernel(path=f"{number}.ipynb") for number in range(8)]
+    for number, kernel in enumerate(kernels):
+        kernel.run(f"mine, turns = {number}, 0")
+    (keeper,) = keepers(machine)
+    before = descriptors(keeper)
+    for turn in range(20):
+        again(server, (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)[turn % 3])
+        for number, kernel in enumerate(kernels):
+            assert kernel.run("turns += 1\nprint(mine, turns)").text == f"{number} {turn + 1}\n"
+    assert descriptors(keeper) <= before
+    for kernel in kernels:
+        kernel.shutdown()
+    server.process.terminate()
+    server.process.wait(timeout=60)
+    wait_until(lambda: not exists(keeper))
+    assert list(Path(machine.environment["AFFINODE_FOLDER"], "kept").iterdir()) == []
+    assert list(Path(machine.environment["JUPYTER_RUNTIME_DIR"]).glob("kernel-*")) == []
+    server.start(KEEP, port=server.port)
+
+
+def descriptors(pid: int) -> int:
+    """How many a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
