@@ -77,7 +77,7 @@ class Driver:
         self.call("cuCtxSynchronize")
 
     def launch(self, name: str, words: int, *parameters: int) -> None:
-        """Launch a kernel of content.ptx whose parameters are all 64 bits wide, on `words` elements."""
+        """Launch a kernel of test_pattern.ptx whose parameters are all 64 bits wide, on `words` elements."""
         function = self._functions.get(name) or self._load(name)
         values = [Word(parameter) for parameter in parameters]
         addresses = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])

@@ -97,7 +97,7 @@ class ShimPeer:
 
     def resume(self, timeout_s: float = 600.0, *, on_gpu: str = "") -> Move:
         """Resume the process, where it was or, from context depth, on the GPU with that UUID. Raises MoveFailed."""
-        return self._move(RESUME, wire.MoveFlag.ELSEWHERE if on_gpu else 0, timeout_s, on_gpu or REASON)
+        return self._move(RESUME, wire.MoveFlag.MIGRATE if on_gpu else 0, timeout_s, on_gpu or REASON)
 
     def begin(self, kind: wire.CommandKind, flags: int, text: str = REASON) -> int:
         """Command a move; return its number, for `prepared` and `replies`, which `take` fills."""

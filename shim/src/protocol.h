@@ -67,7 +67,7 @@ struct affinode_header {
 enum affinode_hello_flags {
 	AFFINODE_HELLO_CONTEXT = 1u << 4,    /* may be parked at context depth too (the user's or the administrator's request) */
 	AFFINODE_HELLO_GRANT = 1u << 5,      /* in every version: a GRANT follows, and names the user */
-	AFFINODE_HELLO_ELSEWHERE = 1u << 7,  /* can carry out MOVE_ELSEWHERE, as far as is known */
+	AFFINODE_HELLO_MIGRATES = 1u << 7,  /* can carry out MOVE_MIGRATE, as far as is known */
 };
 
 struct affinode_hello {
@@ -168,9 +168,9 @@ enum affinode_move_flags {
 	 * REFUSED: nothing was done, and a RESUME without the flag goes to the GPU that the page names. So it is
 	 * after NO_GPU_ROOM, but for one case that the page shows too: a foreign process took the memory that was seen to
 	 * be free when the context had arrived. Then the process is parked at memory depth on the new GPU.  */
-	AFFINODE_MOVE_ELSEWHERE = 1u << 3,
+	AFFINODE_MOVE_MIGRATE = 1u << 3,
 	/* Part after part, so that two processes can change places while the link is used both ways; see below. Never
-	 * together with MOVE_CONTEXT, _PREEMPT or _ELSEWHERE; a RESUME never with MOVE_PREPARE.  */
+	 * together with MOVE_CONTEXT, _PREEMPT or _MIGRATE; a RESUME never with MOVE_PREPARE.  */
 	AFFINODE_MOVE_STREAM = 1u << 4,
 	/* Only with MOVE_STREAM: host memory goes from the process that resumes to the one that parks while both are at it, so
 	 * that the exchange needs host memory for one of them and a little more; see below.  */
@@ -242,7 +242,7 @@ struct affinode_command {
 	uint32_t request;     /* ROOM: the request number it answers; COMMIT, ABORT: the epoch of the move (ABORT: or of the SPILL or READ_BACK) */
 	uint64_t deadline_ns; /* not to be begun after this; 0: none */
 	uint64_t argument;
-	char reason[AFFINODE_TEXT_SIZE]; /* for the log; with MOVE_ELSEWHERE, the GPU's UUID; with SPILL, the folder */
+	char reason[AFFINODE_TEXT_SIZE]; /* for the log; with MOVE_MIGRATE, the GPU's UUID; with SPILL, the folder */
 };
 
 enum affinode_status {
@@ -313,16 +313,16 @@ struct affinode_heartbeat {
 };
 
 /* Why bytes stay on the GPU when the rest is parked. */
-enum affinode_fixed {
-	AFFINODE_FIXED_SMALL = 0,    /* allocations under 2 MiB */
-	AFFINODE_FIXED_MANAGED = 1,  /* managed (unified) memory */
-	AFFINODE_FIXED_MAPPED = 2,   /* the application's own mappings (cuMemCreate) */
-	AFFINODE_FIXED_POOL = 3,     /* stream-ordered pools */
-	AFFINODE_FIXED_ARRAY = 4,    /* CUDA arrays */
-	AFFINODE_FIXED_SHARED = 5,   /* shared with another process */
-	AFFINODE_FIXED_UNBACKED = 6, /* large; the device has no virtual memory management, or another library limits it */
-	AFFINODE_FIXED_DEVICE = 7,   /* devices may write to it without a call: RDMA, GPUDirect Storage */
-	AFFINODE_FIXED_REASONS = 8,
+enum affinode_unmovable {
+	AFFINODE_UNMOVABLE_SMALL = 0,    /* allocations under 2 MiB */
+	AFFINODE_UNMOVABLE_MANAGED = 1,  /* managed (unified) memory */
+	AFFINODE_UNMOVABLE_MAPPED = 2,   /* the application's own mappings (cuMemCreate) */
+	AFFINODE_UNMOVABLE_POOL = 3,     /* stream-ordered pools */
+	AFFINODE_UNMOVABLE_ARRAY = 4,    /* CUDA arrays */
+	AFFINODE_UNMOVABLE_SHARED = 5,   /* shared with another process */
+	AFFINODE_UNMOVABLE_UNBACKED = 6, /* large; the device has no virtual memory management, or another library limits it */
+	AFFINODE_UNMOVABLE_DEVICE = 7,   /* devices may write to it without a call: RDMA, GPUDirect Storage */
+	AFFINODE_UNMOVABLE_REASONS = 8,
 };
 
 enum affinode_class {
@@ -347,7 +347,7 @@ struct affinode_page_gpu {
 	uint8_t uuid[16];
 	uint64_t resident_bytes; /* ours, on the GPU now, movable */
 	uint64_t parked_bytes;   /* ours, in host memory now */
-	uint64_t fixed_bytes[AFFINODE_FIXED_REASONS]; /* cannot move */
+	uint64_t unmovable_bytes[AFFINODE_UNMOVABLE_REASONS]; /* cannot move */
 };
 
 enum affinode_page_flags {

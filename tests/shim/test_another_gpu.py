@@ -86,7 +86,7 @@ def park_deep(running: Running) -> None:
 
 
 def resume_on(running: Running, gpu: str) -> Reply:
-    return running.peer.reply_to(running.peer.command(RESUME, argument=MoveFlag.ELSEWHERE, text=gpu))
+    return running.peer.reply_to(running.peer.command(RESUME, argument=MoveFlag.MIGRATE, text=gpu))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_shim_says_whether_there_is_another_gpu_to_go_to(gpus: Gpus, edit: str
     gpus.say(edit)
     with gpus.start() as running:
         flags = running.peer.hello.flags
-        assert bool(flags & HelloFlag.ELSEWHERE) is may
+        assert bool(flags & HelloFlag.MIGRATES) is may
         if not may and not edit:
             assert running.peer.park().status == OK
             refused = resume_on(running, "GPU-00000000-0000-0000-0000-000000000000")
@@ -158,7 +158,7 @@ def test_others_wait_until_it_has_arrived_and_nothing_is_left_if_it_dies_on_the_
             park_deep(running)
             before = gpus.used()
             board.arm("cuCheckpointProcessRestore:HOLD:1")
-            epoch = running.peer.command(RESUME, argument=MoveFlag.ELSEWHERE, text=second)
+            epoch = running.peer.command(RESUME, argument=MoveFlag.MIGRATE, text=second)
             wait_until(board.held)
             assert not gpus.lock_is_free(second) and gpus.lock_is_free(first)
             there.say("grow\n")
@@ -183,7 +183,7 @@ def test_others_wait_until_it_has_arrived_and_nothing_is_left_if_it_dies_on_the_
             before = gpus.used()
             assert before[0] == 0 and before[1] > 0
             board.arm("cuCheckpointProcessUnlock:KILL:1")
-            running.peer.command(RESUME, argument=MoveFlag.ELSEWHERE, text=first)
+            running.peer.command(RESUME, argument=MoveFlag.MIGRATE, text=first)
             assert running.process.wait(DEADLINE_S) == -signal.SIGKILL
             wait_until(lambda: gpus.used() == before)
             assert gpus.lock_is_free(first) and gpus.lock_is_free(second)

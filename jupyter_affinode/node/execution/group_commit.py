@@ -69,7 +69,7 @@ def _tell(
     if move.preempts and len(targets) == 1:
         flags |= MoveFlag.PREEMPT
     if move.gpu is not None:
-        flags |= MoveFlag.ELSEWHERE
+        flags |= MoveFlag.MIGRATE
     for process in targets:
         if process.connection is not None:
             budget = budget_argument(kernel, process, targets) if move.parks else 0

@@ -5,8 +5,8 @@ Every label has a bounded set of values. Users are no label unless the administr
 
 from __future__ import annotations
 
+import collections
 import time
-from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -271,14 +271,14 @@ class _NodeCollector(Collector):
 
     def _residencies(self) -> Metric:
         waiting = {waiter.kernel.id for waiter in self.queue}
-        tally = Tally(_shown(kernel, waiting) for kernel in self._state.kernels.values())
+        by_residency = collections.Counter(_shown(kernel, waiting) for kernel in self._state.kernels.values())
         count = GaugeMetricFamily("affinode_kernels", "Kernels by residency.", labels=["residency"])
         for residency in Residency:
-            count.add_metric([residency.value], tally[residency])
+            count.add_metric([residency.value], by_residency[residency])
         return count
 
     def _use_of_memory(self) -> Iterator[Metric]:
-        idle, reclaimed = Tally[str](), Tally[str]()
+        idle, reclaimed = collections.Counter[str](), collections.Counter[str]()
         for kernel in self.kernels:
             is_using = kernel.is_using(self.seen_at)
             for gpu, size in kernel.held_bytes.items():

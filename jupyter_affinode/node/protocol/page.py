@@ -102,7 +102,7 @@ class State(enum.IntEnum):
 
 
 class UnmovableReason(enum.IntEnum):
-    """`enum affinode_fixed`: why bytes stay on the GPU when the rest is parked."""
+    """`enum affinode_unmovable`: why bytes stay on the GPU when the rest is parked."""
 
     SMALL = 0
     MANAGED = 1

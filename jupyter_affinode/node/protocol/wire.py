@@ -90,7 +90,7 @@ class MoveFlag(enum.IntFlag):
     PREPARE = 1
     CONTEXT = 2
     PREEMPT = 4  # PARK: although the process is at work
-    ELSEWHERE = 8  # RESUME: on the GPU whose UUID is the command's text
+    MIGRATE = 8  # RESUME: on the GPU whose UUID is the command's text
     STREAM = 16  # part after part, in an exchange
     HAND_OVER = 32  # with STREAM: host memory goes from the process that resumes to the one that parks
 
@@ -130,7 +130,7 @@ class HelloFlag(enum.IntFlag):
 
     CONTEXT = 16  # may be parked at context depth
     GRANT = 32  # pieces of a grant follow, and name the user
-    ELSEWHERE = 128  # can carry out MoveFlag.ELSEWHERE
+    MIGRATES = 128  # can carry out MoveFlag.MIGRATE
 
 
 BODIES = {  # what a controller may be sent

@@ -404,7 +404,7 @@ class NodeState:
         if (
             self.settings.depth == "context"
             and process.connection is not None
-            and process.hello.flags & HelloFlag.ELSEWHERE
+            and process.hello.flags & HelloFlag.MIGRATES
         ):
             process.visible = read_visible(process.pid)
 

@@ -53,7 +53,7 @@ void context_depth_start(void)
 	if (!why && !gpu_locks_make())
 		why = "no lock file can be had for the GPU";
 	if (!why)
-		elsewhere_start();
+		migration_start();
 	shadows_start();
 	if (why)
 		checkpoint_refuse(why);

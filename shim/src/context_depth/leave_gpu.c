@@ -92,7 +92,7 @@ static const char *objection(struct device **device)
 		return why;
 	if (is_under_mps(*device))
 		return "the GPU is shared through MPS";
-	if (managed_bytes() || tally_bytes(device_index(*device), AFFINODE_FIXED_MANAGED))
+	if (managed_bytes() || unmovable_bytes(device_index(*device), AFFINODE_UNMOVABLE_MANAGED))
 		return "the process uses managed memory";
 	return NULL;
 }
@@ -114,8 +114,8 @@ static uint64_t bytes_to_come_back(const struct gpu_memory *before, const struct
 	uint64_t own = before->own_bytes, most = (own ? own : before->used_bytes) + CONTEXT_BYTES;
 	uint64_t bytes = most, least = 0;
 
-	for (int reason = 0; reason < AFFINODE_FIXED_REASONS; reason++)
-		least += tally_bytes(device_index(checkpoint_left.device), reason);
+	for (int reason = 0; reason < AFFINODE_UNMOVABLE_REASONS; reason++)
+		least += unmovable_bytes(device_index(checkpoint_left.device), reason);
 	if (after)
 		bytes = before->used_bytes > after->used_bytes ? before->used_bytes - after->used_bytes : 0;
 	if (!bytes && !own)
@@ -160,12 +160,12 @@ static uint64_t image_bytes(const struct device *device, const struct gpu_memory
 {
 	uint64_t bytes = CONTEXT_BYTES;
 
-	for (int reason = 0; reason < AFFINODE_FIXED_REASONS; reason++)
-		bytes += tally_bytes(device_index(device), reason);
+	for (int reason = 0; reason < AFFINODE_UNMOVABLE_REASONS; reason++)
+		bytes += unmovable_bytes(device_index(device), reason);
 	return before->own_bytes ? before->own_bytes : bytes;
 }
 
-static bool somebody_waits(void)
+static bool call_waits(void)
 {
 	return gate_calls_waiting() || atomic_load(&gate.dying);
 }
@@ -179,7 +179,7 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 
 	snprintf(why, size, "%s", "");
 	if (!in_the_way)
-		slabs_unregister(somebody_waits);
+		slabs_unregister(call_waits);
 	if (!in_the_way && !checkpoint_lock_gpus(device->uuid, LOCK_TO_GO_NS))
 		in_the_way = "another kernel is getting its GPU memory back";
 	if (!in_the_way && !gpu_lock_is_held(device->uuid))
@@ -192,7 +192,7 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 		in_the_way = "the GPU is too small to be sure of the way back";
 	if (!in_the_way && host_memory_left() < image_bytes(device, &before) + host_memory_reserve())
 		in_the_way = "host memory is short";
-	if (!in_the_way && somebody_waits())
+	if (!in_the_way && call_waits())
 		in_the_way = "a CUDA call waits";
 	if (!in_the_way && (!shadows_take() || books_close(DRAIN_NS) != 0))
 		in_the_way = "a CUDA call is in progress";

@@ -61,7 +61,7 @@ static bool has_pairs(void)
 	return driver.cuDriverGetVersion && driver.cuDriverGetVersion(&version) == CUDA_SUCCESS && version >= PAIRS_SINCE;
 }
 
-void elsewhere_start(void)
+void migration_start(void)
 {
 	bool found = false;
 
@@ -74,7 +74,7 @@ void elsewhere_start(void)
 			if (&gpus[i] != own && !unlike(own, &gpus[i]) && gpu_lock_make(gpus[i].uuid))
 				found = true;
 	}
-	elsewhere_set_possible(found);
+	migration_set_possible(found);
 }
 
 /* Memory of this process, or access to it, belongs to more than this one of its devices.  */
@@ -94,12 +94,12 @@ static bool spreads(const struct device *device)
 	return found;
 }
 
-const char *elsewhere_look(const struct device *from, const uint8_t to[16], uint64_t ns, struct gpu_memory *memory)
+const char *migration_look(const struct device *from, const uint8_t to[16], uint64_t ns, struct gpu_memory *memory)
 {
 	const struct gpu_listed *here, *there;
 	const char *why;
 
-	if (!elsewhere_is_possible())
+	if (!migration_is_possible())
 		return "there was no other GPU to go to when the process began";
 	if (spreads(from))
 		return "the process has memory on several GPUs";
@@ -116,7 +116,7 @@ const char *elsewhere_look(const struct device *from, const uint8_t to[16], uint
 	return unlike(here, there);
 }
 
-void *elsewhere_arguments(const struct device *from, const uint8_t to[16])
+void *migration_arguments(const struct device *from, const uint8_t to[16])
 {
 	const struct gpu_listed *here = find(from->uuid), *there = find(to);
 
@@ -132,7 +132,7 @@ void *elsewhere_arguments(const struct device *from, const uint8_t to[16])
 	return &arguments;
 }
 
-void elsewhere_restored(struct device *device, const uint8_t to[16])
+void migration_restored(struct device *device, const uint8_t to[16])
 {
 	const struct gpu_listed *there = find(to);
 	char before[GPU_UUID_TEXT], now[GPU_UUID_TEXT];
@@ -152,18 +152,18 @@ static bool is_seen_on(const uint8_t uuid[16])
 	return gpu && gpu->memory.own_bytes;
 }
 
-void elsewhere_confirm(struct device *device)
+void migration_confirm(struct device *device)
 {
 	uint8_t now[16];
 
 	if (driver.cuDeviceGetUuid(now, device->ordinal) != CUDA_SUCCESS ||
 	    memcmp(now, device->uuid, sizeof(now)) == 0 || !find(now))
 		return;
-	elsewhere_set_possible(false);
+	migration_set_possible(false);
 	if (is_seen_on(device->uuid)) {
 		log_line("the driver names another GPU than the one that NVML sees the process on");
 		return;
 	}
 	log_line("the driver brought the context back on another GPU than it was told");
-	elsewhere_restored(device, now);
+	migration_restored(device, now);
 }

@@ -3,8 +3,8 @@
  * The driver's Restore takes pairs of GPUs, which must name every GPU of the machine as a permutation, also those that this
  * process does not see (NVIDIA/cuda-checkpoint issue 35; so on H200s with driver 580); it changes the two in question for one
  * another, and the GPU that is gone to must be of the same kind. The process's devices keep their numbers.  */
-#ifndef AFFINODE_ELSEWHERE_H
-#define AFFINODE_ELSEWHERE_H
+#ifndef AFFINODE_MIGRATE_H
+#define AFFINODE_MIGRATE_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -14,21 +14,21 @@
 
 /* Learn which GPUs there are, and let others begin to heed their locks. On the application's thread, at its start, with
  * gpu_memory_start done.  */
-void elsewhere_start(void);
+void migration_start(void);
 
 /* Look at all GPUs anew: NULL, and *memory is what is free on the one with the UUID `to`; or why the process cannot go there
  * from `from`. By the mover.  */
-const char *elsewhere_look(const struct device *from, const uint8_t to[16], uint64_t ns, struct gpu_memory *memory);
+const char *migration_look(const struct device *from, const uint8_t to[16], uint64_t ns, struct gpu_memory *memory);
 
 /* What Restore is to be called with, after such a look, for going there.  */
-void *elsewhere_arguments(const struct device *from, const uint8_t to[16]);
+void *migration_arguments(const struct device *from, const uint8_t to[16]);
 
 /* Restore says that it has done it: the device is that GPU now.  */
-void elsewhere_restored(struct device *device, const uint8_t to[16]);
+void migration_restored(struct device *device, const uint8_t to[16]);
 
 /* Once the driver answers again: if it names another of the machine's GPUs, that is where the device is, and this process goes
  * nowhere any more. cuda-python's tests (cuda_core/tests/test_checkpoint.py) allow for drivers that take the pairs and no notice
  * of them.  */
-void elsewhere_confirm(struct device *device);
+void migration_confirm(struct device *device);
 
 #endif

@@ -53,7 +53,7 @@ static enum affinode_status look_for_room(const uint8_t *to, char *why, size_t s
 	struct gpu_memory memory;
 
 	if (gpu_lock_is_held(gpu))
-		unknown = to ? elsewhere_look(checkpoint_left.device, to, LOOK_TO_COME_BACK_NS, &memory)
+		unknown = to ? migration_look(checkpoint_left.device, to, LOOK_TO_COME_BACK_NS, &memory)
 			     : gpu_memory_look(gpu, LOOK_TO_COME_BACK_NS, &memory);
 	if (unknown && to) {
 		snprintf(why, size, "%s", unknown);
@@ -106,14 +106,14 @@ static enum affinode_status restore(const uint8_t *to, char *why, size_t size)
 	if (status != AFFINODE_OK)
 		return status;
 	looked = clock_ns();
-	result = driver.cuCheckpointProcessRestore(getpid(), to ? elsewhere_arguments(checkpoint_left.device, to) : NULL);
+	result = driver.cuCheckpointProcessRestore(getpid(), to ? migration_arguments(checkpoint_left.device, to) : NULL);
 	log_line("context: looked for room in %.1f ms, restored in %.1f ms: %d", (double)(looked - begin) / 1e6,
 		 (double)(clock_ns() - looked) / 1e6, result);
 	if (result == CUDA_ERROR_OUT_OF_MEMORY)
 		return lost(why, size);
 	state = checkpoint_state();
 	if (to && (result == CUDA_SUCCESS || state == PROCESS_LOCKED))
-		elsewhere_restored(checkpoint_left.device, to);
+		migration_restored(checkpoint_left.device, to);
 	if (result == CUDA_SUCCESS || state == PROCESS_LOCKED || state == PROCESS_RUNNING)
 		return AFFINODE_OK;
 	if (state == PROCESS_FAILED)
@@ -150,7 +150,7 @@ static enum affinode_status let_go(const uint8_t *to, char *why, size_t size)
 	state = checkpoint_state();
 	log_line("context: unlocked in %.1f ms", (double)(clock_ns() - begin) / 1e6);
 	if (state == PROCESS_RUNNING) {
-		elsewhere_confirm(checkpoint_left.device);
+		migration_confirm(checkpoint_left.device);
 		return AFFINODE_OK;
 	}
 	snprintf(why, size, "the driver could not bring the CUDA context back (error %d, state %d)", result, state);

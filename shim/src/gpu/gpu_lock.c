@@ -73,7 +73,7 @@ static bool is_removed(int fd)
 }
 
 /* No descriptor, say: the file may well be there, and locked.  */
-static bool is_passing(int error)
+static bool is_temporary(int error)
 {
 	return error == EMFILE || error == ENFILE || error == ENOMEM || error == EINTR;
 }
@@ -96,7 +96,7 @@ static int lock_file(const uint8_t gpu[16], bool make)
 	if (fd < 0 && make && errno == ENOENT)
 		fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 	/* A process with no descriptor left for a look that needs none must not wait for a file that is not there.  */
-	if (fd < 0 && is_passing(errno))
+	if (fd < 0 && is_temporary(errno))
 		errno = access(path, F_OK) == 0 ? EMFILE : ENOENT;
 	return fd;
 }
@@ -123,10 +123,10 @@ static bool lock_one(const uint8_t gpu[16], bool make)
 	if (fd < 0)
 		return true;
 	if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-		bool somebody_has_it = errno == EWOULDBLOCK;
+		bool is_held = errno == EWOULDBLOCK;
 
 		close(fd); /* a file system without locks is as none */
-		return !somebody_has_it;
+		return !is_held;
 	}
 	if (is_removed(fd)) { /* since it was opened: once more */
 		close(fd);
@@ -209,7 +209,7 @@ static int open_shared(struct lock *lock)
 		lock->shared = 0;
 	}
 	fd = lock->shared ? lock->shared - 1 : lock_file(lock->uuid, false);
-	error = fd >= 0 ? 0 : is_passing(errno) ? -EBUSY : -ENOENT;
+	error = fd >= 0 ? 0 : is_temporary(errno) ? -EBUSY : -ENOENT;
 	lock->shared = fd + 1;
 	atomic_store(&lock->look_at_ns, error == -ENOENT ? clock_ns() + LOOK_EVERY_NS : 0);
 	return error;

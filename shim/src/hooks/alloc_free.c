@@ -60,8 +60,8 @@ static CUresult allocate(void *real, CUdeviceptr *address, size_t size)
 	}
 	result = ((CUresult(*)(CUdeviceptr *, size_t))real)(address, size);
 	if (result == CUDA_SUCCESS && address)
-		tally_add(TALLY_POINTER, *address,
-			  size >= BACKED_FROM_BYTES ? AFFINODE_FIXED_UNBACKED : AFFINODE_FIXED_SMALL, current_context(),
+		unmovable_add(UNMOVABLE_POINTER, *address,
+			  size >= BACKED_FROM_BYTES ? AFFINODE_UNMOVABLE_UNBACKED : AFFINODE_UNMOVABLE_SMALL, current_context(),
 			  size);
 	return result;
 }
@@ -131,7 +131,7 @@ static CUresult allocate_pitch(void *real, CUdeviceptr *address, size_t *pitch, 
 	result = ((CUresult(*)(CUdeviceptr *, size_t *, size_t, size_t, unsigned int))real)(address, pitch, width,
 											    height, element_size);
 	if (result == CUDA_SUCCESS && address && pitch)
-		tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_SMALL, current_context(), *pitch * height);
+		unmovable_add(UNMOVABLE_POINTER, *address, AFFINODE_UNMOVABLE_SMALL, current_context(), *pitch * height);
 	return result;
 }
 
@@ -149,7 +149,7 @@ static CUresult on_cuMemFree(void *real, CUdeviceptr address)
 	if (address && block_free(address))
 		return CUDA_SUCCESS;
 	/* Forgotten first: once the driver has it back, another thread may be given the same address.  */
-	tally_remove(TALLY_POINTER, address);
+	unmovable_remove(UNMOVABLE_POINTER, address);
 	managed_forget(address);
 	return ((CUresult(*)(CUdeviceptr))real)(address);
 }
@@ -166,7 +166,7 @@ static CUresult allocate_managed(void *real, CUdeviceptr *address, size_t size, 
 	if (result == CUDA_SUCCESS && address) {
 		const struct context *context = current_context();
 
-		tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_MANAGED, context, size);
+		unmovable_add(UNMOVABLE_POINTER, *address, AFFINODE_UNMOVABLE_MANAGED, context, size);
 		if (context)
 			managed_note(*address, size, context->device);
 	}
@@ -210,7 +210,7 @@ static CUresult on_cuArrayCreate(void *real, CUarray *array, const CUDA_ARRAY_DE
 		return result;
 	result = ((CUresult(*)(CUarray *, const CUDA_ARRAY_DESCRIPTOR *))real)(array, d);
 	if (result == CUDA_SUCCESS && array && d)
-		tally_add(TALLY_ARRAY, (uintptr_t)*array, AFFINODE_FIXED_ARRAY, current_context(),
+		unmovable_add(UNMOVABLE_ARRAY, (uintptr_t)*array, AFFINODE_UNMOVABLE_ARRAY, current_context(),
 			  at_least_one(d->Width) * at_least_one(d->Height) * d->NumChannels * format_bytes(d->Format));
 	return result;
 }
@@ -225,7 +225,7 @@ static CUresult on_cuArray3DCreate(void *real, CUarray *array, const CUDA_ARRAY3
 		return result;
 	result = ((CUresult(*)(CUarray *, const CUDA_ARRAY3D_DESCRIPTOR *))real)(array, d);
 	if (result == CUDA_SUCCESS && array && d)
-		tally_add(TALLY_ARRAY, (uintptr_t)*array, AFFINODE_FIXED_ARRAY, current_context(),
+		unmovable_add(UNMOVABLE_ARRAY, (uintptr_t)*array, AFFINODE_UNMOVABLE_ARRAY, current_context(),
 			  at_least_one(d->Width) * at_least_one(d->Height) * at_least_one(d->Depth) * d->NumChannels *
 				  format_bytes(d->Format));
 	return result;
@@ -234,7 +234,7 @@ HOOK(cuArray3DCreate, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR *d), array
 
 static CUresult on_cuArrayDestroy(void *real, CUarray array)
 {
-	tally_remove(TALLY_ARRAY, (uintptr_t)array);
+	unmovable_remove(UNMOVABLE_ARRAY, (uintptr_t)array);
 	return ((CUresult(*)(CUarray))real)(array);
 }
 HOOK(cuArrayDestroy, (CUarray array), array)

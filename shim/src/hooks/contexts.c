@@ -26,7 +26,7 @@ static void drop_context(CUcontext handle)
 		blocks_drop_context(handle);
 		peers_drop_context(handle);
 		if (known)
-			tally_drop_context(known);
+			unmovable_drop_context(known);
 		context_forget(handle);
 	}
 }

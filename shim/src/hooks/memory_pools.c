@@ -16,7 +16,7 @@ static CUresult note_allocation(CUresult result, const CUdeviceptr *address, siz
 	if (result != CUDA_SUCCESS || !address || !shim_is_on())
 		return result;
 	context = context_current();
-	tally_add(TALLY_POINTER, *address, AFFINODE_FIXED_POOL, context, size);
+	unmovable_add(UNMOVABLE_POINTER, *address, AFFINODE_UNMOVABLE_POOL, context, size);
 	if (context)
 		pools_note_device(context->device);
 	return result;
@@ -62,7 +62,7 @@ static CUresult on_cuMemFreeAsync(void *real, CUdeviceptr address, CUstream stre
 {
 	if (address && block_free(address))
 		return CUDA_SUCCESS;
-	tally_remove(TALLY_POINTER, address);
+	unmovable_remove(UNMOVABLE_POINTER, address);
 	managed_forget(address);
 	return ((CUresult(*)(CUdeviceptr, CUstream))real)(address, stream);
 }

@@ -32,7 +32,7 @@ static const char *take_target(const struct affinode_command *command, struct mo
 
 	memcpy(uuid, command->reason, sizeof(uuid));
 	uuid[sizeof(uuid) - 1] = '\0';
-	move->elsewhere = true;
+	move->migrates = true;
 	if (!gpu_uuid_read(uuid, move->to_gpu))
 		return "that is no GPU's UUID";
 	return move->prepare ? "processes that move together stay on their GPUs" : NULL;
@@ -61,7 +61,7 @@ static void take_disk_move(const struct affinode_command *command)
 
 static bool streams(const struct affinode_command *command)
 {
-	uint64_t never_with = AFFINODE_MOVE_CONTEXT | AFFINODE_MOVE_PREEMPT | AFFINODE_MOVE_ELSEWHERE;
+	uint64_t never_with = AFFINODE_MOVE_CONTEXT | AFFINODE_MOVE_PREEMPT | AFFINODE_MOVE_MIGRATE;
 
 	if (command->command == AFFINODE_COMMAND_RESUME)
 		never_with |= AFFINODE_MOVE_PREPARE;
@@ -80,7 +80,7 @@ static void take_move(const struct affinode_command *command)
 			    .hands_over = streams(command) && command->argument & AFFINODE_MOVE_HAND_OVER,
 			    .budget = command->argument >> AFFINODE_MOVE_BUDGET_SHIFT << 20};
 
-	if (command->command == AFFINODE_COMMAND_RESUME && command->argument & AFFINODE_MOVE_ELSEWHERE) {
+	if (command->command == AFFINODE_COMMAND_RESUME && command->argument & AFFINODE_MOVE_MIGRATE) {
 		const char *why = take_target(command, &move);
 
 		if (why)

@@ -90,7 +90,7 @@ static void fill_hello(struct affinode_hello *hello, bool grant_follows)
 						 sizeof(*hello), 0};
 	hello->pid = (int32_t)getpid();
 	hello->flags = (checkpoint_is_possible() ? AFFINODE_HELLO_CONTEXT : 0u) |
-		       (checkpoint_is_possible() && elsewhere_is_possible() ? AFFINODE_HELLO_ELSEWHERE : 0u) |
+		       (checkpoint_is_possible() && migration_is_possible() ? AFFINODE_HELLO_MIGRATES : 0u) |
 		       (grant_follows ? AFFINODE_HELLO_GRANT : 0u);
 	hello->process_group = (uint32_t)getpgrp();
 	if (kernel_id)

@@ -37,7 +37,7 @@ static bool count_calls(struct affinode_page *page, uint64_t now)
 
 static uint64_t managed_left(int gpu)
 {
-	uint64_t all = tally_bytes(gpu, AFFINODE_FIXED_MANAGED), out = managed_bytes_out(gpu);
+	uint64_t all = unmovable_bytes(gpu, AFFINODE_UNMOVABLE_MANAGED), out = managed_bytes_out(gpu);
 
 	return all > out ? all - out : 0;
 }
@@ -81,15 +81,15 @@ static void count_bytes(struct affinode_page *page)
 		memcpy(page->gpus[i].uuid, seen.uuids[i], sizeof(page->gpus[i].uuid));
 		page->gpus[i].resident_bytes = seen.bytes[i].resident;
 		page->gpus[i].parked_bytes = seen.bytes[i].parked;
-		for (int reason = 0; reason < AFFINODE_FIXED_REASONS; reason++)
-			page->gpus[i].fixed_bytes[reason] = off_gpu ? 0 : tally_bytes(i, reason);
+		for (int reason = 0; reason < AFFINODE_UNMOVABLE_REASONS; reason++)
+			page->gpus[i].unmovable_bytes[reason] = off_gpu ? 0 : unmovable_bytes(i, reason);
 		if (off_gpu)
 			continue;
-		page->gpus[i].fixed_bytes[AFFINODE_FIXED_MANAGED] = managed_left(i);
-		page->gpus[i].fixed_bytes[AFFINODE_FIXED_SHARED] += seen.shared[i];
-		page->gpus[i].fixed_bytes[AFFINODE_FIXED_MAPPED] += seen.mapped[i];
+		page->gpus[i].unmovable_bytes[AFFINODE_UNMOVABLE_MANAGED] = managed_left(i);
+		page->gpus[i].unmovable_bytes[AFFINODE_UNMOVABLE_SHARED] += seen.shared[i];
+		page->gpus[i].unmovable_bytes[AFFINODE_UNMOVABLE_MAPPED] += seen.mapped[i];
 		if (seen.written_by_devices) {
-			page->gpus[i].fixed_bytes[AFFINODE_FIXED_DEVICE] = page->gpus[i].resident_bytes;
+			page->gpus[i].unmovable_bytes[AFFINODE_UNMOVABLE_DEVICE] = page->gpus[i].resident_bytes;
 			page->gpus[i].resident_bytes = 0;
 		}
 	}

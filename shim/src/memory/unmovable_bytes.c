@@ -19,10 +19,10 @@ struct item {
 
 enum { FREE = 0, USED = 1, REMOVED = 2 };
 
-static OF_PROCESS pthread_mutex_t tally_lock = PTHREAD_MUTEX_INITIALIZER;
+static OF_PROCESS pthread_mutex_t unmovable_lock = PTHREAD_MUTEX_INITIALIZER;
 static OF_PROCESS struct item *items;
 static OF_PROCESS size_t items_size, items_filled; /* filled: used and removed */
-static OF_PROCESS _Atomic uint64_t sums[AFFINODE_MAX_GPUS][AFFINODE_FIXED_REASONS];
+static OF_PROCESS _Atomic uint64_t sums[AFFINODE_MAX_GPUS][AFFINODE_UNMOVABLE_REASONS];
 
 static size_t item_slot(uint8_t kind, uint64_t key)
 {
@@ -62,21 +62,21 @@ static int grow(void)
 	return 0;
 }
 
-void tally_add(enum tally_key kind, uint64_t key, enum affinode_fixed reason, const struct context *context,
+void unmovable_add(enum unmovable_key kind, uint64_t key, enum affinode_unmovable reason, const struct context *context,
 	       uint64_t bytes)
 {
 	int gpu = context ? device_index(context->device) : 0;
-	struct item item = {.key = key, .bytes = bytes, .context = reason == AFFINODE_FIXED_POOL ? NULL : context,
+	struct item item = {.key = key, .bytes = bytes, .context = reason == AFFINODE_UNMOVABLE_POOL ? NULL : context,
 			    .state = USED, .kind = (uint8_t)kind, .reason = (uint8_t)reason, .device = (uint8_t)gpu};
 
 	if (gpu >= (int)AFFINODE_MAX_GPUS)
 		return;
-	pthread_mutex_lock(&tally_lock);
+	pthread_mutex_lock(&unmovable_lock);
 	if (2 * (items_filled + 1) <= items_size || grow() == 0) {
 		item_put(&item);
 		atomic_fetch_add(&sums[gpu][reason], bytes);
 	}
-	pthread_mutex_unlock(&tally_lock);
+	pthread_mutex_unlock(&unmovable_lock);
 }
 
 static void remove_item(struct item *item)
@@ -85,18 +85,18 @@ static void remove_item(struct item *item)
 	atomic_fetch_sub(&sums[item->device][item->reason], item->bytes);
 }
 
-void tally_drop_context(const struct context *context)
+void unmovable_drop_context(const struct context *context)
 {
-	pthread_mutex_lock(&tally_lock);
+	pthread_mutex_lock(&unmovable_lock);
 	for (size_t i = 0; i < items_size; i++)
 		if (items[i].state == USED && items[i].context == context)
 			remove_item(&items[i]);
-	pthread_mutex_unlock(&tally_lock);
+	pthread_mutex_unlock(&unmovable_lock);
 }
 
-void tally_remove(enum tally_key kind, uint64_t key)
+void unmovable_remove(enum unmovable_key kind, uint64_t key)
 {
-	pthread_mutex_lock(&tally_lock);
+	pthread_mutex_lock(&unmovable_lock);
 	if (items_size) {
 		size_t i = item_slot((uint8_t)kind, key);
 
@@ -107,10 +107,10 @@ void tally_remove(enum tally_key kind, uint64_t key)
 			}
 		}
 	}
-	pthread_mutex_unlock(&tally_lock);
+	pthread_mutex_unlock(&unmovable_lock);
 }
 
-uint64_t tally_bytes(int device, enum affinode_fixed reason)
+uint64_t unmovable_bytes(int device, enum affinode_unmovable reason)
 {
 	return atomic_load_explicit(&sums[device][reason], memory_order_relaxed);
 }

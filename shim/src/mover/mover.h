@@ -14,13 +14,13 @@ struct move {
 	uint32_t epoch;
 	uint64_t deadline_ns; /* not to be begun after this; 0: none */
 	uint64_t flags;       /* enum affinode_move_flags */
-	bool alone;           /* resumed without a controller: look for room first, under the GPUs' locks */
+	bool alone;           /* RESUME: without a controller, holding the GPUs' locks meanwhile */
 	bool prepare;         /* in two steps (protocol.h) */
 	bool to_context;      /* PARK: at context depth */
 	bool preempts;        /* PARK: although the application is at work */
 	bool streams;         /* part after part (AFFINODE_MOVE_STREAM) */
 	bool hands_over;      /* and host memory with it (AFFINODE_MOVE_HAND_OVER) */
-	bool elsewhere;       /* RESUME: on another GPU */
+	bool migrates;        /* RESUME: on another GPU */
 	uint8_t to_gpu[16];   /* its UUID */
 	uint64_t budget;      /* PARK: bytes of host memory it may take beside what is kept; 0: no limit. SPILL, READ_BACK: bytes to move */
 	char folder[AFFINODE_TEXT_SIZE]; /* SPILL: what the file is to be below */

@@ -58,7 +58,7 @@ static uint64_t calls_made(void)
 	return sum;
 }
 
-static bool somebody_came(void)
+static bool call_came(void)
 {
 	if (atomic_load(&gate.dying) || mover_is_aborted() || shim_is_unparkable())
 		return true;
@@ -101,7 +101,7 @@ static const char *close_gate_on_working_gpu(void)
 	if (gate_close_at_next_call(NEXT_CALL_NS, DRAIN_NS) != 0)
 		return "a CUDA call is in progress";
 	until = clock_ns() + REST_NS;
-	while ((why = gpu_busy()) && clock_ns() < until && !captures_open() && !somebody_came())
+	while ((why = gpu_busy()) && clock_ns() < until && !captures_open() && !call_came())
 		clock_sleep_ns(REST_POLL_NS);
 	return synchronise_or_open(why);
 }
@@ -199,11 +199,11 @@ static void host_memory_is_short(struct moved *moved, const struct survey *surve
 static bool copy_beside_application(struct moved *moved, struct survey *survey)
 {
 	uint64_t in_all;
-	int made = make_slabs(moved, survey, somebody_came, &in_all);
+	int made = make_slabs(moved, survey, call_came, &in_all);
 	CUresult result;
 
 	if (made == 0)
-		result = moved->move.streams ? CUDA_SUCCESS : copy_all_out(survey, somebody_came, &moved->copied);
+		result = moved->move.streams ? CUDA_SUCCESS : copy_all_out(survey, call_came, &moved->copied);
 	else
 		result = made == -EAGAIN ? CUDA_ERROR_NOT_READY : CUDA_ERROR_OUT_OF_MEMORY;
 	if (result == CUDA_SUCCESS)
@@ -273,9 +273,9 @@ static bool prepare_to_release(struct moved *moved, struct survey *survey, size_
 			return false;
 		is_last = false;
 	}
-	if (!somebody_came() && managed_prefetch_out(somebody_came))
+	if (!call_came() && managed_prefetch_out(call_came))
 		is_last = false;
-	if (somebody_came())
+	if (call_came())
 		return true; /* the caller looks again */
 	if (!is_last && (moved->move.streams || !*uncopied) && !digest_behind_gate(moved, survey))
 		return false;
@@ -309,7 +309,7 @@ static bool give_up_memory(struct moved *moved, struct survey *survey)
 
 	if (!prepare_to_release(moved, survey, &uncopied))
 		return false;
-	if (somebody_came() || (moved->move.prepare && !wait_for_commit(moved, survey))) {
+	if (call_came() || (moved->move.prepare && !wait_for_commit(moved, survey))) {
 		if (moved->status == AFFINODE_OK)
 			outcome_is(moved, AFFINODE_REVOKED, MOVER_CALL_CAME);
 		return false;

@@ -211,7 +211,7 @@ void resume(struct moved *moved)
 	if (!shim_move_state(AFFINODE_STATE_PARKED, AFFINODE_STATE_RESUMING) &&
 	    !shim_move_state(AFFINODE_STATE_QUEUED, AFFINODE_STATE_RESUMING))
 		return outcome_is(moved, AFFINODE_NOTHING, "the GPU is not freed");
-	back = depth_moves->in(moved->move.elsewhere ? moved->move.to_gpu : NULL, moved->text, sizeof(moved->text));
+	back = depth_moves->in(moved->move.migrates ? moved->move.to_gpu : NULL, moved->text, sizeof(moved->text));
 	if (back != AFFINODE_OK) {
 		moved->status = back;
 		shim_move_state(AFFINODE_STATE_RESUMING, AFFINODE_STATE_PARKED);

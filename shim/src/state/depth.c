@@ -8,7 +8,7 @@
 #include "base/log.h"
 
 static _Atomic int asked = -1;
-static _Atomic bool is_out, is_started, can_go_elsewhere;
+static _Atomic bool is_out, is_started, can_migrate;
 static _Atomic(const char *) refusal;
 
 bool checkpoint_is_asked(void)
@@ -67,12 +67,12 @@ void checkpoint_refuse(const char *why)
 		log_line("the CUDA context stays on the GPU: %s", why);
 }
 
-bool elsewhere_is_possible(void)
+bool migration_is_possible(void)
 {
-	return atomic_load(&can_go_elsewhere);
+	return atomic_load(&can_migrate);
 }
 
-void elsewhere_set_possible(bool now)
+void migration_set_possible(bool now)
 {
-	atomic_store(&can_go_elsewhere, now);
+	atomic_store(&can_migrate, now);
 }

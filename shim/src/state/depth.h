@@ -31,7 +31,7 @@ void checkpoint_refuse(const char *why);
 const char *checkpoint_refusal(void);
 
 /* Whether there is another GPU of the same kind that this process may come back on, as of its start; if not, false.  */
-bool elsewhere_is_possible(void);
-void elsewhere_set_possible(bool now);
+bool migration_is_possible(void);
+void migration_set_possible(bool now);
 
 #endif

@@ -244,7 +244,7 @@ def one(program: str, sees: str, cycles: int, kill: bool, watched: Watched, log:
     try:
         with LinkedProgram(code, env=env) as linked:
             before = linked.ask("work")
-            if not linked.connect().hello.flags & HelloFlag.ELSEWHERE:
+            if not linked.connect().hello.flags & HelloFlag.MIGRATES:
                 raise Wrong("its shim does not say that it may be resumed elsewhere")
             for _ in range(cycles):
                 cycle(linked, watched, found, before)

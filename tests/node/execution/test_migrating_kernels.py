@@ -205,7 +205,7 @@ def process(
     *,
     visible=None,
     depth=Depth.CONTEXT,
-    flags=HelloFlag.ELSEWHERE,
+    flags=HelloFlag.MIGRATES,
     gpus=1,
     state=State.QUEUED,
     connection=SOME,

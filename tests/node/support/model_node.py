@@ -109,7 +109,7 @@ class Machine:
     def connect(self, shim: Shim) -> None:
         """HELLO."""
         shim.connection = Link(shim, itertools.count(1))
-        flags = HelloFlag.CONTEXT | HelloFlag.ELSEWHERE if shim.deep else HelloFlag(0)
+        flags = HelloFlag.CONTEXT | HelloFlag.MIGRATES if shim.deep else HelloFlag(0)
         hello = Hello(PROTOCOL_VERSION, shim.pid, flags, shim.kernel_id, "model", "0")
         process = self.state.add_process(shim.connection, hello, shim, self.clock.now)  # type: ignore[arg-type]
         shim.key = process.key

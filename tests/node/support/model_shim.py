@@ -276,7 +276,7 @@ class Shim:
         assert self.deep or not work.to_context
         work.streams, work.before = bool(told.argument & MoveFlag.STREAM), self.here
         assert not work.streams or work.in_two_steps == parks
-        if told.argument & MoveFlag.ELSEWHERE:
+        if told.argument & MoveFlag.MIGRATE:
             work.gpu = told.text
             assert not parks and self.deep and self.sizes.keys() != {work.gpu} and not work.in_two_steps
         ready = self.state is State.RESIDENT if parks else self.state in (State.PARKED, State.QUEUED)

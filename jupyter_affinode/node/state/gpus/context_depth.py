@@ -190,7 +190,7 @@ def _mover(kernel: KernelRecord) -> Process | None:
     processes = [process for process in kernel.processes.values() if process.data.state is not State.NONE]
     if len(processes) != 1:
         return None
-    return processes[0] if processes[0].hello.flags & HelloFlag.ELSEWHERE else None
+    return processes[0] if processes[0].hello.flags & HelloFlag.MIGRATES else None
 
 
 def _alike(process: Process, gpus: GpuTable) -> list[NvmlGpu]:

@@ -176,7 +176,7 @@ class Caches:
 
 @dataclass
 class HostRecord:
-    """Part of a `KernelRecord`; written by `host_care` and `Moves`. Times are monotonic seconds."""
+    """What is known of a kernel's host memory, and what was asked for of it. Times are monotonic seconds."""
 
     budget_bytes: int | None = None  # of the park under way; None: no limit
     shares: dict[int, int] = field(default_factory=dict)  # of the budget, by process

@@ -187,18 +187,18 @@ static void while_one_without_anything_works(void)
 /* What stays on the GPU and is only counted is not counted any more when its context is gone.  */
 static void small_memory_goes_along(void)
 {
-	uint64_t before = page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_SMALL];
+	uint64_t before = page_read().gpus[0].unmovable_bytes[AFFINODE_UNMOVABLE_SMALL];
 	CUdeviceptr at;
 	CUcontext own;
 
 	CUDA(CtxCreate(&own, 0, 0));
 	for (int i = 0; i < 100; i++)
 		CUDA(MemAlloc(&at, 4096));
-	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_SMALL] == before + 100 * 4096);
+	PAGE_UNTIL(page.gpus[0].unmovable_bytes[AFFINODE_UNMOVABLE_SMALL] == before + 100 * 4096);
 	CUDA(MemFree(at));
-	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_SMALL] == before + 99 * 4096);
+	PAGE_UNTIL(page.gpus[0].unmovable_bytes[AFFINODE_UNMOVABLE_SMALL] == before + 99 * 4096);
 	CUDA(CtxDestroy(own));
-	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_SMALL] == before);
+	PAGE_UNTIL(page.gpus[0].unmovable_bytes[AFFINODE_UNMOVABLE_SMALL] == before);
 }
 
 int main(int argc, char **argv)

@@ -36,7 +36,7 @@ static void shares(const struct process *importer)
 	/* Parked, but for what another process can reach.  */
 	controller_park();
 	CHECK_EQUAL(page_read().gpus[0].parked_bytes, OTHER_BYTES);
-	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_SHARED], BYTES);
+	CHECK_EQUAL(page_read().gpus[0].unmovable_bytes[AFFINODE_UNMOVABLE_SHARED], BYTES);
 	CHECK_EQUAL(ASK(importer, ADD, .added = 6), CUDA_SUCCESS);
 	CHECK_EQUAL(ASK(importer, VERIFY, .seed = 1, .added = 11), true);
 	CHECK_EQUAL(ASK(importer, CLOSE), CUDA_SUCCESS);
@@ -104,13 +104,13 @@ static void imports(void)
 	CHECK(holds_pattern(at, BYTES, 77, 0));
 	controller_park();
 	CHECK_EQUAL(page_read().gpus[0].parked_bytes, OTHER_BYTES);
-	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_SHARED], BYTES);
+	CHECK_EQUAL(page_read().gpus[0].unmovable_bytes[AFFINODE_UNMOVABLE_SHARED], BYTES);
 	CHECK_RESUMES();
 	CHECK(holds_pattern(at, BYTES, 77, 0));
 	controller_park();
 	CUDA(IpcCloseMemHandle(at)); /* at once, also while parked */
 	CHECK_EQUAL(page_read().want, 0);
-	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_SHARED] == 0);
+	PAGE_UNTIL(page.gpus[0].unmovable_bytes[AFFINODE_UNMOVABLE_SHARED] == 0);
 	CHECK_RESUMES();
 	CHECK(cu.IpcCloseMemHandle(at) != CUDA_SUCCESS);
 

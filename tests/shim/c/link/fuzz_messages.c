@@ -25,7 +25,7 @@ bool checkpoint_is_possible(void)
 	return false;
 }
 
-bool elsewhere_is_possible(void)
+bool migration_is_possible(void)
 {
 	return false;
 }

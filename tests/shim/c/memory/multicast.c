@@ -30,7 +30,7 @@ static void park_and_resume(void)
 {
 	controller_park();
 	PAGE_UNTIL(page.gpus[0].parked_bytes == BYTES && page.gpus[0].resident_bytes == 0);
-	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_SHARED] == shared);
+	PAGE_UNTIL(page.gpus[0].unmovable_bytes[AFFINODE_UNMOVABLE_SHARED] == shared);
 	CHECK_RESUMES();
 	CHECK(holds_pattern(anchor, BYTES, 1, 0));
 }

@@ -53,10 +53,10 @@ static void through_a_park(void)
 	controller_park();
 	parked = free_bytes();
 	CHECK_EQUAL(parked - before, MiB(2) + USED + KEPT);
-	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_MANAGED], 0);
-	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_POOL], USED);
+	CHECK_EQUAL(page_read().gpus[0].unmovable_bytes[AFFINODE_UNMOVABLE_MANAGED], 0);
+	CHECK_EQUAL(page_read().gpus[0].unmovable_bytes[AFFINODE_UNMOVABLE_POOL], USED);
 	CHECK_RESUMES();
-	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_MANAGED], USED);
+	CHECK_EQUAL(page_read().gpus[0].unmovable_bytes[AFFINODE_UNMOVABLE_MANAGED], USED);
 	CHECK(holds_pattern(block, MiB(2), 3, 0));
 	CHECK(holds_pattern(moving, USED, 4, 0));
 	CHECK(holds_pattern(used, USED, 9, 0));
@@ -64,9 +64,9 @@ static void through_a_park(void)
 	/* Freed while it is out.  */
 	controller_park();
 	CUDA(MemFree(moving));
-	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_MANAGED] == 0);
+	PAGE_UNTIL(page.gpus[0].unmovable_bytes[AFFINODE_UNMOVABLE_MANAGED] == 0);
 	CHECK_RESUMES();
-	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_MANAGED], 0);
+	CHECK_EQUAL(page_read().gpus[0].unmovable_bytes[AFFINODE_UNMOVABLE_MANAGED], 0);
 	CUDA(MemFreeAsync(used, NULL));
 	CUDA(MemFree(block));
 }
@@ -207,7 +207,7 @@ static void managed(void)
 	}
 	CUDA(CtxSynchronize());
 	CHECK_EQUAL(before - free_bytes(), MiB(18));
-	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_MANAGED] == MiB(18));
+	PAGE_UNTIL(page.gpus[0].unmovable_bytes[AFFINODE_UNMOVABLE_MANAGED] == MiB(18));
 	CHECK_EQUAL(managed_bytes(), MiB(18));
 	CHECK_EQUAL(send_out(NULL), MiB(18));
 	CHECK_EQUAL(free_bytes(), before);

@@ -63,7 +63,7 @@ int main(int argc, char **argv)
 	fill_pattern(other, BYTES, 3);
 	controller_park();
 	CHECK_EQUAL(page_read().gpus[0].parked_bytes, BYTES);
-	CHECK_EQUAL(page_read().gpus[0].fixed_bytes[AFFINODE_FIXED_SHARED], BYTES);
+	CHECK_EQUAL(page_read().gpus[0].unmovable_bytes[AFFINODE_UNMOVABLE_SHARED], BYTES);
 	CHECK_EQUAL(asked(flagged), 1);
 	CHECK_RESUMES();
 	CHECK(holds_pattern(other, BYTES, 3, 0));

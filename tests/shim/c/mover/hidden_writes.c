@@ -200,9 +200,9 @@ static void stays_while_a_network_card_is_open(void)
 	reply = controller_reply(controller_command(AFFINODE_COMMAND_PARK, 0));
 	CHECK_EQUAL(reply.status, AFFINODE_NOTHING);
 	CHECK(strstr(reply.text, "/dev/infiniband/uverbs") != NULL);
-	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_DEVICE] == BYTES && page.gpus[0].resident_bytes == 0);
+	PAGE_UNTIL(page.gpus[0].unmovable_bytes[AFFINODE_UNMOVABLE_DEVICE] == BYTES && page.gpus[0].resident_bytes == 0);
 	close(fd);
-	PAGE_UNTIL(page.gpus[0].fixed_bytes[AFFINODE_FIXED_DEVICE] == 0 && page.gpus[0].resident_bytes == BYTES);
+	PAGE_UNTIL(page.gpus[0].unmovable_bytes[AFFINODE_UNMOVABLE_DEVICE] == 0 && page.gpus[0].resident_bytes == BYTES);
 	controller_park();
 	resumes();
 }

@@ -189,7 +189,7 @@ uint32_t controller_lend(uint64_t bytes)
 
 uint32_t controller_resume_on(const char *gpu, uint64_t more)
 {
-	struct affinode_command message = {.command = AFFINODE_COMMAND_RESUME, .argument = AFFINODE_MOVE_ELSEWHERE | more};
+	struct affinode_command message = {.command = AFFINODE_COMMAND_RESUME, .argument = AFFINODE_MOVE_MIGRATE | more};
 
 	snprintf(message.reason, sizeof(message.reason), "%s", gpu);
 	controller_send(AFFINODE_COMMAND, &message, sizeof(message), ++epoch);
