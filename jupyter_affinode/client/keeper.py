@@ -31,10 +31,11 @@ REQUESTS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 def keep(path: Path, arguments: list[str]) -> int:
     """Run controllers for a socket, one after the other, until one ends by itself or on request; return its status."""
-    failures = 0
+    failures, pause_s = 0, 0.0
     while True:
-        began = time.monotonic()
         with announced_start(path):
+            time.sleep(pause_s)
+            began = time.monotonic()
             child = subprocess.Popen(
                 module_command("jupyter_affinode.node", *arguments), start_new_session=True
             )
@@ -52,7 +53,7 @@ def keep(path: Path, arguments: list[str]) -> int:
             file=sys.stderr,
             flush=True,
         )
-        time.sleep(min(FIRST_PAUSE_S * 2**failures, LONGEST_PAUSE_S))
+        pause_s = min(FIRST_PAUSE_S * 2**failures, LONGEST_PAUSE_S)
 
 
 @contextlib.contextmanager

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from gpu_cells import KEEPER, contents
+
+from jupyter_affinode import environment
+from jupyter_affinode.client import keeper
 
 KEEPERS = "jupyter_affinode.client.keeper"
 
@@ -100,3 +105,32 @@ def test_the_keeper_passes_a_request_to_end_on(programs, machine, wait_until):
     os.kill(keeper, signal.SIGTERM)
     wait_until(lambda: machine.node() is None)
     wait_until(lambda: not processes_with(machine, KEEPERS))
+
+
+def test_until_a_killed_controller_is_there_again_processes_that_come_are_told_that_one_starts(
+    tmp_path, monkeypatch
+):
+    """Else they were out of memory on a full GPU, since they have met no controller."""
+    statuses, pauses = [-signal.SIGKILL] * 3 + [0], []
+
+    def is_announced():
+        with (tmp_path / environment.START_LOCK_NAME).open("rb+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def child(*arguments, **options):
+        status = statuses.pop(0)
+        return SimpleNamespace(poll=lambda: status, wait=lambda: status)
+
+    def pause(seconds):
+        pauses.append(seconds)
+        assert is_announced()
+
+    monkeypatch.setattr(keeper, "subprocess", SimpleNamespace(Popen=child))
+    monkeypatch.setattr(keeper, "time", SimpleNamespace(sleep=pause, monotonic=lambda: 0.0))
+    monkeypatch.setattr(keeper, "signal", SimpleNamespace(signal=lambda *_: None, SIG_DFL=None))
+    assert keeper.keep(tmp_path / "node.sock", []) == 0
+    assert pauses == [0.0, 0.4, 0.8, 1.6]
