@@ -36,6 +36,8 @@ from light_kernels import HERE, LightKernel, LightMachine, Phase, Workload, stat
 from sharing import CONTROLLER, gpu_mib
 from waiting import NotInTime, wait_until
 
+from jupyter_affinode.node.model.backoff import JITTER, Backoff
+
 if TYPE_CHECKING:
     from live_machine import Machine
 
@@ -44,6 +46,11 @@ WORTH_WITH_DISK = 2
 AIM_S = 0.5  # a fault waits that long for a kernel in the state it aims at
 ASK_TIMEOUT_S = 2.0
 RECOVER_S = 300.0  # much, for a machine that has other work
+# After the faults a kernel's moves may be put off for that long, for its own failures and for another's.
+PUT_OFF_S = 2 * Backoff().last_s * (1 + JITTER)
+# Then each kernel has its turn for each cell of another: to change places, with a write and a read where a disk is used
+# (tests/node/policy/resources/test_disk.py has that bound). Two seconds with ballast, and much more beside other work.
+TURN_S = 15.0
 CHECK_EVERY = 40
 SPILL_MIB = 256  # on disk, of all kernels together: less than they have
 HOST_MIB = 320  # that the controller sees for what is parked and kept, where there is a disk
@@ -79,6 +86,7 @@ class Account:
     words_checked: int = 0
     processes: int = 0
     longest_recovery_s: float = 0.0
+    calm_cells: int = 1  # of each kernel, in that time
     moves: Counter[str] = field(default_factory=Counter)
 
     def count(self, kind: str, state: str) -> None:
@@ -97,7 +105,7 @@ class Account:
         lines.append(
             f"{self.processes} kernels' processes ran {self.cells} cells and looked at"
             f" {self.words_checked / 1e6:.0f} million words: none wrong; no kernel lost, stuck or out of memory."
-            f" After a fault everyone had run another cell within {self.longest_recovery_s:.1f} s."
+            f" After faults each kernel had run {self.calm_cells} more cells within {self.longest_recovery_s:.1f} s."
         )
         return "\n".join(lines)
 
@@ -124,6 +132,7 @@ class Chaos:
         self.account = Account(seed)
         self.threads: list[threading.Thread] = []
         self._hands_over = bool(ballast_mib and spill_dir)  # host memory is short only then
+        self.account.calm_cells = CALM_CELLS if self._hands_over else 1
         # With a disk they have more, since less than LEAST_BYTES (policy/resources/disk.py) never goes there.
         mebibytes = 48 if spill_dir and not ballast_mib else 20
         # … and think for longer, so that kernels are idle that can change places with waiters.
@@ -286,7 +295,7 @@ class Chaos:
         began = time.monotonic()
         self.light.wait(self.everyone_lives, RECOVER_S, f"all kernels to be started after {after}")
         everyone = self.light.living()
-        cells_each = CALM_CELLS if self._hands_over else 1
+        cells_each = self.account.calm_cells
         cells = {kernel: kernel.board.seen.cells for kernel in everyone}
 
         def is_through(kernel: LightKernel) -> bool:
@@ -302,7 +311,8 @@ class Chaos:
             left[:] = [kernel for kernel in left if not is_through(kernel)]
             return not left
 
-        self.light.wait(all_through, RECOVER_S, f"another cell of {left} after {after}")
+        bound_s = PUT_OFF_S + cells_each * len(everyone) * TURN_S
+        self.light.wait(all_through, bound_s, f"another cell of {left} after {after}")
         self.account.longest_recovery_s = max(self.account.longest_recovery_s, time.monotonic() - began)
 
     def everyone_lives(self) -> bool:
