@@ -10,7 +10,8 @@ import pytest
 import snapshots
 from disk_host import GPU as DISK_GPU
 from disk_host import DiskHost
-from short_host import sharer, thinking
+from scenes import SameMoves
+from short_host import PARK_S, RESUME_S, sharer, thinking
 from snapshots import IDLE, NOW, A
 
 from jupyter_affinode.node.model.actions import GrantRoom, Park, RefusePark, Spill, Trim
@@ -266,6 +267,25 @@ def test_ten_kernels_take_turns_with_host_memory_for_two_and_a_disk():
     counts = machine.outcome.counts
     assert min(each.live.next_cell for each in sharers) >= 2, counts
     assert counts["spills"] > 10 and not machine.refused, counts
+
+
+@pytest.mark.parametrize("exchanges", [False, True])
+@pytest.mark.parametrize(("count", "on_gpu"), [(6, 2), (10, 4)])
+def test_a_waiter_waits_for_a_write_a_read_and_a_move_of_each_before_it_at_most(count, on_gpu, exchanges):
+    """The disk's rate makes the longest wait: 20 GiB take it ten seconds in each direction."""
+    seed = random.randrange(1 << 32)
+    draw, size = random.Random(seed), 20
+    sharers = [
+        sharer(f"k{number}", size, DISK_GPU, residency=Residency.PARKED, thinks=thinking(draw, 2.0, 10.0))
+        for number in range(count)
+    ]
+    machine = DiskHost(on_gpu * size + 5, 45, count * size, sharers, exchanges=exchanges)
+    machine.begin_somewhere(draw, machine.kernels[:on_gpu])
+    machine.pass_time(400)
+    on_disk_s = size * GIB / SameMoves().disk_bytes_per_s
+    turn_s = on_disk_s + on_disk_s + PARK_S + RESUME_S + machine.settings.contended_idle_timeout_s
+    assert machine.outcome.counts["spills"] > 10, seed
+    assert on_disk_s < max(machine.waits.values()) < (count - on_gpu) * turn_s, seed
 
 
 def full_disk(seed):
