@@ -22,7 +22,7 @@ from many_people import Person
 
 from jupyter_affinode.client.api import ControllerClient
 from jupyter_affinode.client.errors import ControllerUnavailable
-from jupyter_affinode.node.policy.resources.host_memory import CGROUP_RESERVE
+from jupyter_affinode.node.policy.resources.host_memory import cgroup_reserve
 from jupyter_affinode.node.system.host_memory import cgroup_memory, host_memory
 from jupyter_affinode.settings.policy import GIB, Settings
 
@@ -90,7 +90,7 @@ class Sampler:
             left = host.available_bytes - reserve
             cgroup = cgroup_memory(os.getpid())
             if cgroup is not None:  # the kernels are in it, too
-                left = min(left, cgroup.headroom_bytes - min(cgroup.limit_bytes // CGROUP_RESERVE, reserve))
+                left = min(left, cgroup.headroom_bytes - cgroup_reserve(cgroup.limit_bytes, reserve))
             self.samples += 1
             self.samples_below += left < 0
             if self.least_beyond_reserve is None or left < self.least_beyond_reserve:

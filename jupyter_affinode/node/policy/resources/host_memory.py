@@ -44,6 +44,11 @@ HANDED_AT_ONCE_BYTES = 320 * MIB
 Shortage = dict[str, int]  # by place, what is missing there; {}: nothing is
 
 
+def cgroup_reserve(limit_bytes: int, reserve_bytes: int) -> int:
+    """Return the reserve below a cgroup's limit; `reserve_bytes`: the machine's."""
+    return min(limit_bytes // CGROUP_RESERVE, reserve_bytes)
+
+
 def with_margin(reserve_bytes: int) -> int:
     """Return the bytes that parks leave free of a place with that reserve."""
     return reserve_bytes + reserve_bytes // MARGIN_PART
@@ -331,7 +336,7 @@ class HostRoom:
         }
 
     def _cgroup_reserve(self, cgroup: str) -> int:
-        return min(self._host.limit_bytes.get(cgroup, 0) // CGROUP_RESERVE, self.reserve_bytes)
+        return cgroup_reserve(self._host.limit_bytes.get(cgroup, 0), self.reserve_bytes)
 
 
 def _takes(needs: Needs) -> int:

@@ -30,7 +30,7 @@ from functools import partial
 
 from ....settings.policy import GIB, MIB, Settings
 from ....units import bytes_in_words
-from ...policy.resources.host_memory import CGROUP_RESERVE, with_margin
+from ...policy.resources.host_memory import cgroup_reserve, with_margin
 from ...system.host_memory import HostMemory, cgroup_memory, host_memory
 from ...system.lot_memory import (
     LOT_NAME,
@@ -569,7 +569,7 @@ class LotStock:
         limit = cgroup_memory(os.getpid())
         left = host_memory().available_bytes - with_margin(self._reserve_bytes) - self._others_take_bytes
         if limit is not None:
-            kept_free = min(limit.limit_bytes // CGROUP_RESERVE, self._reserve_bytes)
+            kept_free = cgroup_reserve(limit.limit_bytes, self._reserve_bytes)
             left = min(left, limit.headroom_bytes - with_margin(kept_free))
         return left
 

@@ -201,6 +201,14 @@ def test_no_victim_is_parked_unless_host_memory_holds_all_that_are_needed():
     assert sum(isinstance(action, Park) for action in decided(machine_with(*kernels, host=35 + 45))) == 2
 
 
+def test_a_park_of_unknown_need_does_not_wait_for_what_its_own_kernel_retains():
+    """It would wait for ever: a kernel releases nothing while it is to be parked."""
+    machine = machine_with(idle("idle", 20), queued("waits", 21), host=21 + 5)
+    machine.kernel("idle").retained, machine.kernel("idle").has_parked = 3 * GIB, False
+    (action,) = decided(machine)
+    assert isinstance(action, Park) and action.kernel_id == "idle"
+
+
 def test_the_drivers_copy_of_a_context_is_counted():
     kernels = idle("idle", 20, leaves=True), queued("waits", 20)
     assert [type(action) for action in decided(machine_with(*kernels, host=41, context=1))] == [Park]

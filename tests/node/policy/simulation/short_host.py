@@ -16,9 +16,9 @@ from scenes import NEVER_S, Actor, SameMoves, Scene, SceneKernel
 from jupyter_affinode.node.model.actions import Action, Park, Trim
 from jupyter_affinode.node.model.snapshot import SLAB_BYTES, Host, Residency
 from jupyter_affinode.node.policy.resources.host_memory import (
-    CGROUP_RESERVE,
     MARGIN_PART,
     begins_with,
+    cgroup_reserve,
     with_margin,
 )
 from jupyter_affinode.planner.model.simulated_kernel import SimulatedKernel
@@ -88,11 +88,7 @@ class ShortHost(Scene):
         """What there is beyond the reserve; at least what the policy leaves."""
         reserve = self.settings.host_reserve(self.host_bytes)
         limit = self.limits[place] if place else self.host_bytes
-        return (
-            limit
-            - self._used(place)
-            - with_margin(min(limit // CGROUP_RESERVE, reserve) if place else reserve)
-        )
+        return limit - self._used(place) - with_margin(cgroup_reserve(limit, reserve) if place else reserve)
 
     def _host(self) -> Host:
         headroom = {cgroup: limit - self._used(cgroup) for cgroup, limit in self.limits.items()}
