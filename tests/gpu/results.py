@@ -38,6 +38,7 @@ TITLES = {
     "two users": "Two kernels that change places, of one user and of two",
     "first park": "A first park beside a later one, all settings default",
     "turns": "Programs that never pause take turns",
+    "kept_kernels": "A kernel outlives its server",
     "idle": "What counts as use, who else is seen, what moves are learnt to take",
 }
 Found = dict[str, Any]
