@@ -64,7 +64,6 @@ class RoomRequest:
 class HostUse:
     """A kernel's use of host memory: what it retains from its last park, and what its next one takes."""
 
-    obeys_budget: bool = False  # its shims obey a park's budget and can release what they retain
     retained_bytes: int = 0  # retained from its last park for its next
     trimmable_bytes: int = 0  # … of that, what it can be asked to release
     # what it was asked to release a moment ago and has not yet: retained memory, or lots that are left empty
@@ -224,7 +223,7 @@ class Kernel:
     def takes_bytes(self) -> int:
         """Return the host memory that parking it probably takes, beside what it has for that already."""
         wants = self.movable_bytes
-        if self.host.obeys_budget and self.host.park_takes_bytes is not None:
+        if self.host.park_takes_bytes is not None:
             wants = min(wants, self.host.park_takes_bytes)
         return max(wants - self.host.ready_bytes, self.short_bytes)
 

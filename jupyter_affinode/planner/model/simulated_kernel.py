@@ -147,7 +147,6 @@ class SimulatedKernel:
             retry_pause_s=self.park_backoff.pause_s,
             resume_retry_at=self.resume_backoff.retry_at,
             host=HostUse(
-                obeys_budget=True,
                 retained_bytes=0 if is_away else self.retained,
                 trimmable_bytes=self.retained - self.trimming if self.residency is Residency.RESIDENT else 0,
                 trimming_bytes=self.trimming,

@@ -66,8 +66,9 @@ def test_another_kernel_is_parked_too_when_a_park_lasts_too_long(since, parked):
 def test_a_late_park_of_a_user_that_is_behind_keeps_no_host_memory_from_others():
     """What it may take is a promise that would keep all others' memory on the GPU."""
     slow = resident("slow", 40 * GIB, is_moving=True)
-    slow = replace(slow, residency=Residency.PARKING, host=HostUse(obeys_budget=True, budget_bytes=60 * GIB))
-    waiter, honest = queued("waiter", waits=60), resident("honest", 30 * GIB)
+    slow = replace(slow, residency=Residency.PARKING, host=HostUse(budget_bytes=60 * GIB))
+    takes_all = HostUse(park_takes_bytes=30 * GIB)
+    waiter, honest = queued("waiter", waits=60), resident("honest", 30 * GIB, host=takes_all)
     for since, behind, parked in ((100, NOW + 1, ["honest"]), (15, 0, []), (100, 0, [])):
         moving = replace(slow, moves_since=NOW - since, demoted_until=behind)
         assert is_late(NOW, moving, {}) is (since == 100)

@@ -9,7 +9,7 @@ from snapshots import IDLE, NEEDED, NOW, A, B, asks, node, parked, parks, reside
 
 from jupyter_affinode.node.model.actions import DenyRoom, GrantRoom, Park, RefusePark, Resume
 from jupyter_affinode.node.model.reasons import Cause
-from jupyter_affinode.node.model.snapshot import Gpu, Host, Reservation, Residency, RoomRequest
+from jupyter_affinode.node.model.snapshot import Gpu, Host, HostUse, Reservation, Residency, RoomRequest
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.queue import waiters
 from jupyter_affinode.node.policy.victims.eligibility import eligible_at
@@ -277,14 +277,17 @@ def test_a_kernel_that_cannot_move_is_refused_with_a_reason():
     assert isinstance(action, RefusePark)
 
 
+TAKES_ALL = HostUse(park_takes_bytes=4 * GIB)  # as its last park showed
+
+
 def test_without_host_memory_no_kernel_is_parked_and_the_reason_says_how_much_is_missing():
-    (action,) = decide(NOW, node(resident("k", 4 * GIB), host=Host(4 * GIB)), IDLE)
+    (action,) = decide(NOW, node(resident("k", 4 * GIB, host=TAKES_ALL), host=Host(4 * GIB)), IDLE)
     assert isinstance(action, RefusePark)
     assert (action.slug, "4 GiB" in action.reason, "3 GiB" in action.reason) == ("no-host-memory", True, True)
 
 
 def test_host_memory_is_not_spent_twice_in_one_pass():
-    both = resident("a", 4 * GIB), resident("b", 4 * GIB)
+    both = resident("a", 4 * GIB, host=TAKES_ALL), resident("b", 4 * GIB, host=TAKES_ALL)
     assert [action.kernel_id for action in decide(NOW, node(*both, host=Host(7 * GIB)), IDLE)] == ["a"]
     parking = replace(both[0], residency=Residency.PARKING, is_moving=True)
     assert decide(NOW, node(parking, both[1], host=Host(7 * GIB)), IDLE) == []  # it may be given back
@@ -293,7 +296,7 @@ def test_host_memory_is_not_spent_twice_in_one_pass():
 
 
 def test_a_kernels_own_limit_counts_too_and_is_shared_by_its_neighbours():
-    kernels = [resident("a", 4 * GIB, cgroups=("/user",)), resident("b", 4 * GIB, cgroups=("/user",))]
+    kernels = [resident(name, 4 * GIB, cgroups=("/user",), host=TAKES_ALL) for name in "ab"]
     host = Host(64 * GIB, {"/user": 6 * GIB})
     assert [action.kernel_id for action in decide(NOW, node(*kernels, host=host), IDLE)] == ["a"]
     (refused,) = decide(NOW, node(kernels[1], host=Host(64 * GIB, {"/user": 2 * GIB})), IDLE)

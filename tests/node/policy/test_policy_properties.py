@@ -38,11 +38,9 @@ def host_uses(draw):
     kept = draw(st.sampled_from([0, 0, 100 * MIB, 700 * MIB]))
     # more than the copy: lots come back after what was in them
     trimming = draw(st.sampled_from([0, 0, kept // 2, kept + 64 * MIB]))
-    obeys_budget = draw(st.booleans())
     return HostUse(
-        obeys_budget=obeys_budget,
         retained_bytes=kept,
-        trimmable_bytes=draw(st.sampled_from([0, max(kept - trimming, 0)])) if obeys_budget else 0,
+        trimmable_bytes=draw(st.sampled_from([0, max(kept - trimming, 0)])),
         trimming_bytes=trimming,
         retained_since=draw(MOMENTS),
         lot_bytes=draw(st.sampled_from([0, 64 * MIB])),
@@ -253,9 +251,7 @@ def test_parks_of_one_pass_take_no_host_memory_that_is_reserved_or_taken(node, p
     for kernel in node.kernels:
         anew = max(kernel.movable_bytes - kernel.host.retained_bytes - lots.get(kernel.id, 0), 0)
         if kernel.id in budgets:
-            taken["".join(kernel.cgroups)] += (
-                min(anew, budgets[kernel.id]) if kernel.host.obeys_budget else anew
-            )
+            taken["".join(kernel.cgroups)] += min(anew, budgets[kernel.id])
     if budgets:
         free = node.host.available_bytes + node.host.lot_bytes - policy.host_reserve(4000 * MIB)
         assert sum(taken.values()) + sum(lots.values()) <= max(free, 0)

@@ -63,7 +63,8 @@ def test_a_waiter_is_told_which_users_hold_is_in_its_way():
 
 
 def test_an_estimate_does_not_count_on_a_kernel_that_cannot_be_parked():
-    kernels = resident("idle", 9 * GIB, idle=900), parked("k", 8 * GIB, waits=3)
+    use = HostUse(park_takes_bytes=9 * GIB)
+    kernels = resident("idle", 9 * GIB, idle=900, host=use), parked("k", 8 * GIB, waits=3)
     full, enough = Host(3 * GIB, total_bytes=16 * GIB), Host(12 * GIB, total_bytes=16 * GIB)
     estimate = told(*kernels, free=0, host=full)["k"]
     assert estimate.estimate_s is None and "so is the machine's RAM" in estimate.reason

@@ -243,10 +243,10 @@ class HostRoom:
         return needs
 
     def _reckon(self, kernel: Kernel) -> Needs:
-        use, probable, image = kernel.host, kernel.takes_bytes, kernel.image_bytes
-        least = max(kernel.short_bytes, min(probable, LEAST_BYTES)) if use.obeys_budget else probable
+        probable, image = kernel.takes_bytes, kernel.image_bytes
+        least = max(kernel.short_bytes, min(probable, LEAST_BYTES))
         lots = makes = 0
-        if (self._lots or self._host.makes_lots) and use.obeys_budget:
+        if self._lots or self._host.makes_lots:
             makes = probable
             if self._host.makes_lots and makes:
                 # A kernel that lacks less than a lot takes memory of its own, unless that is short.
@@ -255,9 +255,7 @@ class HostRoom:
                 makes = 0 if takes_anew else makes + SLACK_BYTES
             lots = min(makes, self._lots)
             makes -= lots
-        least, probable = max(least - lots, 0), max(probable - lots, 0)
-        if use.obeys_budget:
-            least, probable = _in_slabs(least), _in_slabs(probable)
+        least, probable = _in_slabs(max(least - lots, 0)), _in_slabs(max(probable - lots, 0))
         return Needs(lots, least + image, probable + image, makes)
 
     def lots_to_make(self, kernel: Kernel) -> int:
@@ -273,8 +271,6 @@ class HostRoom:
 
     def may_be_tried(self, kernel: Kernel) -> bool:
         """Return whether the least host memory that could do for a park of the kernel is there, lots included."""
-        if not kernel.host.obeys_budget:
-            return False
         needs = self.needs(kernel)
         takes_none = not (needs.least_bytes or needs.lot_bytes)
         return takes_none or needs.least_bytes <= self._left_for(kernel, needs.lot_bytes)
@@ -291,8 +287,8 @@ class HostRoom:
     def refusal(self, kernel: Kernel) -> RefusePark:
         """Return why the kernel cannot be parked, in words and figures."""
         needs = self.needs(kernel)
-        sure = kernel.host.park_takes_bytes is not None or not kernel.host.obeys_budget
-        anew = needs.probable_bytes if sure else needs.least_bytes
+        is_known = kernel.host.park_takes_bytes is not None
+        anew = needs.probable_bytes if is_known else needs.least_bytes
         place = min(self.places(kernel), key=lambda each: self._left[each])
         left = max(self._left[place], 0)
         anew += needs.lot_bytes if self.has_lots(place) else 0  # which are counted as left, too

@@ -313,7 +313,7 @@ class Plan:
         budget, lots = host.budget(kernel), host.lots_for(kernel)
         to_context = kernel.may_park_context and not preempts
         self.act(Park(kernel.id, reason, budget, lots, to_context, preempts, cause, for_kernel))
-        size = self._expect(kernel, budget if kernel.host.obeys_budget else None, lots)
+        size = self._expect(kernel, budget, lots)
         self._passes(kernel, size + kernel.host.retained_bytes)
         return True
 

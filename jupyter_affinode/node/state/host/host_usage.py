@@ -46,7 +46,6 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
     takes = [_takes(process) for process in holders]
     copies, on_disk = copy_bytes(kernel), on_disk_bytes(kernel)
     return HostUse(
-        obeys_budget=bool(processes),
         retained_bytes=retained,
         trimmable_bytes=givable,
         trimming_bytes=max(promised, releases) if asked < TRIM_TAKES_S else 0,

@@ -60,11 +60,7 @@ def soon_wanted_bytes(kernels: Iterable[Kernel], settings: Settings, most_bytes:
     resident = [each for each in kernels if each.residency is Residency.RESIDENT and each.movable_bytes]
     if len(resident) < 2 and settings.park_when == "needed":
         return 0
-    idle = (
-        each
-        for each in resident
-        if each.host.obeys_budget and not each.cell_open and not each.calls_in_flight
-    )
+    idle = (each for each in resident if not each.cell_open and not each.calls_in_flight)
     wanted = 0
     for kernel in (each for each in idle if each.is_parkable and not each.is_opted_out):
         takes = kernel.takes_bytes

@@ -50,9 +50,7 @@ def test_a_waiter_changes_places_with_its_victim():
 
 def test_while_others_change_places_the_next_victims_host_memory_is_given_back():
     reserve = NEEDED.host_reserve(64 * GIB)
-    keeps = busy(
-        "keeps", GIB, host=HostUse(obeys_budget=True, retained_bytes=9 * GIB, trimmable_bytes=9 * GIB)
-    )
+    keeps = busy("keeps", GIB, host=HostUse(retained_bytes=9 * GIB, trimmable_bytes=9 * GIB))
     host = Host(reserve + 12 * GIB, total_bytes=64 * GIB)
     comes = replace(waiter("comes"), residency=Residency.RESUMING, is_moving=True, moves_since=NOW)
     others = going(), comes, waiter("next"), victim("idle"), keeps
@@ -180,11 +178,11 @@ def test_a_park_that_hangs_is_not_waited_for():
 
 
 def test_a_waiter_that_is_about_to_come_in_is_not_sent_to_disk():
-    use = HostUse(obeys_budget=True, spillable_bytes=8 * GIB)
+    use = HostUse(spillable_bytes=8 * GIB)
     short = Host(
         GIB, total_bytes=64 * GIB, disk_limit_bytes=1 << 40, disk_free_bytes=1 << 40, disk_daily_bytes=1 << 40
     )
-    sure = HostUse(obeys_budget=True, park_takes_bytes=0)
+    sure = HostUse(park_takes_bytes=0)
     found = decide(NOW, node(waiter(host=use), victim(host=sure), host=short), NEEDED)
     assert exchanged(found) == [("victim", "waiter")]
     assert not any(isinstance(each, Spill) for each in found)

@@ -18,13 +18,13 @@ RESERVE = GIB  # with its margin, in these settings
 
 
 def waiter(name="waiter", size=8 * GIB, *, waits=5, copies=None, **fields):
-    use = HostUse(obeys_budget=True, copy_bytes=size if copies is None else copies)
+    use = HostUse(copy_bytes=size if copies is None else copies)
     fields = {"may_resume_in_parts": True, "may_hand_over": True, "host": use, **fields}
     return parked(name, size, waits=waits, **fields)
 
 
 def victim(name="victim", size=9 * GIB, **fields):
-    use = HostUse(obeys_budget=True, park_takes_bytes=size)
+    use = HostUse(park_takes_bytes=size)
     return resident(name, size, **{"may_park_in_parts": True, "may_hand_over": True, "host": use, **fields})
 
 
@@ -66,15 +66,13 @@ def test_where_there_is_enough_the_waiter_keeps_its_copy():
 
 
 def test_what_others_only_keep_is_asked_back_first():
-    keeper = busy(
-        "keeper", GIB, host=HostUse(obeys_budget=True, retained_bytes=9 * GIB, trimmable_bytes=9 * GIB)
-    )
+    keeper = busy("keeper", GIB, host=HostUse(retained_bytes=9 * GIB, trimmable_bytes=9 * GIB))
     found = decide(NOW, node(waiter(), victim(), keeper, host=free_host(2 * GIB)), NEEDED)
     assert [type(each) for each in found] == [Trim]
 
 
 def test_a_victim_for_which_there_is_host_memory_goes_before():
-    kept = HostUse(obeys_budget=True, retained_bytes=9 * GIB, park_takes_bytes=9 * GIB)
+    kept = HostUse(retained_bytes=9 * GIB, park_takes_bytes=9 * GIB)
     others = victim("lacks"), victim("has", host=kept)
     found = decide(NOW, node(waiter(), *others, host=free_host(2 * GIB)), NEEDED)
     assert [(each.kernel_id, each.hands_over) for each in parks(found)] == [("has", False)]
@@ -82,7 +80,7 @@ def test_a_victim_for_which_there_is_host_memory_goes_before():
 
 def test_the_disk_is_not_needed():
     host = free_host(2 * GIB, disk_limit_bytes=1 << 40, disk_free_bytes=1 << 40, disk_daily_bytes=1 << 40)
-    sleeps = parked("sleeps", 9 * GIB, host=HostUse(obeys_budget=True, spillable_bytes=9 * GIB))
+    sleeps = parked("sleeps", 9 * GIB, host=HostUse(spillable_bytes=9 * GIB))
     found = decide(NOW, node(waiter(), victim(), sleeps, host=host), NEEDED)
     assert handed(found) == [("victim", "waiter")]
     assert not any(isinstance(each, Spill) for each in found)
@@ -90,7 +88,7 @@ def test_the_disk_is_not_needed():
 
 def test_what_is_missing_to_begin_with_goes_to_disk_and_no_more():
     host = free_host(100 * MIB, disk_limit_bytes=1 << 40, disk_free_bytes=1 << 40, disk_daily_bytes=1 << 40)
-    sleeps = parked("sleeps", 9 * GIB, host=HostUse(obeys_budget=True, spillable_bytes=9 * GIB))
+    sleeps = parked("sleeps", 9 * GIB, host=HostUse(spillable_bytes=9 * GIB))
     found = decide(NOW, node(waiter(size=9 * GIB), victim(), sleeps, host=host), NEEDED)
     goes = 220 * MIB + SLACK_BYTES
     assert [(type(each), each.kernel_id, each.bytes) for each in found] == [(Spill, "sleeps", goes)]
@@ -157,7 +155,7 @@ def test_what_one_exchange_may_take_is_no_others():
 
 
 def test_what_is_promised_to_a_victim_under_way_is_no_others():
-    use = HostUse(obeys_budget=True, budget_bytes=0, awaits_bytes=3 * GIB)
+    use = HostUse(budget_bytes=0, awaits_bytes=3 * GIB)
     goes = replace(victim(host=use), residency=Residency.PARKING, is_moving=True, moves_since=NOW)
     comes = replace(waiter(), residency=Residency.RESUMING, is_moving=True, moves_since=NOW)
     idle = victim("idle", 2 * GIB, park_requested="please")
@@ -187,7 +185,7 @@ def test_caches_are_dropped_first():
 
 def in_part(name, here, there, *, waits=None, **fields):
     """`here`: GiB on the GPU; `there`: in host memory."""
-    use = HostUse(obeys_budget=True, copy_bytes=there * GIB)
+    use = HostUse(copy_bytes=there * GIB)
     on_gpu = {A: here * GIB}
     fields = {"may_park_in_parts": True, "may_hand_over": True, "host": use, **fields}
     return parked(name, there * GIB, waits=waits, left_bytes=on_gpu, unmovable_bytes=on_gpu, **fields)

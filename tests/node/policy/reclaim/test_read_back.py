@@ -22,18 +22,18 @@ LACKS = SIZE - begins_with(SIZE)  # that much of the waiter must be in host memo
 def waiter(on_disk=SIZE, **use):
     use = {"disk_bytes": on_disk, "readable_bytes": on_disk, "copy_bytes": SIZE - on_disk, **use}
     parts = {"may_resume_in_parts": True, "may_hand_over": True}
-    return parked("waiter", SIZE, waits=5, host=HostUse(obeys_budget=True, **use), **parts)
+    return parked("waiter", SIZE, waits=5, host=HostUse(**use), **parts)
 
 
 def victim(**fields):
-    use = HostUse(obeys_budget=True, park_takes_bytes=SIZE)
+    use = HostUse(park_takes_bytes=SIZE)
     parts = {"may_park_in_parts": True, "may_hand_over": True}
     return resident("victim", SIZE, **{**parts, "host": use, **fields})
 
 
 def sleeper(size=SIZE, **use):
     use = {"copy_bytes": size, "spillable_bytes": size, **use}
-    return parked("sleeper", SIZE, host=HostUse(obeys_budget=True, **use))
+    return parked("sleeper", SIZE, host=HostUse(**use))
 
 
 def host(free, *, disk_free=0, daily=1 << 40, limit=SIZE):
@@ -116,8 +116,8 @@ def test_a_waiter_in_a_full_cgroup_or_with_a_victim_there_keeps_no_other_back(ke
     on_gpu = replace(on_gpu, cgroups=("/alice",))
     room = host(20 * GIB)
     room = replace(room, headroom_bytes={"/alice": 100 * MIB}, limit_bytes={"/alice": 4 * GIB})
-    small = resident("small", 2 * GIB, host=HostUse(obeys_budget=True, park_takes_bytes=2 * GIB))
-    behind = parked("behind", GIB, waits=4, host=HostUse(obeys_budget=True, copy_bytes=GIB))
+    small = resident("small", 2 * GIB, host=HostUse(park_takes_bytes=2 * GIB))
+    behind = parked("behind", GIB, waits=4, host=HostUse(copy_bytes=GIB))
     found = decide(NOW, node(first, on_gpu, small, behind, sleeper(), host=room), NEEDED)
     assert "waiter" not in {each.kernel_id for each in found}
     assert [each.for_kernel for each in found if isinstance(each, Park)] == ["behind"]
@@ -142,7 +142,7 @@ def test_a_little_is_not_read():
         ([waiter(), victim(), sleeper()], host(GIB, daily=GIB)),
         ([waiter(), victim(), sleeper()], host(100 * MIB)),
     ],
-    ids=["old shim", "old victim", "others have too little", "nothing", "the day's bytes", "too little free"],
+    ids=["not on disk", "no hand-over", "others have too little", "nothing", "the day's bytes", "too little free"],
 )
 def test_where_that_would_not_do_nothing_is_read(others, machine):
     assert refused(decide(NOW, node(*others, host=machine), NEEDED))

@@ -39,7 +39,7 @@ HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", "15"))
 
 def resident(name, size, **use):
     fields = {"park_takes_bytes": size, **use}
-    return snapshots.resident(name, size, host=HostUse(obeys_budget=True, **fields))
+    return snapshots.resident(name, size, host=HostUse(**fields))
 
 
 def parked(name, size, *, idle, on_disk=0, spilling=0, **fields):
@@ -74,7 +74,7 @@ def test_what_lies_in_lots_is_spilled_by_a_lot_more():
 
 
 def test_nothing_is_spilled_for_a_margin():
-    use = HostUse(obeys_budget=True, retained_bytes=2 * GIB, trimmable_bytes=2 * GIB)
+    use = HostUse(retained_bytes=2 * GIB, trimmable_bytes=2 * GIB)
     keeper = snapshots.resident("keeper", 8 * GIB, idle=1, host=use)
     kernels = resident("k", 4 * GIB), keeper, parked("old", 8 * GIB, idle=900)
     assert decide(NOW, node(*kernels, available=3 * GIB), IDLE) == [Trim("keeper", 0, WHY)]

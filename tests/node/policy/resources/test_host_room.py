@@ -15,7 +15,7 @@ from jupyter_affinode.settings.policy import GIB, MIB, Settings
 
 RESERVE = IDLE.host_reserve_bytes
 NEEDED = Settings(host_reserve_bytes=1 * GIB)
-FRUGAL = HostUse(obeys_budget=True)
+FRUGAL = HostUse()
 
 
 def resident(name, size=4 * GIB, *, use=FRUGAL, **fields):
@@ -26,7 +26,6 @@ def resident(name, size=4 * GIB, *, use=FRUGAL, **fields):
 def keeps(size, *, since=100.0, takes=None, **fields):
     """What a kernel keeps from its last park, for how many seconds."""
     return HostUse(
-        obeys_budget=True,
         retained_bytes=size,
         trimmable_bytes=fields.pop("trimmable", size),
         retained_since=NOW - since,
@@ -46,11 +45,6 @@ def test_a_park_of_unknown_need_is_tried_with_what_there_is():
     """64 GiB that a framework took in advance may be zeros, which take no host memory."""
     actions = decide(NOW, node(resident("k", 64 * GIB), available=3 * GIB), IDLE)
     assert actions == [Park("k", "idle 17 min", 2 * GIB)]
-
-
-def test_a_kernel_with_a_shim_without_budgets_must_fit_with_all_it_has():
-    (action,) = decide(NOW, node(resident("k", 4 * GIB, use=HostUse()), available=3 * GIB), IDLE)
-    assert isinstance(action, RefusePark)
 
 
 def test_the_budgets_of_parks_leave_a_margin_above_the_reserve():
@@ -229,9 +223,9 @@ def test_a_kernel_that_may_be_parked_gets_lots_ahead_of_time_once():
     assert decide(NOW, node(has_some, available=32 * GIB, lot_bytes=6 * GIB), NEEDED) == []
 
 
-def test_a_kernel_with_enough_retained_or_without_lots_gets_none():
-    kernels = (resident("keeps", use=keeps(4 * GIB)), resident("old", use=HostUse()))
-    assert decide(NOW, node(*kernels, available=32 * GIB, lot_bytes=6 * GIB), NEEDED) == []
+def test_a_kernel_with_enough_retained_gets_no_lots():
+    keeper = resident("keeps", use=keeps(4 * GIB))
+    assert decide(NOW, node(keeper, available=32 * GIB, lot_bytes=6 * GIB), NEEDED) == []
 
 
 def test_where_lots_are_made_for_each_park_it_waits_for_them_and_small_ones_take_none():

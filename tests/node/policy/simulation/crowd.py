@@ -51,7 +51,7 @@ def _kernel(draw: random.Random, number: int, uuid: str, waits: bool, full: bool
         "groups": ("staff",),
         "priority": draw.choice((0, 0, 0, 1, -1)),
     }
-    use = HostUse(obeys_budget=True, retained_bytes=size // 2, trimmable_bytes=size // 2)
+    use = HostUse(retained_bytes=size // 2, trimmable_bytes=size // 2)
     if waits and number % 4 == 0:  # an allocation of a kernel that has memory
         room = RoomRequest((number, 1), uuid, GIB, since)
         return Kernel(

@@ -303,7 +303,7 @@ def test_a_parked_kernel_gives_back_what_it_used_to_move(clock, residency):
 
 @pytest.mark.parametrize(("hands_over", "wanted"), [(False, 0), (True, 36 * GIB)])
 def test_lots_are_made_of_what_there_is_for_parks_in_which_a_waiter_gives_the_rest(hands_over, wanted):
-    use = HostUse(obeys_budget=True)
+    use = HostUse()
     kernels = [
         Kernel(name, Residency.RESIDENT, {"GPU-a": 20 * GIB}, host=use, may_hand_over=hands_over)
         for name in ("k0", "k1")

@@ -20,7 +20,7 @@ from jupyter_affinode.node.state.host.lots_beforehand import (
 from jupyter_affinode.settings.policy import GIB, Settings
 
 RAM = 125 * GIB
-USE = HostUse(obeys_budget=True)
+USE = HostUse()
 TWO = [resident(name, 20 * GIB, host=USE) for name in ("one", "two")]
 
 
