@@ -42,6 +42,12 @@ PARK_S = 5.0  # of these
 SUBSCRIBED_S = 1.0
 CHANNELS = ("iopub", "shell", "control", "stdin")
 OFF_THE_GPU = ("none", "parked")
+CONTAINERS_FIRST = (
+    "tini",
+    "dumb-init",
+    "docker-init",
+    "catatonit",
+)  # programs that end when their one child does
 
 
 class KeptKernels:
@@ -72,6 +78,10 @@ class KeptKernels:
         """Adopt what is kept for this server. Called before it answers requests, or it would forget sessions."""
         if self._which == "never" and not is_there():
             return
+        if self._which != "never" and ends_with_container():
+            self._log.warning(
+                "Kernels of this server end with it, since its container does: keep_kernels is in vain."
+            )
         loop = self._app.io_loop.asyncio_loop
         if loop.is_running():
             self._adopting = loop.create_task(self._begin())
@@ -425,6 +435,18 @@ class KeptKernels:
         manager._connection_file_written = False
         self._given_away.append(manager)
         self._told.pop(kernel_id, None)
+
+
+def ends_with_container(pid: int | None = None, parent: int | None = None, first: str | None = None) -> bool:
+    """Return whether a process's container ends when the process does; by default this one's."""
+    pid = os.getpid() if pid is None else pid
+    parent = os.getppid() if parent is None else parent
+    if first is None:
+        try:
+            first = Path("/proc/1/comm").read_text().strip()
+        except OSError:
+            first = ""
+    return pid == 1 or (parent == 1 and first in CONTAINERS_FIRST)
 
 
 def _kernel_info(manager: Any) -> dict[str, Any] | None:

@@ -14,6 +14,8 @@ from live_server import ENDLESS, JupyterServer, exists
 from tab import Tab
 from waiting import until
 
+from jupyter_affinode.server.kept_kernels import ends_with_container
+
 KEEP = "--AffinodeExtension.keep_kernels=all"
 COUNTING = """
 import itertools, pathlib, time
@@ -279,6 +281,14 @@ def is_said_to_be_kept(machine: Machine, kernel_id: str) -> bool:
     """Whether the controller, if one runs, knows from the keeper that no server has a kernel."""
     known = machine.kernel(kernel_id)
     return bool(known and (known["server"] or "").startswith("none, kept since"))
+
+
+@pytest.mark.parametrize(
+    ("pid", "parent", "first", "ends"),
+    [(1, 0, "jupyter-lab", True), (7, 1, "tini", True), (7, 1, "systemd", False), (70, 7, "tini", False)],
+)
+def test_a_server_that_is_its_container_says_that_keeping_is_in_vain(pid, parent, first, ends):
+    assert ends_with_container(pid, parent, first) is ends
 
 
 @pytest.mark.long
