@@ -82,11 +82,22 @@ def busy_ms(page: LabPage, seconds: float, active: ActiveKernels | None) -> dict
     }
 
 
+def live_mib(page: LabPage) -> float:
+    """What the page's scripts hold, without what can be collected."""
+    session = page.page.context.new_cdp_session(page.page)
+    for _ in range(3):
+        session.send("HeapProfiler.collectGarbage")
+    return float(session.send("Runtime.getHeapUsage")["usedSize"]) / (1 << 20)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--kernels", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument(
+        "--minutes", type=int, default=0, help="of looking at the last hour, with its memory each minute"
+    )
     arguments = parser.parse_args()
     with chromium() as browser, new_machine() as machine:
         machine.simulate(memory="256MiB")
@@ -105,6 +116,9 @@ def main() -> None:
         panel.open_past()
         page.page.wait_for_timeout(5_000)
         with_past = busy_ms(page, arguments.seconds, active)
+        for minute in range(arguments.minutes):
+            print(f"minute {minute}: {live_mib(page):.1f} MiB of live objects", flush=True)
+            busy_ms(page, 60, active)
         page.hide_panel()
         hidden = busy_ms(page, arguments.seconds, active)
         count = arguments.kernels
