@@ -222,7 +222,8 @@ def test_other_users_get_403(hub, user, path):
 
 
 def test_a_user_without_a_login_is_sent_to_the_hub(hub):
-    answer = page(hub, requests.Session())
+    with requests.Session() as session:
+        answer = page(hub, session)
     assert "/hub/login" in answer.url
 
 

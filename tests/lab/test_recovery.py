@@ -80,7 +80,9 @@ def test_a_cell_that_waits_outlives_the_controller_and_the_page_says_so(page):
     expect(waiter.banner()).to_be_hidden()
 
 
-def test_a_page_that_is_online_again_says_so_at_once(page):
+@pytest.mark.long
+def test_a_page_that_is_online_again_says_so_at_once(page, open_lab):
+    page = open_lab(at=page.server)  # JupyterLab's own dialog about its server would stay on the shared one
     page.show_panel()
     alert = page.panel.get_by_role("alert")
     expect(page.panel.get_by_role("img", name="GPU memory")).to_be_visible()

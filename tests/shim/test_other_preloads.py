@@ -226,7 +226,9 @@ def test_python_starts_and_the_other_library_works(gpu: Machine, kind: str, orde
     file, year = ran[1].said.split()
     is_clock = kind in ("a clock", "libfaketime")
     assert (year == "2001") == is_clock
-    assert (Path(file).resolve() == library.resolve()) == (not is_clock)
+    # A Python that is no shared object has the address of malloc in its own table.
+    if Path(file).resolve() != Path(sys.executable).resolve():
+        assert (Path(file).resolve() == library.resolve()) == (not is_clock)
 
 
 @pytest.mark.skipif(shutil.which("musl-gcc") is None, reason="no musl-gcc here (musl-tools)")

@@ -66,9 +66,12 @@ class ThreadController:
 
     async def _serve(self) -> None:
         log = logging.Logger(f"controller of {self._socket}")
-        file = logging.FileHandler(self._socket.with_name("node.log"))
-        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        log.addHandler(file)
+        with contextlib.closing(logging.FileHandler(self._socket.with_name("node.log"))) as file:
+            file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+            log.addHandler(file)
+            await self._serve_with(log)
+
+    async def _serve_with(self, log: logging.Logger) -> None:
         election = Election(self._socket, self._socket.parent)
         election.win()
         self._loop = asyncio.get_running_loop()
@@ -91,4 +94,3 @@ class ThreadController:
         await server.close_all_connections()
         self._controller.closing.stop()
         election.close()
-        file.close()

@@ -77,7 +77,7 @@ def test_a_resume_waits_for_room_that_nvml_sees(node, shim, nvml, wait_until):
     nvml.free = 100 * MIB  # from the first look on
     machine = node(nvml=nvml)
     kernel = shim("k", parked=300 * MIB)
-    shim("busy", resident=600 * MIB)
+    shim("busy", busy=True, resident=600 * MIB)
     kernel.touch()
     wait_until(lambda: machine.node()["queue"] == ["k"])
     let_it_decide(kernel, wait_until)
