@@ -142,7 +142,14 @@ def test_a_little_is_not_read():
         ([waiter(), victim(), sleeper()], host(GIB, daily=GIB)),
         ([waiter(), victim(), sleeper()], host(100 * MIB)),
     ],
-    ids=["not on disk", "no hand-over", "others have too little", "nothing", "the day's bytes", "too little free"],
+    ids=[
+        "not on disk",
+        "no hand-over",
+        "others have too little",
+        "nothing",
+        "the day's bytes",
+        "too little free",
+    ],
 )
 def test_where_that_would_not_do_nothing_is_read(others, machine):
     assert refused(decide(NOW, node(*others, host=machine), NEEDED))
