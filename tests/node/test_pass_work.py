@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import threading
 
 import pytest
 from fake_shim import GPU, HEARTBEAT, MIB, FakePage, connect, hello, message, send
@@ -13,15 +13,20 @@ from jupyter_affinode.node.controller import Controller
 from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.identity.identity import Identity
 
+MOVES_EVERY_S = 0.1  # fifty messages each time, and a user may send a thousand a second
 MOST_FOR_A_PROCESS = 1500  # lines and calls of built-in functions; it was 3,140
 
 
 class Crowd:
-    """Processes of this user, each of a kernel of its own, with pages that show something new in each pass."""
+    """Processes of this user, each of a kernel of its own, with pages that show something new all the time."""
 
     def __init__(self, folder):
         self._folder = folder
         self._pages, self._links = [], []
+        self._is_over = threading.Event()
+        self.moves = 0
+        self._mover = threading.Thread(target=self._move_on)
+        self._mover.start()
 
     def grow(self, count):
         for _ in range(count):
@@ -34,16 +39,22 @@ class Crowd:
             self._links.append(link)
             self._pages.append(page)
 
-    def move_on(self):
-        for page, link in list(zip(self._pages, self._links, strict=False)):
-            page.calls_in_flight += 1
-            page.write()
-            link.send(message(HEARTBEAT, b""))
+    def _move_on(self):
+        while not self._is_over.wait(MOVES_EVERY_S):
+            crowd = list(zip(self._pages, self._links, strict=False))
+            for page, _ in crowd:
+                page.calls_in_flight += 1
+                page.write()
+            self.moves += 1
+            for _, link in crowd:
+                link.send(message(HEARTBEAT, b""))
 
     def __len__(self):
         return len(self._links)
 
     def close(self):
+        self._is_over.set()
+        self._mover.join()
         for link in self._links:
             link.close()
         for page in self._pages:
@@ -57,8 +68,13 @@ def work_of_passes(machine, monkeypatch):
     works: list[tuple[int, int]] = []  # of each pass: how many kernels had processes, and its work
     one_pass = Controller._pass
 
+    seen = 0  # moves of the crowd: a pass that sees none is not counted
+
     def counted(controller):
-        crowd.move_on()
+        nonlocal seen
+        if crowd.moves == seen:
+            return one_pass(controller)
+        seen = crowd.moves
         kernels = sum(bool(kernel.processes) for kernel in controller.state.kernels.values())
         works.append((kernels, work_of(one_pass, controller)))
 
@@ -71,9 +87,9 @@ def work_of_passes(machine, monkeypatch):
         wait_until(lambda: sum(kernels == known for kernels, _ in list(works)) >= 5)
         return min(work for kernels, work in works if kernels == known)
 
-    with contextlib.closing(crowd):
-        yield crowd, controller, least
-        controller.stop()
+    yield crowd, controller, least
+    crowd.close()  # it speaks to the controller
+    controller.stop()
 
 
 def of_each(crowd, least, wait_until):

@@ -179,6 +179,8 @@ def test_events_tell_the_story(eager_gpu_server, becomes):
         while not any(event.get("residency") == "parked" for event in seen):
             seen.append(json.loads(await socket.read_message()))
         socket.close()
+        while await socket.read_message() is not None:  # until it is closed
+            pass
 
     loop = IOLoop(make_current=False)
     loop.run_sync(story, timeout=60)
