@@ -67,6 +67,7 @@ class KeptKernels:
         self._keeper: Keeper | None = None
         self._told: dict[str, Record] = {}  # what the keeper knows of each kernel
         self._given_away: list[Any] = []  # kernel managers, whose end would delete their connection files
+        self._stay: set[str] = set()  # kernels that run on when the server ends
         self._was_signalled = False
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -364,8 +365,12 @@ class KeptKernels:
             return
         try:
             await asyncio.wait_for(self._hand_over(), HAND_OVER_S)
-        except (KeeperUnavailable, KeeperRefused, asyncio.TimeoutError) as error:
-            self._log.error("Kernels could not be handed over, and end with this server: %r", error)
+        except asyncio.TimeoutError:  # kernels that are stopped, for example: the keeper has them as it is
+            self._log.warning("Kernels are handed over in haste: some output may be lost.")
+            for kernel_id in self._stay & self._manager._kernels.keys():
+                self._taken_out(kernel_id)
+        except (KeeperUnavailable, KeeperRefused) as error:
+            self._log.error("Kernels could not be handed over, and end with this server: %s", error)
         finally:
             with contextlib.suppress(KeeperUnavailable, KeeperRefused):
                 for kernel_id in self._told.keys() & self._manager._kernels.keys():
@@ -380,7 +385,7 @@ class KeptKernels:
             for kernel_id, manager in list(self._manager._kernels.items())
             if (record := await self._record(kernel_id, manager, sessions)) is not None
         }
-        stay = await self._staying(records)
+        self._stay = {*(stay := await self._staying(records))}
         if not stay:
             return
         # From now on the server puts the messages of open tabs aside, as for a tab that is closed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -281,6 +282,30 @@ def is_said_to_be_kept(machine: Machine, kernel_id: str) -> bool:
     """Whether the controller, if one runs, knows from the keeper that no server has a kernel."""
     known = machine.kernel(kernel_id)
     return bool(known and (known["server"] or "").startswith("none, kept since"))
+
+
+@pytest.mark.long
+def test_kernels_that_are_stopped_when_their_server_ends_are_kept(server):
+    """No connection to them comes about, and the server has no time to wait for each."""
+    kernels = [server.start_kernel(path=f"{number}.ipynb") for number in range(10)]
+    pids = [kernel.pid for kernel in kernels]
+    tabs = [asyncio.run(attached_once(server, kernel.id)) for kernel in kernels]
+    assert len(tabs) == len(kernels)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    server.process.terminate()
+    server.process.wait(timeout=60)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    server.start(KEEP, port=server.port)
+    assert [kernel.pid for kernel in kernels] == pids
+    assert {each["id"] for each in server.request("GET", "/api/kernels")[1]} == {each.id for each in kernels}
+
+
+async def attached_once(server: JupyterServer, kernel_id: str) -> None:
+    """Have a tab been attached to a kernel, so that there is one to read for."""
+    tab = await Tab(kernel_id).attach(server)
+    await tab.close()
 
 
 @pytest.mark.parametrize(
