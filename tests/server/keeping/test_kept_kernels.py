@@ -88,8 +88,11 @@ async def test_a_cell_that_runs_through_a_restart_completes_in_its_tab(server, h
     await tab.attach(server)
     enough.touch()
     await until(lambda: tab.is_done(cell))
-    counted = tab.text(cell).split()
-    assert counted == [str(number) for number in range(len(counted))], server.log()
+    counted = [int(number) for number in tab.text(cell).split()]
+    if how == signal.SIGKILL:  # what the server had not passed on is lost
+        assert counted == sorted(set(counted)) and counted[-1] - len(counted) < 10, counted
+    else:
+        assert counted == list(range(len(counted))), server.log()
     assert tab.replies[cell]["status"] == "ok"
     after = tab.run("print(kept, value)")
     await until(lambda: tab.is_done(after))
