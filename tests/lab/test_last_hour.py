@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 
 import contrast
 import lab_cells
@@ -87,6 +88,18 @@ def test_the_window_is_chosen_and_a_pause_holds_the_picture(panel, section):
     expect(section.locator("[data-lane='0 0'] path").first).not_to_have_attribute("d", drawn)
 
 
+def test_the_picture_stays_until_the_answer_about_another_window_comes(panel, section):
+    held, sums = [], section.locator(".jp-affinode-historySums")
+    expect(sums).to_contain_text("given back")
+    panel.lab.page.route("**/affinode/api/past*", lambda route: held.append(route))
+    section.get_by_role("button", name="10 min", exact=True).click()
+    expect(sums).to_have_text("Looking…")
+    expect(section.locator("[data-lane='0 0']")).to_be_visible()
+    held.pop().fulfill(status=503, json={"detail": "away"})
+    expect(section.get_by_role("status")).to_contain_text("cannot be had")
+    expect(section.locator("[data-lane]")).to_have_count(0)
+
+
 def test_the_past_is_asked_for_once_and_not_while_it_is_not_seen(panel, section):
     page, asked = panel.lab.page, []
     page.on("request", lambda request: asked.append(request.url) if "/past" in request.url else None)
@@ -166,6 +179,20 @@ def test_the_last_hour_of_a_page_at_400_percent_cuts_nothing_off(sized):
     assert found == {name: [] for name in found}
 
 
+# Without Playwright's own looks at the page, which take as long as a picture.
+CHOOSE = """async name => {
+    const section = document.querySelector('.jp-affinode-history');
+    const drawn = () => section.querySelector("[data-lane='0 0'] path").getAttribute('d');
+    const before = drawn();
+    [...section.querySelectorAll('button')].find(button => button.textContent === name).click();
+    await new Promise(done => {
+        const observer = new MutationObserver(() => drawn() !== before && done(observer.disconnect()));
+        observer.observe(section, { subtree: true, childList: true, attributes: true });
+    });
+    await new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)));
+}"""
+
+
 def test_two_thousand_events_of_thirty_kernels_are_drawn_quickly(panel):
     answer, page = recorded.busy_machine(), panel.lab.page
     panel.changes = 90
@@ -177,7 +204,7 @@ def test_two_thousand_events_of_thirty_kernels_are_drawn_quickly(panel):
     )
     panel.open_past()
     session = page.context.new_cdp_session(page)
-    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})  # not what other processes take
 
     def worked() -> float:
         return {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}[
@@ -185,19 +212,15 @@ def test_two_thousand_events_of_thirty_kernels_are_drawn_quickly(panel):
         ]
 
     times = []
-    for window in ("10 min", "1 h", "10 min", "1 h", "10 min"):
-        section = panel.root.locator(HISTORY)
+    for window in ("10 min", "1 h") * 4:
         before = worked()
-        with page.expect_response("**/affinode/api/past*"):
-            section.get_by_role("button", name=window, exact=True).click()
-        expect(section.locator("[data-lane='0 0']")).to_be_visible()
-        page.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))")
+        page.evaluate(CHOOSE, window)
         times.append(round(1000 * (worked() - before), 1))
     print(f"{events} events; the page's main thread worked {times} ms for each picture")
     panel.root.locator("#jp-affinode-section-past").click()
     page.unroute_all()
     assert events >= 2000
-    assert min(times) < DRAWN_MS
+    assert statistics.median(times[1:]) < DRAWN_MS
 
 
 def test_a_real_notebook_that_is_freed_and_comes_back_is_seen_without_another_request(page):

@@ -1,6 +1,5 @@
 import { TranslationBundle } from '@jupyterlab/translation';
 import { scaleLinear, ScaleLinear, ScaleTime } from 'd3-scale';
-import { area, curveStepAfter, line } from 'd3-shape';
 import * as React from 'react';
 import { bytes } from '../words';
 import { IOthersCounts, IPast, IPastGpu, SHOWN } from './past';
@@ -25,8 +24,8 @@ export function Figures(props: {
     .range([CHART_HEIGHT - 1, 1]);
   const moment = (index: number) =>
     x(Math.min(past.until, past.since + index * past.step_s) * 1000);
-  const used = steps(gpu.used_bytes.map(figure => figure && figure / total));
-  const busy = steps(gpu.utilization_percent.map(figure => figure && figure / 100));
+  const used = steps(gpu.used_bytes, moment, figure => y(figure / total));
+  const busy = steps(gpu.utilization_percent, moment, figure => y(figure / 100));
   return (
     <div className="jp-affinode-lane jp-affinode-figures">
       <span className="jp-affinode-laneName" aria-hidden="true">
@@ -51,46 +50,52 @@ export function Figures(props: {
         height={CHART_HEIGHT}
       >
         <path className="jp-affinode-grid" d={grid(y, width)} />
-        <path className="jp-affinode-usedArea" d={areaOf(used, moment, y)} />
-        <path className="jp-affinode-usedLine" d={lineOf(used, moment, y)} />
-        <path className="jp-affinode-busyLine" d={lineOf(busy, moment, y)} />
+        <path className="jp-affinode-usedArea" d={used.area} />
+        <path className="jp-affinode-usedLine" d={used.line} />
+        <path className="jp-affinode-busyLine" d={busy.line} />
       </svg>
     </div>
   );
 }
 
-/** The last figure stands until the end of its step, and one that is missing leaves a gap. */
-function steps(figures: (number | null)[]): (number | null)[] {
-  return [...figures, figures[figures.length - 1] ?? null];
+/**
+ * Figures as steps, each until the next and the last to the end of its own; one that is missing leaves a gap.
+ *
+ * A step takes two commands, and none where nothing changes. D3's shapes draw each point twice, which took longer
+ * than all lanes.
+ */
+function steps(
+  figures: readonly (number | null)[],
+  moment: (index: number) => number,
+  y: (figure: number) => number
+): { area: string; line: string } {
+  const paths = { area: '', line: '' };
+  let run = '';
+  let from = 0;
+  let height: number | null = null;
+  for (const [index, figure] of [...figures, null].entries()) {
+    const left = tenths(moment(index));
+    const top = figure === null ? null : tenths(y(figure));
+    if (top === height) {
+      continue;
+    }
+    if (height === null) {
+      from = left;
+      run = `M${left} ${top}`;
+    } else {
+      run += top === null ? `H${left}` : `H${left}V${top}`;
+    }
+    if (top === null) {
+      paths.line += run;
+      paths.area += `${run}V${y(0)}H${from}Z`;
+    }
+    height = top;
+  }
+  return paths;
 }
 
-function areaOf(
-  figures: (number | null)[],
-  moment: (index: number) => number,
-  y: ScaleLinear<number, number>
-): string {
-  const shape = area<number | null>()
-    .defined(figure => figure !== null)
-    .x((_, index) => moment(index))
-    .y0(y(0))
-    .y1(figure => y(figure ?? 0))
-    .curve(curveStepAfter)
-    .digits(1);
-  return shape(figures) ?? '';
-}
-
-function lineOf(
-  figures: (number | null)[],
-  moment: (index: number) => number,
-  y: ScaleLinear<number, number>
-): string {
-  const shape = line<number | null>()
-    .defined(figure => figure !== null)
-    .x((_, index) => moment(index))
-    .y(figure => y(figure ?? 0))
-    .curve(curveStepAfter)
-    .digits(1);
-  return shape(figures) ?? '';
+function tenths(pixels: number): number {
+  return Math.round(pixels * 10) / 10;
 }
 
 function grid(y: ScaleLinear<number, number>, width: number): string {
@@ -144,11 +149,8 @@ export function Others(props: {
       <span className="jp-affinode-laneName">{trans.__('Other users')}</span>
       <svg className="jp-affinode-plot" role="img" aria-label={said} height={OTHERS_HEIGHT}>
         <title>{said}</title>
-        <path
-          className="jp-affinode-othersArea"
-          d={areaOf(steps([...counts.resident]), moment, y)}
-        />
-        <path className="jp-affinode-othersLine" d={lineOf(steps(all), moment, y)} />
+        <path className="jp-affinode-othersArea" d={steps(counts.resident, moment, y).area} />
+        <path className="jp-affinode-othersLine" d={steps(all, moment, y).line} />
       </svg>
     </div>
   );

@@ -53,7 +53,7 @@ function Body(props: {
   const { length, onLength, view } = props;
   const { trans } = view;
   const [paused, setPaused] = React.useState<IPast | null>(null);
-  const { past, problem } = usePast(view, length);
+  const { isOld, past, problem } = usePast(view, length);
   const shown = paused ?? past;
   return (
     <>
@@ -96,7 +96,9 @@ function Body(props: {
         </p>
       ) : (
         <>
-          <p className="jp-affinode-historySums">{sumsText(sums(shown), trans)}</p>
+          <p className="jp-affinode-historySums">
+            {isOld && paused === null ? trans.__('Looking…') : sumsText(sums(shown), trans)}
+          </p>
           <React.Suspense
             fallback={
               <p className="jp-affinode-historyNote" role="status">
@@ -121,18 +123,23 @@ function problemText(problem: { status: number; slug: string }, trans: IView['tr
     : trans.__('The past cannot be had now; it is asked for again.');
 }
 
+interface IShown {
+  /** Whether it is of another time, which is shown until the answer comes. */
+  isOld: boolean;
+  past: IPast | null;
+  problem: PastStore['problem'];
+}
+
 /** The past of so many seconds, kept up to date while the panel is seen. */
-function usePast(view: IView, length: number): Pick<PastStore, 'past' | 'problem'> {
+function usePast(view: IView, length: number): IShown {
   const { affinode, isVisible } = view;
-  const [state, setState] = React.useState<Pick<PastStore, 'past' | 'problem'>>({
-    past: null,
-    problem: null
-  });
+  const [state, setState] = React.useState<IShown>({ isOld: true, past: null, problem: null });
   React.useEffect(() => {
     if (!isVisible) {
       return undefined;
     }
-    setState({ past: null, problem: null });
+    // A picture that is drawn already is changed at less than half the cost of a new one.
+    setState(before => ({ ...before, isOld: true, problem: null }));
     const store = new PastStore(affinode, length);
     let timer: number | undefined;
     let drawnAt = -APART_MS;
@@ -140,7 +147,10 @@ function usePast(view: IView, length: number): Pick<PastStore, 'past' | 'problem
       drawnAt = performance.now();
       window.clearTimeout(timer);
       timer = window.setTimeout(draw, (1000 * length) / PARTS);
-      setState({ past: store.past, problem: store.problem });
+      const { past, problem } = store;
+      setState(before =>
+        past === null && problem === null ? before : { isOld: false, past, problem }
+      );
     };
     store.changed.connect(() => {
       window.clearTimeout(timer);

@@ -32,6 +32,7 @@ export default function Picture(props: { past: IPast; trans: TranslationBundle }
     [past, width]
   );
   const named = React.useMemo(() => foldersOf(past), [past]);
+  const axis = React.useMemo(() => <Axis width={width} x={x} />, [width, x]);
   const at = place && found(past, place);
   return (
     <div
@@ -65,6 +66,7 @@ export default function Picture(props: { past: IPast; trans: TranslationBundle }
       {past.gpus.slice(0, width === 0 ? 1 : undefined).map((gpu, index) => (
         <GpuPicture
           key={gpu.uuid}
+          axis={axis}
           gpu={gpu}
           named={named}
           number={index}
@@ -158,6 +160,7 @@ function Legend(props: { trans: TranslationBundle }): JSX.Element {
 /** One GPU; drawn anew only with what it shows. */
 const GpuPicture = React.memo(
   (props: {
+    axis: JSX.Element;
     gpu: IPastGpu;
     named: ReadonlyMap<string, string>;
     number: number;
@@ -167,7 +170,7 @@ const GpuPicture = React.memo(
     width: number;
     x: Time;
   }): JSX.Element => {
-    const { gpu, named, number, past, place, trans, width, x } = props;
+    const { axis, gpu, named, number, past, place, trans, width, x } = props;
     const name = gpuName(gpu, past.gpus, trans);
     return (
       <figure className="jp-affinode-pictureGpu" aria-label={name}>
@@ -186,7 +189,7 @@ const GpuPicture = React.memo(
           />
         ))}
         {gpu.others && <Others counts={gpu.others} past={past} trans={trans} x={x} />}
-        <Axis width={width} x={x} />
+        {axis}
       </figure>
     );
   }
