@@ -19,74 +19,33 @@
 
 static void refuse(const struct affinode_command *command, enum affinode_status status, const char *text)
 {
-	struct moved moved = {.move = {.command = command->command, .epoch = command->header.epoch}, .status = status};
+	struct affinode_reply reply = {.command = command->command, .status = status};
 
-	snprintf(moved.text, sizeof(moved.text), "%s", text);
-	link_reply(&moved);
-}
-
-/* Where a resume elsewhere is to go; NULL, or why nowhere.  */
-static const char *take_target(const struct affinode_command *command, struct move *move)
-{
-	char uuid[AFFINODE_TEXT_SIZE];
-
-	memcpy(uuid, command->reason, sizeof(uuid));
-	uuid[sizeof(uuid) - 1] = '\0';
-	move->migrates = true;
-	if (!gpu_uuid_read(uuid, move->to_gpu))
-		return "that is no GPU's UUID";
-	return move->prepare ? "processes that move together stay on their GPUs" : NULL;
-}
-
-static void submit(const struct affinode_command *command, const struct move *move)
-{
-	if (command->deadline_ns && clock_ns() > command->deadline_ns)
-		return refuse(command, AFFINODE_STALE, "the command came too late");
-	page_set_epoch(command->header.epoch);
-	if (mover_submit(move) != 0)
-		return refuse(command, AFFINODE_BUSY, "another move is under way");
-	link_.move = *move;
-	link_.owes_reply = true;
-}
-
-static void take_disk_move(const struct affinode_command *command)
-{
-	struct move move = {.command = command->command, .epoch = command->header.epoch,
-			    .deadline_ns = command->deadline_ns, .budget = command->argument};
-
-	memcpy(move.folder, command->reason, sizeof(move.folder));
-	move.folder[sizeof(move.folder) - 1] = '\0';
-	submit(command, &move);
-}
-
-static bool streams(const struct affinode_command *command)
-{
-	uint64_t never_with = AFFINODE_MOVE_CONTEXT | AFFINODE_MOVE_PREEMPT | AFFINODE_MOVE_MIGRATE;
-
-	if (command->command == AFFINODE_COMMAND_RESUME)
-		never_with |= AFFINODE_MOVE_PREPARE;
-	return command->argument & AFFINODE_MOVE_STREAM && !(command->argument & never_with);
+	snprintf(reply.text, sizeof(reply.text), "%s", text);
+	link_send(&reply, AFFINODE_REPLY, sizeof(reply), command->header.epoch);
 }
 
 static void take_move(const struct affinode_command *command)
 {
-	struct move move = {.command = command->command, .epoch = command->header.epoch,
-			    .deadline_ns = command->deadline_ns,
-			    .prepare = command->argument & AFFINODE_MOVE_PREPARE,
-			    .to_context = command->argument & AFFINODE_MOVE_CONTEXT,
-			    .preempts = command->command == AFFINODE_COMMAND_PARK &&
-					command->argument & AFFINODE_MOVE_PREEMPT,
-			    .streams = streams(command),
-			    .hands_over = streams(command) && command->argument & AFFINODE_MOVE_HAND_OVER,
-			    .budget = command->argument >> AFFINODE_MOVE_BUDGET_SHIFT << 20};
+	struct move move = {.kind = move_kind_of(command), .epoch = command->header.epoch,
+			    .deadline_ns = command->deadline_ns, .budget = command->argument};
 
-	if (command->command == AFFINODE_COMMAND_RESUME && command->argument & AFFINODE_MOVE_MIGRATE) {
-		const char *why = take_target(command, &move);
-
-		if (why)
-			return refuse(command, AFFINODE_REFUSED, why);
+	if (move_parks(&move) || move_resumes(&move)) {
+		move.in_two_steps = command->argument & AFFINODE_MOVE_PREPARE;
+		move.budget = command->argument >> AFFINODE_MOVE_BUDGET_SHIFT << 20;
 	}
-	submit(command, &move);
+	memcpy(move.folder, command->reason, sizeof(move.folder));
+	if (move.in_two_steps && !move_kinds[move.kind].may_prepare)
+		return refuse(command, AFFINODE_REFUSED, "processes that move together cannot be moved like this");
+	if (move.kind == MOVE_MIGRATE && !gpu_uuid_read(command->reason, move.to_gpu))
+		return refuse(command, AFFINODE_REFUSED, "that is no GPU's UUID");
+	if (command->deadline_ns && clock_ns() > command->deadline_ns)
+		return refuse(command, AFFINODE_STALE, "the command came too late");
+	page_set_epoch(command->header.epoch);
+	if (mover_submit(&move) != 0)
+		return refuse(command, AFFINODE_BUSY, "another move is under way");
+	link_.move = move;
+	link_.owes_reply = true;
 }
 
 /* A command is taken once: its number must rise, so that a message that was read late or twice does nothing.  */
@@ -100,11 +59,9 @@ static void on_command(const struct affinode_command *command, int *descriptor)
 	switch (command->command) {
 	case AFFINODE_COMMAND_PARK:
 	case AFFINODE_COMMAND_RESUME:
-		take_move(command);
-		break;
 	case AFFINODE_COMMAND_SPILL:
 	case AFFINODE_COMMAND_READ_BACK:
-		take_disk_move(command);
+		take_move(command);
 		break;
 	case AFFINODE_COMMAND_CANCEL:
 		gate_cancel(command->argument);

@@ -72,7 +72,7 @@ void link_notify(uint32_t kind)
 
 void link_reply(const struct moved *moved)
 {
-	struct affinode_reply message = {.command = moved->move.command, .status = moved->status,
+	struct affinode_reply message = {.command = move_kinds[moved->move.kind].command, .status = moved->status,
 					 .bytes = moved->bytes, .duration_ns = moved->duration_ns};
 
 	memcpy(message.text, moved->text, sizeof(message.text));

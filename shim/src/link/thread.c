@@ -73,7 +73,7 @@ static void tell_changes(void)
 /* With no controller, a call that waits is served by ourselves, as soon as there is room, again and again.  */
 static void resume_alone(uint64_t now)
 {
-	struct move move = {.command = AFFINODE_COMMAND_RESUME, .alone = true};
+	struct move move = {.kind = MOVE_RESUME_ALONE};
 
 	if (link_.welcomed || shim_state() != AFFINODE_STATE_QUEUED) {
 		link_.alone_at_ns = 0;
@@ -135,13 +135,11 @@ static void watch_mover(uint64_t now)
 
 static void answer_caches(void)
 {
-	struct moved dropped = {.move = {.command = AFFINODE_COMMAND_DROP_CACHES}};
-	int status;
+	struct affinode_reply reply = {.command = AFFINODE_COMMAND_DROP_CACHES};
+	uint32_t epoch;
 
-	if (!caches_take_answer(&dropped.move.epoch, &status))
-		return;
-	dropped.status = (enum affinode_status)status;
-	link_reply(&dropped);
+	if (caches_take_answer(&epoch, &reply.status))
+		link_send(&reply, AFFINODE_REPLY, sizeof(reply), epoch);
 }
 
 static void earlier(uint64_t *at, uint64_t than)

@@ -5,6 +5,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/monotonic_futex.h"
+#include "host/chunk.h"
 #include "mover/mover.h"
 
 enum decision { UNDECIDED, COMMIT, ABORT };
@@ -44,6 +46,22 @@ void read_back(struct moved *moved);
 /* End, on an idle GPU, what was freed while a park that came to nothing was reading it. The program does so itself
  * at its next free or allocation, but there may be none. False: not now.  */
 bool free_what_is_left(void);
+
+/* What is on its way at a time while memory is looked at, or released: 5 ms of copying at 50 GiB/s. Where memory is handed over neither
+ * side may keep much of what the other waits for.  */
+static inline size_t items_in_window(const struct move *move)
+{
+	return AFFINODE_WINDOW_BYTES / CHUNK_BYTES / (move_hands_over(move) ? 2 : 1);
+}
+
+/* Add the time since then to what a step has taken; the time now.  */
+static inline uint64_t add_since(uint64_t *sum, uint64_t begin_ns)
+{
+	uint64_t now = clock_ns();
+
+	*sum += now - begin_ns;
+	return now;
+}
 
 /* Reasons that more than one of them gives.  */
 #define MOVER_CALL_CAME "a CUDA call came meanwhile"

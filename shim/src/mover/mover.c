@@ -198,46 +198,64 @@ static void look_for_broken_context(struct moved *moved)
 		gate_set_broken(error);
 }
 
-static void carry_out(struct moved *moved)
+const struct move_traits move_kinds[MOVE_KINDS] = {
+	[MOVE_PARK_LENT] = {"park into lent memory", AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM | AFFINODE_MOVE_HAND_OVER, true, park},
+	[MOVE_PARK_STREAMED] = {"streamed park", AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM, true, park},
+	[MOVE_PREEMPT] = {"park at work", AFFINODE_COMMAND_PARK, AFFINODE_MOVE_PREEMPT, false, park},
+	[MOVE_PARK_CONTEXT] = {"park at context depth", AFFINODE_COMMAND_PARK, AFFINODE_MOVE_CONTEXT, true, park},
+	[MOVE_PARK] = {"park", AFFINODE_COMMAND_PARK, 0, true, park},
+	[MOVE_MIGRATE] = {"migration", AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_MIGRATE, false, resume},
+	[MOVE_RESUME_LENDING] = {"resume that lends memory", AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM | AFFINODE_MOVE_HAND_OVER, false,
+				 resume},
+	[MOVE_RESUME_STREAMED] = {"streamed resume", AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM, false, resume},
+	[MOVE_RESUME] = {"resume", AFFINODE_COMMAND_RESUME, 0, true, resume},
+	[MOVE_RESUME_ALONE] = {"lone resume", AFFINODE_COMMAND_RESUME, 0, false, resume},
+	[MOVE_SPILL] = {"spill", AFFINODE_COMMAND_SPILL, 0, false, spill},
+	[MOVE_READ_BACK] = {"read back", AFFINODE_COMMAND_READ_BACK, 0, false, read_back},
+};
+
+enum move_kind move_kind_of(const struct affinode_command *command)
+{
+	enum move_kind kind = 0;
+
+	while (kind < MOVE_KINDS && (move_kinds[kind].command != command->command ||
+				     (command->argument & move_kinds[kind].flags) != move_kinds[kind].flags))
+		kind++;
+	return kind;
+}
+
+static void move_gpu_memory(struct moved *moved)
 {
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-	uint64_t begin = clock_ns();
-	bool parks = moved->move.command == AFFINODE_COMMAND_PARK;
 
-	if (moved->move.deadline_ns && begin > moved->move.deadline_ns) {
-		outcome_is(moved, AFFINODE_STALE, "the command came too late");
-		return;
-	}
-	if (moves_disk(moved->move.command)) {
-		bool spills = moved->move.command == AFFINODE_COMMAND_SPILL;
-
-		if (spills)
-			spill(moved);
-		else
-			read_back(moved);
-		moved->duration_ns = clock_ns() - begin;
-		log_line("%s: status %d, %llu bytes in %.1f ms %s", spills ? "spill" : "read back", moved->status,
-			 (unsigned long long)moved->bytes, (double)moved->duration_ns / 1e6, moved->text);
-		return;
-	}
 	pthread_mutex_lock(&mover_work_lock);
 	if (!checkpoint_is_out())
 		driver.cuThreadExchangeStreamCaptureMode(&mode);
 	mappings_choose_contexts();
-	if (parks)
-		park(moved);
-	else
-		resume(moved);
+	move_kinds[moved->move.kind].carry_out(moved);
 	if (moved->status == AFFINODE_NO_HOST_ROOM && !kept_trim(0))
 		trim_again(0);
 	look_for_broken_context(moved);
 	if (!checkpoint_is_out())
 		driver.cuThreadExchangeStreamCaptureMode(&mode);
 	pthread_mutex_unlock(&mover_work_lock);
+}
+
+static void carry_out(struct moved *moved)
+{
+	bool parks = move_parks(&moved->move), on_gpu = parks || move_resumes(&moved->move);
+	uint64_t begin = clock_ns();
+
+	if (moved->move.deadline_ns && begin > moved->move.deadline_ns)
+		return outcome_is(moved, AFFINODE_STALE, "the command came too late");
+	if (on_gpu)
+		move_gpu_memory(moved);
+	else
+		move_kinds[moved->move.kind].carry_out(moved);
 	moved->duration_ns = clock_ns() - begin;
-	if (moved->status == AFFINODE_OK)
+	if (on_gpu && moved->status == AFFINODE_OK)
 		page_note_move(parks, moved->bytes, moved->duration_ns, moved->copied, moved->zeros);
-	log_line("%s: status %d, %llu bytes (%llu copied, %llu zeros) in %.1f ms %s", parks ? "park" : "resume",
+	log_line("%s: status %d, %llu bytes (%llu copied, %llu zeros) in %.1f ms %s", move_kinds[moved->move.kind].name,
 		 moved->status, (unsigned long long)moved->bytes, (unsigned long long)moved->copied,
 		 (unsigned long long)moved->zeros, (double)moved->duration_ns / 1e6, moved->text);
 }
@@ -380,12 +398,8 @@ int describe_mover(char *text, size_t size, int at)
 	DESCRIBE("mover: its work is held by thread %d, its queue by thread %d\n", holder(&mover_work_lock),
 		 known ? 0 : holder(&mover_queue.lock));
 	if (known) {
-		DESCRIBE("mover: last move %s, number %u%s%s%s%s%s, decision %d\n",
-			 mover_queue.next.command == AFFINODE_COMMAND_PARK     ? "park"
-			 : mover_queue.next.command == AFFINODE_COMMAND_RESUME ? "resume"
-			 : mover_queue.next.command == AFFINODE_COMMAND_SPILL  ? "spill" : "read back",
-			 mover_queue.next.epoch,
-			 mover_queue.next.alone ? ", alone" : "", mover_queue.waits ? ", not taken up" : "",
+		DESCRIBE("mover: last move: %s, number %u%s%s%s%s, decision %d\n", move_kinds[mover_queue.next.kind].name,
+			 mover_queue.next.epoch, mover_queue.waits ? ", not taken up" : "",
 			 mover_queue.runs ? ", under way" : "", mover_queue.is_prepared ? ", prepared" : "",
 			 mover_queue.outcome_waits ? ", its outcome not taken" : "", atomic_load(&mover_queue.decision));
 		pthread_mutex_unlock(&mover_queue.lock);

@@ -9,27 +9,65 @@
 #include "gate/gate.h"
 #include "protocol.h"
 
-struct move {
-	enum affinode_command_kind command; /* PARK, RESUME, SPILL or READ_BACK */
-	uint32_t epoch;
-	uint64_t deadline_ns; /* not to be begun after this; 0: none */
-	uint64_t flags;       /* enum affinode_move_flags */
-	bool alone;           /* RESUME: without a controller, holding the GPUs' locks meanwhile */
-	bool prepare;         /* in two steps (protocol.h) */
-	bool to_context;      /* PARK: at context depth */
-	bool preempts;        /* PARK: although the application is at work */
-	bool streams;         /* part after part (AFFINODE_MOVE_STREAM) */
-	bool hands_over;      /* and host memory with it (AFFINODE_MOVE_HAND_OVER) */
-	bool migrates;        /* RESUME: on another GPU */
-	uint8_t to_gpu[16];   /* its UUID */
-	uint64_t budget;      /* PARK: bytes of host memory it may take beside what is kept; 0: no limit. SPILL, READ_BACK: bytes to move */
-	char folder[AFFINODE_TEXT_SIZE]; /* SPILL: what the file is to be below */
+/* What a move is; what follows from that is in move_kinds. A command asks for the first of these that has its flags.  */
+enum move_kind {
+	MOVE_PARK_LENT,       /* streamed, into host memory that the process is lent meanwhile */
+	MOVE_PARK_STREAMED,   /* leaves part after part, beside a process that comes in */
+	MOVE_PREEMPT,         /* parks an application that is at work */
+	MOVE_PARK_CONTEXT,    /* at context depth */
+	MOVE_PARK,
+	MOVE_MIGRATE,         /* resumes on another GPU */
+	MOVE_RESUME_LENDING,  /* streamed, and gives its host memory back on the way */
+	MOVE_RESUME_STREAMED, /* comes back part after part, as there is room */
+	MOVE_RESUME,
+	MOVE_RESUME_ALONE,    /* without a controller, holding the GPUs' locks meanwhile */
+	MOVE_SPILL,           /* from host memory to the disk: the GPU has no part in it */
+	MOVE_READ_BACK,
+	MOVE_KINDS
 };
 
-/* Between host memory and the disk: the GPU has no part in it.  */
-static inline bool moves_disk(enum affinode_command_kind command)
+struct move {
+	enum move_kind kind;
+	uint32_t epoch;
+	uint64_t deadline_ns; /* not to be begun after this; 0: none */
+	bool in_two_steps;    /* AFFINODE_MOVE_PREPARE */
+	uint8_t to_gpu[16];   /* MIGRATE: its UUID */
+	/* Of a park: bytes of host memory that it may take beside what is kept; 0: no limit. SPILL, READ_BACK: bytes to move.  */
+	uint64_t budget;
+	char folder[AFFINODE_TEXT_SIZE]; /* SPILL: the file is made below it */
+};
+
+struct moved;
+
+struct move_traits {
+	const char *name;                   /* in the log */
+	enum affinode_command_kind command; /* that asks for it */
+	uint64_t flags;                     /* of the command: enum affinode_move_flags, without PREPARE */
+	bool may_prepare;                   /* PREPARE may be beside them */
+	void (*carry_out)(struct moved *moved);
+};
+extern const struct move_traits move_kinds[MOVE_KINDS];
+
+enum move_kind move_kind_of(const struct affinode_command *command);
+
+static inline bool move_parks(const struct move *move)
 {
-	return command == AFFINODE_COMMAND_SPILL || command == AFFINODE_COMMAND_READ_BACK;
+	return move_kinds[move->kind].command == AFFINODE_COMMAND_PARK;
+}
+
+static inline bool move_resumes(const struct move *move)
+{
+	return move_kinds[move->kind].command == AFFINODE_COMMAND_RESUME;
+}
+
+static inline bool move_streams(const struct move *move)
+{
+	return move_kinds[move->kind].flags & AFFINODE_MOVE_STREAM;
+}
+
+static inline bool move_hands_over(const struct move *move)
+{
+	return move_kinds[move->kind].flags & AFFINODE_MOVE_HAND_OVER;
 }
 
 /* What became of a move.  */

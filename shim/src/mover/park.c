@@ -31,7 +31,7 @@
 #include "mover/copying/copying_out.h"
 #include "mover/internal.h"
 #include "mover/copying/move_plan.h"
-#include "mover/streaming/streaming_out.h"
+#include "mover/streaming_out.h"
 #include "state/depth.h"
 #include "state/shim_state.h"
 #include "state/status_page.h"
@@ -64,6 +64,12 @@ static bool call_came(void)
 		return true;
 	return !atomic_load(&preempting) &&
 	       (gate_calls_waiting() > waiting_at_start || calls_made() != calls_at_start);
+}
+
+static bool is_revoked(struct moved *moved)
+{
+	outcome_is(moved, AFFINODE_REVOKED, MOVER_CALL_CAME);
+	return false;
 }
 
 /* With the gate closed: NULL, or what was in the way, with the gate open again.  */
@@ -133,7 +139,7 @@ static bool digest_behind_gate(struct moved *moved, struct survey *survey)
 	uint64_t begin = clock_ns();
 	bool in_time = true;
 
-	if (moved->move.preempts)
+	if (moved->move.kind == MOVE_PREEMPT)
 		look_at_memory(&look);
 	else
 		in_time = mover_read_bounded(look_at_memory, &look);
@@ -163,14 +169,14 @@ static int make_slabs(const struct moved *moved, const struct survey *survey, bo
 	uint64_t begin = clock_ns();
 	int made;
 
-	if (moved->move.hands_over && slots_to_begin_with(survey) < order.at_least)
+	if (move_hands_over(&moved->move) && slots_to_begin_with(survey) < order.at_least)
 		order.at_least = slots_to_begin_with(survey);
 	order.budget = moved->move.budget ? moved->move.budget : UINT64_MAX;
 	order.stop = stop;
 	/* The driver would pin again at the way back whatever is pinned, at 45 GiB/s, before the first byte is
 	 * copied. And in an exchange it would take more time than copies by the ring cost; it is done when the process is
 	 * parked.  */
-	if (moved->leaves || moved->move.streams)
+	if (moved->leaves || move_streams(&moved->move))
 		order.context = NULL;
 	made = slabs_make(&order);
 	log_line("park: host memory made ready in %.1f ms", (double)(clock_ns() - begin) / 1e6);
@@ -203,7 +209,7 @@ static bool copy_beside_application(struct moved *moved, struct survey *survey)
 	CUresult result;
 
 	if (made == 0)
-		result = moved->move.streams ? CUDA_SUCCESS : copy_all_out(survey, call_came, &moved->copied);
+		result = move_streams(&moved->move) ? CUDA_SUCCESS : copy_all_out(survey, call_came, &moved->copied);
 	else
 		result = made == -EAGAIN ? CUDA_ERROR_NOT_READY : CUDA_ERROR_OUT_OF_MEMORY;
 	if (result == CUDA_SUCCESS)
@@ -234,57 +240,59 @@ static void release_all(struct moved *moved, struct survey *survey)
 /* The host gets what it lacks, and the gate is closed again.  */
 static bool complete_copies(struct moved *moved, struct survey *survey)
 {
+	bool preempts = moved->move.kind == MOVE_PREEMPT;
 	const char *why;
 
-	if (!moved->move.preempts) {
+	if (!preempts) {
 		mover_set_copying(true);
 		gate_open();
 	}
 	if (!copy_beside_application(moved, survey))
 		return false;
 	/* What was submitted past the shim meanwhile is done before the memory is digested for the last time.  */
-	why = moved->move.preempts ? synchronise_or_open(NULL) : close_gate_on_idle_gpu();
+	why = preempts ? synchronise_or_open(NULL) : close_gate_on_idle_gpu();
 	if (why)
 		outcome_is(moved, AFFINODE_BUSY, why);
 	return !why;
 }
 
-/* Some is better copied while the rest is released, where nothing is to be waited for and the context stays.  */
-static void leave_some(const struct moved *moved, struct survey *survey, size_t *uncopied)
+/* How many of the first items are copied behind the closed gate, while the others are released (streaming_out.c). Where
+ * nothing is to be waited for and the context stays, that is faster for some of them.  */
+static size_t items_to_stream(const struct move *move, const struct survey *survey)
 {
-	if (moved->move.streams || moved->move.prepare || moved->move.to_context || moved->move.preempts)
-		return;
-	*uncopied = stream_leave_some(survey);
-	if (*uncopied)
-		survey->lanes[0].at = *uncopied;
+	if (move_streams(move))
+		return survey->item_count;
+	return move->kind == MOVE_PARK && !move->in_two_steps ? stream_leave_some(survey) : 0;
 }
 
-/* Behind the closed gate: what is digested last is what counts. Of what is streamed that is done part by part.  */
-static bool prepare_to_release(struct moved *moved, struct survey *survey, size_t *uncopied)
+/* From the closed gate to the closed gate: the host has all but the first `to_stream` items. What was digested first counts if nothing
+ * could change since: if the gate has stayed closed, and no managed memory moved.  */
+static bool prepare_to_release(struct moved *moved, struct survey *survey, size_t *to_stream)
 {
-	const char *why;
-	bool is_last = true;
+	const char *why = NULL;
+	bool is_known;
 
 	if (!digest_behind_gate(moved, survey))
 		return false;
-	leave_some(moved, survey, uncopied);
-	if (!host_has_all(survey)) {
-		if (!complete_copies(moved, survey))
-			return false;
-		is_last = false;
-	}
-	if (!call_came() && managed_prefetch_out(call_came))
-		is_last = false;
-	if (call_came())
-		return true; /* the caller looks again */
-	if (!is_last && (moved->move.streams || !*uncopied) && !digest_behind_gate(moved, survey))
+	*to_stream = items_to_stream(&moved->move, survey);
+	if (*to_stream && !move_streams(&moved->move))
+		survey->lanes[0].at = *to_stream;
+	is_known = host_has_all(survey);
+	if (!is_known && !complete_copies(moved, survey))
 		return false;
-	if (*uncopied) {
-		why = device_writes_reason(true);
-	} else {
+	if (!call_came() && managed_prefetch_out(call_came))
+		is_known = false;
+	if (call_came())
+		return is_revoked(moved);
+	/* Some that are left for later are digested again with the others, window by window.  */
+	if (!is_known && (move_streams(&moved->move) || !*to_stream) && !digest_behind_gate(moved, survey))
+		return false;
+	if (!*to_stream) {
 		moved->zeros = settle_items(survey, 0, survey->item_count);
-		why = host_has_all(survey) ? device_writes_reason(true) : "GPU memory was written to without a CUDA call";
+		why = host_has_all(survey) ? NULL : "GPU memory was written to without a CUDA call";
 	}
+	if (!why)
+		why = device_writes_reason(true);
 	if (why)
 		outcome_is(moved, AFFINODE_BUSY, why);
 	return !why;
@@ -305,17 +313,16 @@ static bool wait_for_commit(struct moved *moved, const struct survey *survey)
 /* With the gate closed. True: parked.  */
 static bool give_up_memory(struct moved *moved, struct survey *survey)
 {
-	size_t uncopied = moved->move.streams ? survey->item_count : 0;
+	size_t to_stream;
 
-	if (!prepare_to_release(moved, survey, &uncopied))
+	if (!prepare_to_release(moved, survey, &to_stream))
 		return false;
-	if (call_came() || (moved->move.prepare && !wait_for_commit(moved, survey))) {
-		if (moved->status == AFFINODE_OK)
-			outcome_is(moved, AFFINODE_REVOKED, MOVER_CALL_CAME);
+	if (call_came())
+		return is_revoked(moved);
+	if (moved->move.in_two_steps && !wait_for_commit(moved, survey))
 		return false;
-	}
-	if (uncopied)
-		return stream_out(moved, survey, uncopied);
+	if (to_stream)
+		return stream_out(moved, survey, to_stream);
 	release_all(moved, survey);
 	return true;
 }
@@ -325,7 +332,7 @@ static void park_with(struct moved *moved, struct survey *survey)
 	bool parked;
 
 	shim_move_state(AFFINODE_STATE_RESIDENT, AFFINODE_STATE_PARKING);
-	moved->leaves = moved->move.to_context && !depth_moves->objection();
+	moved->leaves = moved->move.kind == MOVE_PARK_CONTEXT && !depth_moves->objection();
 	parked = give_up_memory(moved, survey);
 	survey_end(survey);
 	mover_set_copying(false);
@@ -342,7 +349,7 @@ static void park_with(struct moved *moved, struct survey *survey)
 	blocks_changed();
 	page_set_depth(AFFINODE_DEPTH_MEMORY);
 	shim_move_state(AFFINODE_STATE_PARKING, AFFINODE_STATE_PARKED);
-	if (moved->move.to_context)
+	if (moved->move.kind == MOVE_PARK_CONTEXT)
 		depth_moves->out(moved->text, sizeof(moved->text)); /* else at memory depth, and the text says why */
 }
 
@@ -401,7 +408,7 @@ void park(struct moved *moved)
 	struct survey survey;
 	const char *why;
 
-	if (shim_is_parked() && moved->move.streams && !moved->move.prepare && !checkpoint_is_out())
+	if (shim_is_parked() && move_streams(&moved->move) && !moved->move.in_two_steps && !checkpoint_is_out())
 		return park_from_parked(moved);
 	if (shim_state() != AFFINODE_STATE_RESIDENT)
 		return outcome_is(moved, AFFINODE_NOTHING, "the GPU is freed already");
@@ -415,9 +422,9 @@ void park(struct moved *moved)
 	if (!all_contexts_ready())
 		return outcome_is(moved, AFFINODE_BUSY, "a CUDA context is not ready to be copied from");
 	waiting_at_start = gate_calls_waiting();
-	atomic_store(&preempting, moved->move.preempts);
+	atomic_store(&preempting, moved->move.kind == MOVE_PREEMPT);
 	shim_register_exit(); /* before: an exit that begins while the gate is closed must not wait at it */
-	why = moved->move.preempts ? close_gate_on_working_gpu() : close_gate_on_idle_gpu();
+	why = moved->move.kind == MOVE_PREEMPT ? close_gate_on_working_gpu() : close_gate_on_idle_gpu();
 	if (why)
 		return outcome_is(moved, AFFINODE_BUSY, why);
 	calls_at_start = calls_made();

@@ -27,7 +27,7 @@ static enum decision prepared_verdict(const struct move *move, uint64_t since, u
 
 	if (atomic_load(&mover_queue.decision) != UNDECIDED)
 		return atomic_load(&mover_queue.decision);
-	if (move->command == AFFINODE_COMMAND_RESUME)
+	if (move_resumes(move))
 		return now - since > AFFINODE_PREPARED_MS * MS_NS ? COMMIT : UNDECIDED;
 	if (atomic_load(&gate.dying))
 		return ABORT;
@@ -63,12 +63,9 @@ bool mover_wait_for_commit(struct moved *moved)
 
 void mover_decide(uint32_t epoch, bool commit)
 {
-	bool either;
-
 	pthread_mutex_lock(&mover_queue.lock);
-	either = mover_queue.next.prepare || mover_queue.next.streams || moves_disk(mover_queue.next.command);
-	if (mover_queue.runs && either && mover_queue.next.epoch == epoch &&
-	    (mover_queue.is_prepared || !commit) && atomic_load(&mover_queue.decision) == UNDECIDED)
+	if (mover_queue.runs && mover_queue.next.epoch == epoch && (mover_queue.is_prepared || !commit) &&
+	    atomic_load(&mover_queue.decision) == UNDECIDED)
 		atomic_store(&mover_queue.decision, commit ? COMMIT : ABORT);
 	pthread_cond_signal(&mover_queue.changed);
 	pthread_mutex_unlock(&mover_queue.lock);
@@ -77,9 +74,8 @@ void mover_decide(uint32_t epoch, bool commit)
 void mover_link_lost(void)
 {
 	pthread_mutex_lock(&mover_queue.lock);
-	if (mover_queue.runs && mover_queue.next.prepare && atomic_load(&mover_queue.decision) == UNDECIDED)
-		atomic_store(&mover_queue.decision,
-			     mover_queue.next.command == AFFINODE_COMMAND_RESUME ? COMMIT : ABORT);
+	if (mover_queue.runs && mover_queue.next.in_two_steps && atomic_load(&mover_queue.decision) == UNDECIDED)
+		atomic_store(&mover_queue.decision, move_resumes(&mover_queue.next) ? COMMIT : ABORT);
 	pthread_cond_signal(&mover_queue.changed);
 	pthread_mutex_unlock(&mover_queue.lock);
 }
@@ -89,7 +85,7 @@ bool mover_prepared_is_wanted(void)
 	bool wanted;
 
 	pthread_mutex_lock(&mover_queue.lock);
-	wanted = mover_queue.is_prepared && mover_queue.next.command == AFFINODE_COMMAND_PARK && is_wanted();
+	wanted = mover_queue.is_prepared && move_parks(&mover_queue.next) && is_wanted();
 	pthread_mutex_unlock(&mover_queue.lock);
 	return wanted;
 }

@@ -65,7 +65,7 @@ static void fill(struct survey *survey, bool on_gpu)
 		if (i == 0 || survey->blocks[i - 1]->context != block->context) {
 			lane += i > 0;
 			lane->context = block->context;
-			lane->begin = lane->at = (size_t)(item - survey->items);
+			lane->begin = lane->at = lane->arrived = (size_t)(item - survey->items);
 		}
 		survey->begins[i] = (size_t)(item - survey->items);
 		for (size_t chunk = on_gpu ? 0 : chunks_on_gpu(block); chunk < end; chunk++, item++) {
@@ -108,6 +108,17 @@ void survey_end(struct survey *survey)
 	free(survey->lanes);
 	free(survey->begins);
 	memset(survey, 0, sizeof(*survey));
+}
+
+struct part part_of(const struct survey *survey, size_t item)
+{
+	struct block *block = survey->items[item].block;
+	size_t index = survey->items[item].index;
+	unsigned number = block_parts(block) == 1 ? 0 : (unsigned)(index * CHUNK_BYTES / block->part_bytes);
+	size_t first = block_part_begins(block, number) / CHUNK_BYTES;
+	size_t end = (block_part_begins(block, number + 1) + CHUNK_BYTES - 1) / CHUNK_BYTES;
+
+	return (struct part){block, number, item - (index - first), item + (end - index)};
 }
 
 CUresult survey_digest(struct survey *survey, size_t begin, size_t end)

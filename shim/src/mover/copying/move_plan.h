@@ -23,6 +23,16 @@ struct lane {
 	struct context *context;
 	size_t begin, end; /* items */
 	size_t at;         /* next to be looked at */
+	/* Of a resume: the items before `arrived` are filled and right, and those from there on, before `at`, are on their way.  */
+	size_t arrived;
+	unsigned mark; /* of their copies */
+};
+
+/* A part of a block, and its items.  */
+struct part {
+	struct block *block;
+	unsigned number; /* in the block */
+	size_t begin, end;
 };
 
 struct survey {
@@ -39,6 +49,9 @@ struct survey {
  * False: no memory.  */
 bool survey_begin(struct survey *survey, bool on_gpu);
 void survey_end(struct survey *survey);
+
+/* The part with that item.  */
+struct part part_of(const struct survey *survey, size_t item);
 
 /* Digest those of these items that can be; the others stay `digestible` false.  */
 CUresult survey_digest(struct survey *survey, size_t begin, size_t end);

@@ -1,4 +1,4 @@
-#include "mover/streaming/streaming_out.h"
+#include "mover/streaming_out.h"
 
 #include "base/log.h"
 #include "base/monotonic_futex.h"
@@ -6,7 +6,6 @@
 #include "gate/gate.h"
 #include "mover/copying/copies.h"
 #include "mover/copying/copying_out.h"
-#include "mover/streaming/windows.h"
 
 /* What may be released while one window is copied. On an H200 that takes a fourteenth of the time that copying does.  */
 #define RELEASED_PER_COPIED 12
@@ -14,6 +13,19 @@
 #define COPIED_AGAIN 3
 
 static const char NO_HOST_MEMORY_COMES[] = "the host memory that it was to have does not come";
+
+/* Items of one context.  */
+struct window {
+	struct context *context;
+	unsigned mark; /* 0 or 1, for its copies */
+	size_t begin, end;
+};
+
+/* From the survey's end to its beginning: the items before `at` are in no window yet.  */
+struct walk {
+	size_t most; /* items in a window, but for a larger part */
+	size_t at;
+};
 
 struct departure {
 	struct moved *moved;
@@ -25,6 +37,32 @@ struct departure {
 		uint64_t copies, releases, host_memory;
 	} spent_ns; /* waiting for them, and with them */
 };
+
+static void window_empty(const struct walk *walk, struct window *window)
+{
+	window->begin = window->end = walk->at;
+}
+
+static bool window_is_empty(const struct window *window)
+{
+	return window->begin == window->end;
+}
+
+/* The walk's next part; false: there is none that has its place in the window.  */
+static bool next_part(const struct survey *survey, const struct walk *walk, const struct window *window, struct part *part)
+{
+	if (walk->at == 0)
+		return false;
+	*part = part_of(survey, walk->at - 1);
+	return window_is_empty(window) ||
+	       (part->block->context == window->context && window->end - part->begin <= walk->most);
+}
+
+static void window_add(struct walk *walk, struct window *window, const struct part *part)
+{
+	window->context = part->block->context;
+	walk->at = window->begin = part->begin;
+}
 
 static bool has_slots(size_t slots)
 {
@@ -40,8 +78,8 @@ static void next_window(struct departure *departure, struct window *window)
 	size_t slots = 0;
 
 	window_empty(&departure->copies, window);
-	while (walk_next(&departure->copies, &part) && window_takes(&departure->copies, window, &part)) {
-		if (departure->moved->move.hands_over) {
+	while (next_part(departure->survey, &departure->copies, window, &part)) {
+		if (move_hands_over(&departure->moved->move)) {
 			slots += slots_needed(departure->survey, part.begin, part.end);
 			if (!has_slots(slots))
 				return;
@@ -53,7 +91,7 @@ static void next_window(struct departure *departure, struct window *window)
 
 static CUresult begin_copies(struct survey *survey, const struct window *window, uint64_t *copied)
 {
-	struct lane lane = {window->context, window->begin, window->end, window->begin};
+	struct lane lane = {.context = window->context, .begin = window->begin, .end = window->end, .at = window->begin};
 	CUresult result = copy_lane_out(survey, &lane, copied);
 
 	return result == CUDA_SUCCESS ? transfers_mark(window->context, window->mark) : result;
@@ -168,8 +206,7 @@ static void leaving_window(struct departure *departure, size_t from, struct wind
 	struct part part;
 
 	window_empty(&departure->releases, window);
-	while (walk_next(&departure->releases, &part) && part.begin >= from &&
-	       window_takes(&departure->releases, window, &part))
+	while (next_part(departure->survey, &departure->releases, window, &part) && part.begin >= from)
 		window_add(&departure->releases, window, &part);
 }
 
@@ -215,14 +252,14 @@ size_t stream_leave_some(const struct survey *survey)
 
 bool stream_out(struct moved *moved, struct survey *survey, size_t uncopied)
 {
-	size_t most = moved->move.hands_over ? HANDED_WINDOW_ITEMS : WINDOW_ITEMS;
+	size_t most = items_in_window(&moved->move);
 	struct departure departure = {.moved = moved, .survey = survey, .got_host_ns = clock_ns()};
 	uint64_t begin = clock_ns();
 	const char *why = NULL;
 	bool is_parked = false;
 
-	departure.copies = (struct walk){survey, true, most, uncopied};
-	departure.releases = (struct walk){survey, true, RELEASED_PER_COPIED * most, survey->item_count};
+	departure.copies = (struct walk){most, uncopied};
+	departure.releases = (struct walk){RELEASED_PER_COPIED * most, survey->item_count};
 	while (!why && departure.releases.at > 0)
 		why = go_on(&departure, &is_parked);
 	survey_finish_transfers(survey);
@@ -233,7 +270,7 @@ bool stream_out(struct moved *moved, struct survey *survey, size_t uncopied)
 		outcome_is(moved, why == NO_HOST_MEMORY_COMES ? AFFINODE_NO_HOST_ROOM : AFFINODE_FAILED, why);
 	if (moved->status == AFFINODE_OK)
 		return true;
-	if (moved->move.hands_over)
+	if (move_hands_over(&moved->move))
 		give_up_copies(survey);
 	if (moved->status == AFFINODE_NO_HOST_ROOM)
 		slabs_for_copies(survey, &moved->bytes);
