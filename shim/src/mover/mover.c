@@ -199,19 +199,18 @@ static void look_for_broken_context(struct moved *moved)
 }
 
 const struct move_traits move_kinds[MOVE_KINDS] = {
-	[MOVE_PARK_LENT] = {"park into lent memory", AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM | AFFINODE_MOVE_HAND_OVER, true, park},
-	[MOVE_PARK_STREAMED] = {"streamed park", AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM, true, park},
-	[MOVE_PREEMPT] = {"park at work", AFFINODE_COMMAND_PARK, AFFINODE_MOVE_PREEMPT, false, park},
-	[MOVE_PARK_CONTEXT] = {"park at context depth", AFFINODE_COMMAND_PARK, AFFINODE_MOVE_CONTEXT, true, park},
+	[MOVE_PARK_LENT] = {"lent-park", AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM | AFFINODE_MOVE_HAND_OVER, true, park},
+	[MOVE_PARK_STREAMED] = {"streamed-park", AFFINODE_COMMAND_PARK, AFFINODE_MOVE_STREAM, true, park},
+	[MOVE_PREEMPT] = {"park-at-work", AFFINODE_COMMAND_PARK, AFFINODE_MOVE_PREEMPT, false, park},
+	[MOVE_PARK_CONTEXT] = {"park-at-context-depth", AFFINODE_COMMAND_PARK, AFFINODE_MOVE_CONTEXT, true, park},
 	[MOVE_PARK] = {"park", AFFINODE_COMMAND_PARK, 0, true, park},
 	[MOVE_MIGRATE] = {"migration", AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_MIGRATE, false, resume},
-	[MOVE_RESUME_LENDING] = {"resume that lends memory", AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM | AFFINODE_MOVE_HAND_OVER, false,
-				 resume},
-	[MOVE_RESUME_STREAMED] = {"streamed resume", AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM, false, resume},
+	[MOVE_RESUME_LENDING] = {"lending-resume", AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM | AFFINODE_MOVE_HAND_OVER, false, resume},
+	[MOVE_RESUME_STREAMED] = {"streamed-resume", AFFINODE_COMMAND_RESUME, AFFINODE_MOVE_STREAM, false, resume},
 	[MOVE_RESUME] = {"resume", AFFINODE_COMMAND_RESUME, 0, true, resume},
-	[MOVE_RESUME_ALONE] = {"lone resume", AFFINODE_COMMAND_RESUME, 0, false, resume},
+	[MOVE_RESUME_ALONE] = {"lone-resume", AFFINODE_COMMAND_RESUME, 0, false, resume},
 	[MOVE_SPILL] = {"spill", AFFINODE_COMMAND_SPILL, 0, false, spill},
-	[MOVE_READ_BACK] = {"read back", AFFINODE_COMMAND_READ_BACK, 0, false, read_back},
+	[MOVE_READ_BACK] = {"read-back", AFFINODE_COMMAND_READ_BACK, 0, false, read_back},
 };
 
 enum move_kind move_kind_of(const struct affinode_command *command)
