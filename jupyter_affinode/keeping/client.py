@@ -96,6 +96,12 @@ class Keeper:
         """Shut a kept kernel down, and return when it has ended."""
         await self._ask("end", kernel=kernel_id)
 
+    async def __aenter__(self) -> Keeper:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
     async def close(self) -> None:
         """Hang up: what this server has is kept from now on."""
         self._writer.close()

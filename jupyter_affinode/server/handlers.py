@@ -22,6 +22,7 @@ from tornado import web
 from .._version import __version__
 from ..client.api import ControllerRefused, ControllerUnavailable
 from ..doctor.checks import report
+from ..keeping.client import KeeperRefused, KeeperUnavailable
 from ..settings.policy import SETTINGS
 from .controller_watch import Kernel
 
@@ -126,8 +127,32 @@ class StatusHandler(AffinodeHandler):
             "may_act": await self.may_act(),
             "node": node if watch.available else None,
             "kernels": [self.describe(kernel) for kernel in kernels] if watch.available else [],
+            "kept": [self._of_today(kept) for kept in await self.extension.kept.list_unseen()],
         }
         self.answer(answer)
+
+    def _of_today(self, kept: dict[str, Any]) -> dict[str, Any]:
+        """Return a kept kernel with the path that its notebook has by now."""
+        paths = self.extension.kernels.paths.get(kept["id"])
+        return {**kept, "path": paths[0]} if paths else kept
+
+
+class KeptKernelHandler(AffinodeHandler):
+    """DELETE kept/<id>: shut down a kernel that is kept for another server of this user."""
+
+    @web.authenticated
+    @authorized
+    async def delete(self, kernel_id: str) -> None:
+        """Answer 404 for a kernel that is not kept, also for this server's own: Jupyter's API shuts these down."""
+        try:
+            await self.extension.kept.end(kernel_id)
+        except (KeyError, KeeperRefused):
+            self.refuse(404, "not-kept", "No such kernel is kept for another server.")
+        except KeeperUnavailable as error:
+            self.refuse(503, "no-keeper", str(error))
+        else:
+            self.set_status(204)
+            self.finish()
 
 
 class KernelHandler(AffinodeHandler):
@@ -298,6 +323,7 @@ HANDLERS = [
     (rf"/affinode/api/kernels/{KERNEL_ID}", KernelHandler),
     (rf"/affinode/api/kernels/{KERNEL_ID}/(?P<action>{ACTIONS})", KernelActionHandler),
     (rf"/affinode/api/kernels/{KERNEL_ID}/activity", ActivityHandler),
+    (rf"/affinode/api/kept/{KERNEL_ID}", KeptKernelHandler),
     (r"/affinode/api/past", PastHandler),
     (r"/affinode/api/policy", PolicyHandler),
     (r"/affinode/api/doctor", DoctorHandler),

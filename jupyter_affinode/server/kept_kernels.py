@@ -67,6 +67,7 @@ class KeptKernels:
         self._keeper: Keeper | None = None
         self._told: dict[str, Record] = {}  # what the keeper knows of each kernel
         self._given_away: list[Any] = []  # kernel managers, whose end would delete their connection files
+        self._unseen: dict[str, Kept] = {}  # adopted kernels that no tab has attached to
         self._stay: set[str] = set()  # kernels that run on when the server ends
         self._was_signalled = False
         self._changed = asyncio.Event()
@@ -115,6 +116,7 @@ class KeptKernels:
             self._log.exception("Kernel %s could not be adopted", record.kernel_id)
             return
         self._told[record.kernel_id] = record
+        self._unseen[record.kernel_id] = kept
         self._log.info("Kernel %s is this server's again: it ran on without one.", record.kernel_id)
 
     async def _put_in(self, kept: Kept) -> Any:
@@ -252,6 +254,33 @@ class KeptKernels:
             await self._adopting
         if self._which != "never":
             self._task = asyncio.get_running_loop().create_task(self._keep_up(), name="affinode-kept-kernels")
+
+    async def list_unseen(self) -> list[dict[str, Any]]:
+        """Return the kernels that ran on without a server and that no tab shows: this server's, and other servers'."""
+        for kernel_id in list(self._unseen):
+            manager = self._manager
+            if kernel_id not in manager or manager.kernel_model(kernel_id)["connections"]:
+                del self._unseen[kernel_id]
+        found = [
+            *(_description(kept, is_here=True) for kept in self._unseen.values()),
+            *(_description(kept, is_here=False) for kept in await self._kept_elsewhere()),
+        ]
+        return sorted(found, key=lambda each: (not each["here"], each["path"] or "", each["id"]))
+
+    async def _kept_elsewhere(self) -> list[Kept]:
+        if self._keeper is None and not is_there():
+            return []
+        with contextlib.suppress(KeeperUnavailable, KeeperRefused):
+            async with await connected() as keeper:
+                return await keeper.list_kept()
+        return []
+
+    async def end(self, kernel_id: str) -> None:
+        """Shut a kernel down that is kept for another server. Raises KeyError, KeeperUnavailable and KeeperRefused."""
+        if kernel_id not in {kept.record.kernel_id for kept in await self._kept_elsewhere()}:
+            raise KeyError(kernel_id)
+        async with await connected() as keeper:  # one of its own: it may take seconds
+            await keeper.end(kernel_id)
 
     async def on_kernel_action(self, logger: Any, schema_id: str, data: dict[str, Any]) -> None:
         """Look at once after what the server's `kernel_actions` events tell."""
@@ -477,6 +506,19 @@ def _obituary(ended: Ended) -> str:
     what = f"The kernel of {paths}" if paths else f"Kernel {ended.record.kernel_id}"
     when = clock_in_words(ended.at - time.time())
     return f"{what} ended at {when}, while no server ran: its process was killed, or ended by itself."
+
+
+def _description(kept: Kept, *, is_here: bool) -> dict[str, Any]:
+    record = kept.record
+    return {
+        "id": record.kernel_id,
+        "name": record.description.get("name"),
+        "path": next((session["path"] for session in record.sessions if session.get("path")), None),
+        "here": is_here,
+        "folder": None if is_here else record.owner.root,
+        "server": None if is_here else record.owner.name or None,
+        "since": clock_in_words(kept.kept_since - time.time()),
+    }
 
 
 def _as_text(value: Any) -> Any:

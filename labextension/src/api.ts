@@ -45,6 +45,11 @@ export class AffinodeApi {
     return this._request<IPast>('GET', ['past'], undefined, `?seconds=${seconds}`);
   }
 
+  /** DELETE a kernel that is kept for another server. */
+  endKept(kernelId: string): Promise<unknown> {
+    return this._request<unknown>('DELETE', ['kept', encodeURIComponent(kernelId)]);
+  }
+
   private async _request<T>(method: string, path: string[], body?: object, query = ''): Promise<T> {
     const url = URLExt.join(this._connection.baseUrl, 'affinode', 'api', ...path) + query;
     const init = { method, body: body && JSON.stringify(body) };
@@ -64,7 +69,7 @@ export class AffinodeApi {
         message ?? `${response.status} ${response.statusText}`
       );
     }
-    if (answer === null) {
+    if (answer === null && response.status !== 204) {
       throw new AffinodeError(
         response.status,
         'no-json',

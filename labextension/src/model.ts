@@ -16,6 +16,7 @@ import {
   Action,
   IActionBody,
   IActivity,
+  IKeptKernel,
   IKernel,
   INoticeEvent,
   IPolicy,
@@ -155,6 +156,15 @@ export class AffinodeModel implements IAffinode, IDisposable {
     return this._during(id, 'restart', async () => {
       await KernelAPI.restartKernel(id, this._services.serverSettings);
       this._refreshSoon();
+    });
+  }
+
+  end({ here, id }: IKeptKernel): Promise<void> {
+    return this._during(id, 'end', async () => {
+      await (here
+        ? KernelAPI.shutdownKernel(id, this._services.serverSettings)
+        : this._api.endKept(id));
+      await this.refresh();
     });
   }
 

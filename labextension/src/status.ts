@@ -246,6 +246,23 @@ export interface IActivity {
   age_s: number;
 }
 
+/** A kernel that ran on without a server, and that no notebook or console shows now. */
+export interface IKeptKernel {
+  id: string;
+  /** What its kernelspec is called. */
+  name: string | null;
+  /** Of its notebook, in the folder of its server. */
+  path: string | null;
+  /** Whether this server has it; one that is kept for another server can only be ended from here. */
+  here: boolean;
+  /** The root folder of that other server. */
+  folder: string | null;
+  /** What a Hub calls that other server. */
+  server: string | null;
+  /** When its server ended, as a time of day: "13:11 CET". */
+  since: string;
+}
+
 /** The answer of GET status. */
 export interface IStatus {
   version: string;
@@ -257,6 +274,7 @@ export interface IStatus {
   may_act: boolean;
   node: INode | null;
   kernels: IKernel[];
+  kept: IKeptKernel[];
 }
 
 /** What a user may ask of a kernel. */

@@ -5,7 +5,16 @@ import { Possible } from './actions';
 import { IPast } from './history/past';
 import { IRate } from './rates';
 import { ISettings } from './settings';
-import { Action, IActionBody, IActivity, IKernel, INoticeEvent, IPolicy, IStatus } from './status';
+import {
+  Action,
+  IActionBody,
+  IActivity,
+  IKeptKernel,
+  IKernel,
+  INoticeEvent,
+  IPolicy,
+  IStatus
+} from './status';
 
 /** The ids of the commands; each acts on `kernelId`, or on the current notebook's kernel. */
 export namespace CommandIDs {
@@ -16,6 +25,7 @@ export namespace CommandIDs {
   export const stopWaiting = 'affinode:stop-waiting';
   export const restartLost = 'affinode:restart-lost';
   export const openKernel = 'affinode:open-kernel';
+  export const endKernel = 'affinode:end-kernel';
   export const endProcess = 'affinode:end-process';
   export const openPanel = 'affinode:open-panel';
 }
@@ -105,6 +115,9 @@ export interface IAffinode {
 
   /** Restart a kernel through Jupyter. */
   restart(id: string): Promise<void>;
+
+  /** Shut down a kernel that no notebook shows. */
+  end(kernel: IKeptKernel): Promise<void>;
 
   /** Change when idle kernels are freed, where `policy.may_change`. */
   changePolicy(change: Partial<IPolicy>): Promise<void>;

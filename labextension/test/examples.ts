@@ -115,6 +115,7 @@ export function status(kernels: IKernel[], machine: INode | null = node()): ISta
     message: null,
     code: null,
     may_act: true,
+    kept: [],
     node: machine,
     kernels
   };

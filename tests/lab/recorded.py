@@ -234,6 +234,7 @@ def machine(
         "message": None,
         "code": None,
         "may_act": True,
+        "kept": [],
         "node": node,
         "kernels": kernels,
     }
@@ -349,6 +350,24 @@ def busy_machine() -> dict[str, Any]:
     return machine(kernels, gpus=8)
 
 
+def kept() -> list[dict[str, Any]]:
+    """Kernels that ran on without a server: of this one, and of others."""
+    here = {"id": "kernel-1", "name": "Python 3 (ipykernel)", "here": True, "folder": None, "server": None}
+    return [
+        {**here, "path": "thesis/train.ipynb", "since": "13:02 CET"},
+        {**here, "id": "kernel-70", "path": None, "since": "2026-11-24 09:12 CET"},
+        {
+            **here,
+            "id": "kernel-71",
+            "path": "a-notebook-with-a-rather-long-name.ipynb",
+            "here": False,
+            "folder": "/home/alice/projects/course-on-machine-learning",
+            "server": "alice/gpu",
+            "since": "13:02 CET",
+        },
+    ]
+
+
 def states() -> dict[str, dict[str, Any]]:
     """Every state of the panel, by name; the first kernel of each is the one to look at."""
     no_gpu = machine([kernel(5, "plain.ipynb")], gpus=0)
@@ -362,6 +381,7 @@ def states() -> dict[str, dict[str, Any]]:
         "remote": {**away, "code": "remote"},
         "other-version": {**usual["freed"], "version": "99.0.0"},
         "reader": {**usual["resident"], "may_act": False},
+        "without-notebook": {**usual["resident"], "kept": kept()},
         **_troubled_states(),
         "nothing": machine([]),
         "no-gpu": no_gpu,

@@ -195,6 +195,7 @@ def test_reading_and_moving_need_the_right_to_read_and_write_kernels(native, mac
         assert server.affinode("doctor")[0] == reading
         assert server.affinode(f"kernels/{kernel.id}/release", "POST", {})[0] == moving
         assert server.affinode("policy", "PATCH", {})[0] == moving
+        assert server.affinode("kept/none", "DELETE")[0] == (404 if moving == 200 else 403)
 
 
 def test_polling_does_not_keep_the_server_alive(followed):

@@ -1,6 +1,6 @@
 import { Button } from '@jupyterlab/ui-components';
 import * as React from 'react';
-import { HEADING_CARET } from '../panel/headingCaret';
+import { Section } from '../panel/Section';
 import { IView } from '../panel/view';
 import { pastTitle, sumsText, windowText } from '../words';
 import { IPast, sums } from './past';
@@ -24,24 +24,15 @@ export function HistorySection(props: { view: IView }): JSX.Element {
   const [isOpen, setOpen] = React.useState(false);
   const [length, setLength] = React.useState(3600);
   return (
-    <section
-      className="jp-affinode-section jp-affinode-history"
-      aria-labelledby="jp-affinode-section-past"
+    <Section
+      className="jp-affinode-history"
+      id="past"
+      isOpen={isOpen}
+      onToggle={() => setOpen(!isOpen)}
+      title={pastTitle(length, trans)}
     >
-      <h3 className="jp-affinode-heading">
-        <button
-          type="button"
-          id="jp-affinode-section-past"
-          data-control="section past"
-          aria-expanded={isOpen}
-          onClick={() => setOpen(!isOpen)}
-        >
-          {HEADING_CARET}
-          {pastTitle(length, trans)}
-        </button>
-      </h3>
-      {isOpen && <Body length={length} onLength={setLength} view={props.view} />}
-    </section>
+      <Body length={length} onLength={setLength} view={props.view} />
+    </Section>
   );
 }
 

@@ -7,10 +7,10 @@ import { IAffinode } from '../tokens';
 import { folders, mainPath, namesOf, othersText } from '../words';
 import { HistorySection } from '../history/HistorySection';
 import { Empty, Problem } from './Empty';
-import { HEADING_CARET } from './headingCaret';
 import { moveByArrow, useKeptFocus } from './focus';
 import { useFreeIdle } from './FreeIdle';
 import { KernelRow } from './KernelRow';
+import { KeptKernels } from './KeptKernels';
 import { Gpus, HostMemory } from './Memory';
 import { Policy } from './Policy';
 import {
@@ -19,11 +19,11 @@ import {
   isOpenAtFirst,
   isProblem,
   MANY,
-  SectionId,
   SECTIONS,
   sections,
   sectionTitle
 } from './rows';
+import { Section } from './Section';
 import { useStill } from './still';
 import { IView } from './view';
 
@@ -34,6 +34,8 @@ export interface IPanelProps {
   /** The kernel of the current notebook. */
   currentKernelId: string | undefined;
   isVisible: boolean;
+  /** The kernels that notebooks and consoles of this page show. */
+  shownKernels: ReadonlySet<string>;
   /** Go back to the current notebook. */
   leave: () => void;
   /** Ask the server now, and show the answer at once. */
@@ -72,6 +74,7 @@ export function Panel(props: IPanelProps): JSX.Element {
       <div className="jp-affinode-body">
         {!problem && !status && <Empty title={trans.__('Looking…')} role="status" />}
         {problem && <Problem affinode={affinode} problem={problem} trans={trans} />}
+        <KeptKernels {...props} />
         {status?.node && (
           <Machine {...props} filter={filter} node={status.node} kernels={status.kernels} />
         )}
@@ -241,70 +244,36 @@ function Kernels(
           <Section
             key={section}
             count={rows.length}
+            id={section}
             isOpen={isOpen}
             offer={offers(section)}
             onToggle={() => toggle(section, !isOpen)}
-            section={section}
-            trans={trans}
+            title={sectionTitle(section, trans)}
           >
-            {rows.map(kernel => (
-              <KernelRow
-                key={kernel.id}
-                isCurrent={kernel.id === currentKernelId}
-                isGone={!known.has(kernel.id)}
-                isOpen={
-                  open.get(kernel.id) ??
-                  ((kernel.id === currentKernelId && kernel.residency !== 'none') ||
-                    section === 'waiting' ||
-                    isProblem(kernel))
-                }
-                pending={affinode.pending(kernel.id)}
-                kernel={kernel}
-                kernels={section === 'waiting' ? kernels : undefined}
-                onToggle={toggle}
-                view={view}
-              />
-            ))}
+            <ul className="jp-affinode-kernels">
+              {rows.map(kernel => (
+                <KernelRow
+                  key={kernel.id}
+                  isCurrent={kernel.id === currentKernelId}
+                  isGone={!known.has(kernel.id)}
+                  isOpen={
+                    open.get(kernel.id) ??
+                    ((kernel.id === currentKernelId && kernel.residency !== 'none') ||
+                      section === 'waiting' ||
+                      isProblem(kernel))
+                  }
+                  pending={affinode.pending(kernel.id)}
+                  kernel={kernel}
+                  kernels={section === 'waiting' ? kernels : undefined}
+                  onToggle={toggle}
+                  view={view}
+                />
+              ))}
+            </ul>
           </Section>
         );
       })}
       {others !== null && <p className="jp-affinode-others">{others}</p>}
     </div>
-  );
-}
-
-/** A heading that opens and closes its rows. */
-function Section(props: {
-  children: React.ReactNode;
-  count: number;
-  isOpen: boolean;
-  /** What can be done with all of its kernels at once. */
-  offer: JSX.Element | null;
-  onToggle: () => void;
-  section: SectionId;
-  trans: TranslationBundle;
-}): JSX.Element {
-  const { isOpen, section, trans } = props;
-  const id = `jp-affinode-section-${section}`;
-  return (
-    <section className="jp-affinode-section" aria-labelledby={id}>
-      <div className="jp-affinode-head">
-        <h3 className="jp-affinode-heading">
-          <button
-            type="button"
-            id={id}
-            data-control={`section ${section}`}
-            aria-expanded={isOpen}
-            onClick={props.onToggle}
-          >
-            {HEADING_CARET}
-            {sectionTitle(section, trans)}
-            <span className="jp-affinode-count">{props.count}</span>
-          </button>
-        </h3>
-        {props.offer}
-      </div>
-      {isOpen && <ul className="jp-affinode-kernels">{props.children}</ul>}
-    </section>
   );
 }

@@ -13,6 +13,7 @@ import { Message, MessageLoop } from '@lumino/messaging';
 import { Panel as LuminoPanel, Widget } from '@lumino/widgets';
 import * as React from 'react';
 import { gpuIcon } from '../icons';
+import { kernelIdOf } from '../shell/openKernel';
 import { CommandIDs, IAffinode } from '../tokens';
 import { Panel } from './Panel';
 
@@ -119,7 +120,7 @@ class PanelBody extends ReactWidget {
       <Panel
         affinode={affinode}
         commands={app.commands}
-        currentKernelId={current?.sessionContext.session?.kernel?.id}
+        currentKernelId={kernelIdOf(current)}
         isVisible={this.isVisible}
         leave={() => {
           if (current) {
@@ -127,6 +128,7 @@ class PanelBody extends ReactWidget {
           }
         }}
         lookAgain={this._lookAgain}
+        shownKernels={new Set([...app.shell.widgets('main')].map(each => kernelIdOf(each) ?? ''))}
         trans={trans}
       />
     );

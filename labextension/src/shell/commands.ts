@@ -17,13 +17,15 @@ import {
 } from '../actions';
 import { AffinodeError } from '../api';
 import { gpuIcon, keepIcon, residencyIcons } from '../icons';
-import { Action, IKernel } from '../status';
+import { Action, IKeptKernel, IKernel } from '../status';
 import { CommandIDs, IAffinode } from '../tokens';
 import {
   actionCaption,
   actionLabel,
   errorText,
   givesText,
+  keptTitle,
+  mainPath,
   NamedAction,
   notice,
   span,
@@ -70,6 +72,7 @@ class KernelCommands {
     commands.forEach(command => this._add(command));
     this._addEndProcess();
     this._addOpen();
+    this._addEnd();
     this._affinode.actionsChanged.connect((_, actions) => this._notify(commands, actions));
     this._app.shell.currentChanged?.connect(() => this._notify(commands));
     return commands.map(command => command.id);
@@ -172,7 +175,7 @@ class KernelCommands {
       execute: async args => {
         const kernel = this._kernelOf(args);
         if (kernel) {
-          await this._try(kernel, () => command.execute(kernel, args));
+          await this._try(title(kernel, this._trans), () => command.execute(kernel, args));
         }
       }
     });
@@ -212,7 +215,9 @@ class KernelCommands {
           actionLabel('end', trans)
         );
         if (sure) {
-          await this._try(kernel, () => this._act(kernel, 'end', { process: process.number }));
+          await this._try(title(kernel, trans), () =>
+            this._act(kernel, 'end', { process: process.number })
+          );
         }
       }
     });
@@ -224,8 +229,36 @@ class KernelCommands {
       describedBy: { args: { type: 'object', properties: KERNEL_ARGUMENT } },
       execute: async args => {
         const kernel = this._kernelOf(args);
-        if (kernel) {
-          await openKernel(this._app, kernel);
+        const path = kernel ? mainPath(kernel) : this._keptOf(args)?.path;
+        const id = args.kernelId ?? kernel?.id;
+        if (typeof id === 'string' && path !== undefined) {
+          await openKernel(this._app, id, path);
+        }
+      }
+    });
+  }
+
+  private _addEnd(): void {
+    const trans = this._trans;
+    this._app.commands.addCommand(CommandIDs.endKernel, {
+      label: trans.__('End a Kernel That No Notebook Shows'),
+      isEnabled: args => {
+        const kept = this._keptOf(args);
+        return kept !== undefined && this._mayAct && this._affinode.pending(kept.id) === null;
+      },
+      describedBy: { args: { type: 'object', properties: KERNEL_ARGUMENT } },
+      execute: async args => {
+        const kept = this._keptOf(args);
+        const name = kept && keptTitle(kept, trans);
+        const sure =
+          name &&
+          (await this._isSure(
+            trans.__('End the kernel of %1?', name),
+            trans.__('All its variables, and what it has in GPU memory, are lost.'),
+            trans.__('End kernel')
+          ));
+        if (sure) {
+          await this._try(name, () => this._affinode.end(kept));
         }
       }
     });
@@ -252,6 +285,10 @@ class KernelCommands {
   private _kernelOf(args: ReadonlyPartialJSONObject): IKernel | undefined {
     const id = args.kernelId ?? kernelIdOf(this._app.shell.currentWidget);
     return typeof id === 'string' ? this._affinode.kernel(id) : undefined;
+  }
+
+  private _keptOf(args: ReadonlyPartialJSONObject): IKeptKernel | undefined {
+    return this._affinode.status?.kept.find(kept => kept.id === args.kernelId);
   }
 
   private _act(kernel: IKernel, action: Action, body = {}): Promise<void> {
@@ -285,7 +322,7 @@ class KernelCommands {
   }
 
   /** Do it, and tell a refusal with its reason. */
-  private async _try(kernel: IKernel, act: () => Promise<void>): Promise<void> {
+  private async _try(name: string, act: () => Promise<void>): Promise<void> {
     let refused: { slug: string; status: number };
     try {
       await act();
@@ -305,7 +342,6 @@ class KernelCommands {
     if (refused.status === 403) {
       void this._affinode.refresh(); // says whether the user may only look by now
     }
-    const name = title(kernel, this._trans);
     const message = notice(short => `${short(name)}: ${errorText(refused, this._trans)}`);
     Notification.warning(message, { autoClose: 8000 });
   }

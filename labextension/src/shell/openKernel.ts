@@ -1,34 +1,47 @@
 import { JupyterFrontEnd } from '@jupyterlab/application';
-import { IKernel } from '../status';
+import { Contents } from '@jupyterlab/services';
 import { showTab } from '../notebook/browserTab';
-import { mainPath } from '../words';
 
-/** Bring a kernel's notebook or console to the front, or open it; a console's path is no file. */
-export async function openKernel(app: JupyterFrontEnd, kernel: IKernel): Promise<void> {
+/**
+ * Bring a kernel's notebook or console to the front, or open it. One whose file is gone, or that never had one, gets a
+ * console.
+ */
+export async function openKernel(
+  app: JupyterFrontEnd,
+  id: string,
+  path: string | null
+): Promise<void> {
   const { commands, serviceManager, shell } = app;
   for (const widget of shell.widgets('main')) {
-    if (kernelIdOf(widget) === kernel.id) {
+    if (kernelIdOf(widget) === id) {
       shell.activateById(widget.id);
       return;
     }
   }
-  const path = mainPath(kernel);
-  if (path?.endsWith('.ipynb')) {
-    if (app.name === 'Jupyter Notebook') {
-      showTab(path);
-    } else {
-      await commands.execute('docmanager:open', { path });
-    }
-    return;
-  }
   for (const session of serviceManager.sessions.running()) {
-    if (session.kernel?.id === kernel.id && session.type === 'console') {
-      await commands.execute('console:open', { path: session.path });
+    if (session.kernel?.id === id && session.type === 'console' && session.path === path) {
+      await commands.execute('console:open', { path });
       return;
     }
   }
-  if (path) {
-    await commands.execute('docmanager:open', { path });
+  if (path === null || !(await isFile(serviceManager.contents, path))) {
+    await commands.execute('console:create', { kernelPreference: { id } });
+  } else if (path.endsWith('.ipynb') && app.name === 'Jupyter Notebook') {
+    showTab(path);
+  } else {
+    await commands.execute('docmanager:open', { path, kernel: { id } });
+  }
+}
+
+async function isFile(contents: Contents.IManager, path: string): Promise<boolean> {
+  try {
+    await contents.get(path, { content: false });
+    return true;
+  } catch (error) {
+    if ((error as { response?: Response }).response?.status === 404) {
+      return false;
+    }
+    throw error;
   }
 }
 

@@ -138,7 +138,7 @@ function shortened(name: string, most: number): string {
 }
 
 /** A name that begins at its own side wherever it stands, as those written from right to left do. */
-function isolated(name: string): string {
+export function isolated(name: string): string {
   return TURNS.test(name) ? `${ISOLATE}${name.replace(CONTROLS, '')}${END}` : name;
 }
 

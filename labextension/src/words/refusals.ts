@@ -58,6 +58,8 @@ const REFUSALS: Sentences = {
   'unknown-process': trans => trans.__('the process has ended'),
   'not-stuck': trans => trans.__('the process is not stuck'),
   'out-of-reach': trans => trans.__('the process cannot be ended from here'),
+  'not-kept': trans => trans.__('the kernel has ended, or a server has it again'),
+  'no-keeper': trans => trans.__('what keeps kernels does not answer'),
   gone: noAnswer,
   'no-controller': noAnswer,
   unreachable: trans => trans.__('the Jupyter server does not answer')

@@ -1,7 +1,7 @@
 /** Where a kernel's GPU memory is, in the words that everything uses. */
 
-import { IKernel, INode, IOthers, Residency } from '../status';
-import { bytes, clockIn, IWords, place, span } from './figures';
+import { IKeptKernel, IKernel, INode, IOthers, Residency } from '../status';
+import { basename, bytes, clockIn, isolated, IWords, place, span } from './figures';
 
 const SMALL = 64 * 1024 ** 2; // host memory is taken in slabs: less is not worth a word
 
@@ -66,6 +66,22 @@ function safeText(kernel: IKernel, trans: IWords): string {
   return disk_bytes >= parked_bytes
     ? trans.__('%1 safe on disk', all)
     : trans.__('%1 safe, %2 of it on disk', all, bytes(disk_bytes));
+}
+
+/** What a kernel that no notebook shows is called: its notebook, else its kernel. */
+export function keptTitle({ name, path }: IKeptKernel, trans: IWords): string {
+  return path === null ? (name ?? trans.__('Kernel without a notebook')) : isolated(basename(path));
+}
+
+/** Since when it ran without a server, and for which server it is kept: "its server ended at 13:11 CET". */
+export function keptForText(kernel: IKeptKernel, trans: IWords): string {
+  const { folder, here, server, since } = kernel;
+  if (here) {
+    return trans.__('its server ended at %1', since);
+  }
+  return server === null
+    ? trans.__('since %1 for a server in %2', since, folder)
+    : trans.__('since %1 for the server %2 in %3', since, server, folder);
 }
 
 /** "Other users: 3 kernels, 40 GiB on the GPU, 12 GiB freed, 1 waiting"; null where they have none. */

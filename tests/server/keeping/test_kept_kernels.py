@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -236,6 +237,50 @@ def test_servers_of_one_user_adopt_their_own(server, keeping_machine, wait_until
     assert f"kernel {there.id} is ended: no server had it for 2 s" in log_of_keeper(keeping_machine)
     assert not told(keeping_machine, there.id)
     assert here.run("1 + 1").text == "2"
+
+
+async def test_kernels_that_no_tab_shows_are_told_of_and_those_of_other_servers_can_be_ended(
+    server, keeping_machine, wait_until
+):
+    """Those of the same server until a tab attaches; those of another root folder with that folder."""
+    work, keeping_machine.work = keeping_machine.work, keeping_machine.folder / "elsewhere"
+    keeping_machine.work.mkdir()
+    other = JupyterServer(keeping_machine).start(KEEP)
+    folder, keeping_machine.work = str(keeping_machine.work), work
+    plain, shown, there = (
+        server.start_kernel(),
+        server.start_kernel(path="a/shown.ipynb"),
+        other.start_kernel(path="there.ipynb"),
+    )
+    assert server.affinode()[1]["kept"] == []
+    for each in (other, server):
+        each.process.terminate()
+        each.process.wait(timeout=60)
+    server.start(KEEP, port=server.port)
+    kept = {each["id"]: each for each in server.affinode()[1]["kept"]}
+    assert {key: each["path"] for key, each in kept.items()} == {
+        plain.id: None,
+        shown.id: "a/shown.ipynb",
+        there.id: "there.ipynb",
+    }
+    assert {key: each["here"] for key, each in kept.items()} == {
+        plain.id: True,
+        shown.id: True,
+        there.id: False,
+    }
+    assert kept[there.id]["folder"] == folder and kept[shown.id]["folder"] is None
+    assert all(re.fullmatch(r"\d\d:\d\d \S+", each["since"]) for each in kept.values())
+    tab = await Tab(shown.id).attach(server)
+    await until(lambda: shown.id not in {each["id"] for each in server.affinode()[1]["kept"]})
+    await tab.close()  # from now on it is a kernel as others
+    assert shown.id not in {each["id"] for each in server.affinode()[1]["kept"]}
+
+    pid = there.pid
+    assert server.affinode(f"kept/{plain.id}", "DELETE")[0] == 404
+    assert server.affinode(f"kept/{there.id}", "DELETE")[0] == 204
+    assert not exists(pid)
+    assert [each["id"] for each in server.affinode()[1]["kept"]] == [plain.id]
+    assert server.affinode(f"kept/{there.id}", "DELETE")[0] == 404
 
 
 def told(machine: Machine, kernel_id: str) -> str:
