@@ -19,6 +19,7 @@ from .records import Owner, Record, from_json, to_json
 START_S = 10.0
 TRY_EVERY_S = 0.05
 ANSWER_S = 30.0
+UNREAD_BYTES_MAX = 1 << 20
 
 
 class KeeperUnavailable(OSError):
@@ -76,6 +77,15 @@ class Keeper:
         """Give what this server got of a kernel that it handed over, and delivered to no client."""
         await self._ask("deliver", kernel=kernel_id, messages=messages.to_json(undelivered))
 
+    def tell_delivered(self, kernel_id: str, reader: str, channel: str, header: bytes) -> None:
+        """Say that a tab has got a message, given by its header; left out while the keeper is far behind.
+
+        Written at once and without an answer: the keeper gets it also where this server is killed next.
+        """
+        if not self.is_gone and self._writer.transport.get_write_buffer_size() < UNREAD_BYTES_MAX:
+            told = {"kernel": kernel_id, "reader": reader, "channel": channel, "header": header.decode()}
+            self._writer.write(json.dumps({"do": "delivered", **told}).encode() + b"\n")
+
     async def adopt(self, owner: Owner) -> tuple[list[Kept], list[Ended]]:
         """Take all kernels that are kept for such a server; return them, and those that have ended."""
         answer = await self._ask("adopt", owner=asdict(owner))
@@ -84,7 +94,7 @@ class Keeper:
         ]
 
     async def take(self, kernel_id: str) -> tuple[list[Message], int]:
-        """Take an adopted kernel's messages, and how many more did not fit. From now on the keeper holds none."""
+        """Take an adopted kernel's messages, and how many more did not fit. From now on this server has the kernel."""
         answer = await self._ask("take", kernel=kernel_id)
         return messages.from_json(answer["messages"]), answer["dropped"]
 

@@ -71,8 +71,10 @@ class Keeper:
             self._leaving.cancel()
         try:
             while line := await reader.readline():
-                writer.write(json.dumps(await self._answer(writer, line)).encode() + b"\n")
-                await writer.drain()
+                answer = await self._answer(writer, line)
+                if answer is not None:
+                    writer.write(json.dumps(answer).encode() + b"\n")
+                    await writer.drain()
         except (OSError, ValueError):  # ValueError: a line that is too long
             pass
         finally:
@@ -84,9 +86,12 @@ class Keeper:
                     await self._kernels[kernel_id].keep()
             self._maybe_leave()
 
-    async def _answer(self, writer: asyncio.StreamWriter, line: bytes) -> Answer:
+    async def _answer(self, writer: asyncio.StreamWriter, line: bytes) -> Answer | None:
         try:
             request = json.loads(line)
+            if request["do"] == "delivered":  # for each message of a kernel: without an answer
+                self._delivered(writer, request)
+                return None
             answer = self._requests[request["do"]](writer, request)
             return {"answer": await answer if asyncio.iscoroutine(answer) else answer}
         except (ValueError, LookupError, TypeError, OSError) as error:
@@ -104,6 +109,13 @@ class Keeper:
                 had.discard(record.kernel_id)
         self._servers[writer].add(record.kernel_id)
         self._records.write(record)
+
+    def _delivered(self, writer: asyncio.StreamWriter, request: Answer) -> None:
+        """Note that a server passed a kernel's message on to its tab."""
+        if request["kernel"] in self._servers[writer] & self._kernels.keys():
+            self._kernels[request["kernel"]].delivered(
+                request["reader"], request["channel"], request["header"].encode()
+            )
 
     def _forget(self, writer: asyncio.StreamWriter, request: Answer) -> None:
         """Forget a kernel that its server has ended."""
@@ -140,7 +152,7 @@ class Keeper:
         }
 
     def _take(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
-        """Give an adopted kernel's messages, and keep it no longer."""
+        """Give an adopted kernel's messages, and keep it no longer; they stay here until they are delivered."""
         if request["kernel"] not in self._servers[writer]:
             raise LookupError(f"kernel {request['kernel']} is not this server's")
         kernel = self._kernels[request["kernel"]]

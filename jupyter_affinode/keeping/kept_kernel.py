@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -32,10 +33,10 @@ OPEN, CLOSED = "busy", "idle"
 
 
 class KeptKernel:
-    """Listens to a kernel's output always, so that none is missed when its server ends.
+    """Listens to a kernel's output always, and has what the tab that was the last to read has not got yet.
 
-    Its output is put aside only while no server has it. Then the keeper is the client whose tab was the last to read,
-    so that the answer to a cell that still runs comes here.
+    A server says what it delivered to that tab, so what a server that is killed did not is here. While no server has
+    the kernel the keeper is that tab's client, so that the answer to a cell that still runs comes here.
     """
 
     def __init__(
@@ -74,7 +75,14 @@ class KeptKernel:
 
     def belongs_to(self, record: Record) -> None:
         """Take a newer record of it; its ports stay while its process is the same."""
+        if record.reader != self.record.reader:
+            self.outbox.clear()
         self.record = record
+
+    def delivered(self, reader: str, channel: str, header: bytes) -> None:
+        """Forget what its tab has got. A tab that is the reader now, and was not before, may be news here."""
+        self.belongs_to(replace(self.record, reader=reader))
+        self.outbox.delivered(channel, header)
 
     def close(self) -> None:
         """Stop listening, and forget it; the kernel goes on."""
@@ -90,7 +98,7 @@ class KeptKernel:
     # ---- kept, and no longer
 
     async def keep(self) -> None:
-        """Hold what it says from now on: no server has it."""
+        """Be the one that reads it: no server has it."""
         if self.is_kept:
             return
         self.kept_since = time.time()
@@ -106,7 +114,7 @@ class KeptKernel:
         self.outbox.put_before(messages)
 
     def take(self) -> list[Message]:
-        """Hand its messages to the server that has it now, and hold no more."""
+        """Return its messages for the server that has it now, which says when they are delivered."""
         self.kept_since = None
         if self._expiry is not None:
             self._expiry.cancel()
@@ -115,7 +123,7 @@ class KeptKernel:
                 self._tasks.pop(name).cancel()
         for channel in list(self._reading):
             self._reading.pop(channel).close(linger=0)
-        return self.outbox.take()
+        return self.outbox.all()
 
     async def _read(self, channel: str) -> None:
         """Be the client whose tab was the last to read, and return once the kernel knows that."""
@@ -140,7 +148,7 @@ class KeptKernel:
             self.heard_at = time.monotonic()
             if channel == OUTPUT:
                 self._follow_cells(frames)
-            if self.is_kept:
+            if self.record.reader:
                 self.outbox.add(channel, frames)
 
     def _follow_cells(self, frames: list[bytes]) -> None:

@@ -1,9 +1,9 @@
-"""A kernel's messages that no server has delivered yet: the newest, as many as a tab takes at once."""
+"""A kernel's messages that its tab has not got yet: the newest, as many as a tab takes at once."""
 
 from __future__ import annotations
 
 import base64
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 DELIMITER = b"<IDS|MSG>"
@@ -13,6 +13,9 @@ OUTPUT = "iopub"
 OUTPUT_BYTES_MAX, OUTPUT_MESSAGES_MAX = 2_500_000, 2500
 
 Message = tuple[str, Sequence[bytes]]  # the channel, and the frames as a client's socket gets them
+_Name = tuple[
+    str, bytes
+]  # the channel, and the header: two clients' copies of a message have these in common
 
 
 class Outbox:
@@ -20,45 +23,72 @@ class Outbox:
 
     def __init__(self) -> None:
         """Begin with none. The newest message is kept, however large it is."""
-        self._output: deque[Message] = deque()
+        self._output: OrderedDict[_Name, Message] = OrderedDict()
         self._answers: list[Message] = []  # and questions to the user: few, and small
         self._bytes = 0
+        self._expected: _Name | None = None  # output that the tab has got before it came here
         self.dropped = 0  # how many messages went for the bound
 
     def add(self, channel: str, frames: Sequence[bytes]) -> None:
         """Take a message."""
-        if channel == OUTPUT:
-            self._output.append((channel, frames))
+        name = _name((channel, frames))
+        if channel != OUTPUT:
+            self._answers.append((channel, frames))
+        elif name == self._expected:
+            self._forget_output()
+        elif name not in self._output:
+            self._output[name] = channel, frames
             self._bytes += _size(frames)
             self._shrink()
+
+    def delivered(self, channel: str, header: bytes) -> None:
+        """Forget a message that the tab has got; of the output also what came before it."""
+        name = channel, header
+        if channel != OUTPUT:
+            self._answers = [message for message in self._answers if _name(message) != name]
+        elif name not in self._output:
+            self._expected = name
         else:
-            self._answers.append((channel, frames))
+            while self._drop_oldest() != name:
+                pass
+            self.dropped = 0
 
     def put_before(self, earlier: Iterable[Message]) -> None:
         """Put messages that another client got before those that are here; those that are here too are left out."""
-        here = {_name(message) for message in (*self._output, *self._answers)}
+        here = {*self._output, *map(_name, self._answers)}
         news = [message for message in earlier if _name(message) not in here]
-        output = [message for message in news if message[0] == OUTPUT]
         self._answers[:0] = [message for message in news if message[0] != OUTPUT]
-        self._output.extendleft(reversed(output))
-        self._bytes += sum(_size(frames) for _, frames in output)
+        for message in reversed([message for message in news if message[0] == OUTPUT]):
+            self._output[_name(message)] = message
+            self._output.move_to_end(_name(message), last=False)
+            self._bytes += _size(message[1])
+        self.dropped = 0  # what went here was among those
         self._shrink()
 
-    def take(self) -> list[Message]:
-        """Return all, and forget them."""
-        taken = [*self._output, *self._answers]
-        self._output.clear()
+    def all(self) -> list[Message]:
+        """Return all of them."""
+        return [*self._output.values(), *self._answers]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._forget_output()
         self._answers.clear()
-        self._bytes, self.dropped = 0, 0
-        return taken
+
+    def _forget_output(self) -> None:
+        self._output.clear()
+        self._bytes, self.dropped, self._expected = 0, 0, None
 
     def _shrink(self) -> None:
         while len(self._output) > OUTPUT_MESSAGES_MAX or (
             self._bytes > OUTPUT_BYTES_MAX and len(self._output) > 1
         ):
-            _, frames = self._output.popleft()
-            self._bytes -= _size(frames)
+            self._drop_oldest()
             self.dropped += 1
+
+    def _drop_oldest(self) -> _Name:
+        name, (_, frames) = self._output.popitem(last=False)
+        self._bytes -= _size(frames)
+        return name
 
 
 def joined(earlier: Sequence[Message], later: Iterable[Message]) -> list[Message]:
@@ -100,7 +130,7 @@ def _size(frames: Sequence[bytes]) -> int:
     return sum(map(len, frames))
 
 
-def _name(message: Message) -> tuple[str, bytes]:
-    """What two clients' copies of a message have in common: a header has an id, and its sender's."""
+def _name(message: Message) -> _Name:
+    """Return what no other message has: a header has an id, and its sender's."""
     channel, frames = message
     return channel, header_of(frames) or b"".join(frames)

@@ -126,7 +126,7 @@ class AffinodeExtension(
             log=self.log,
         )
         if self._aside is None:
-            self.kept.begin()
+            self.kept.begin(self.settings)
         if self._aside is not None:
             self.watch.code, self.watch.message = self._aside
             self.log.info(self.watch.message)

@@ -35,6 +35,7 @@ from ..provisioning.kernelspec import scheduling_fields
 from ..provisioning.provisioner import AffinodeProvisioner
 from ..time_of_day import clock_in_words
 from .controller_watch import NodeWatch, cancelled
+from .readers import Readers
 
 LOOK_EVERY_S = 2.0
 HAND_OVER_S = 8.0  # for all kernels: a Hub kills its servers 10 s after it asked them to end
@@ -69,6 +70,7 @@ class KeptKernels:
         self._given_away: list[Any] = []  # kernel managers, whose end would delete their connection files
         self._unseen: dict[str, Kept] = {}  # adopted kernels that no tab has attached to
         self._stay: set[str] = set()  # kernels that run on when the server ends
+        self._readers = Readers(self._delivered, self._look)
         self._was_signalled = False
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -76,14 +78,19 @@ class KeptKernels:
 
     # ---- the start
 
-    def begin(self) -> None:
-        """Adopt what is kept for this server. Called before it answers requests, or it would forget sessions."""
+    def begin(self, settings: dict[str, Any]) -> None:
+        """Adopt what is kept for this server. Called before it answers requests, or it would forget sessions.
+
+        `settings`: what the extension adds to the settings of the server's application.
+        """
         if self._which == "never" and not is_there():
             return
         if self._which != "never" and ends_with_container():
             self._log.warning(
                 "Kernels of this server end with it, since its container does: keep_kernels is in vain."
             )
+        if self._which != "never":
+            self._readers.watch(settings)
         loop = self._app.io_loop.asyncio_loop
         if loop.is_running():
             self._adopting = loop.create_task(self._begin())
@@ -197,6 +204,7 @@ class KeptKernels:
         if not record.reader:
             await self._keeper.take(kernel_id)  # no client waits for them
             return
+        self._readers.adopted(kernel_id, record.reader)
         identity = record.reader.encode()
         channels = {name: getattr(manager, f"connect_{name}")(identity=identity) for name in CHANNELS}
         for name, stream in channels.items():
@@ -284,7 +292,7 @@ class KeptKernels:
 
     async def on_kernel_action(self, logger: Any, schema_id: str, data: dict[str, Any]) -> None:
         """Look at once after what the server's `kernel_actions` events tell."""
-        self._changed.set()
+        self._look()
 
     async def _keep_up(self) -> None:
         while True:
@@ -313,6 +321,7 @@ class KeptKernels:
                     self._told[kernel_id] = record
         for kernel_id in self._told.keys() - running - self._manager._kernels.keys():
             await self._keeper.forget(kernel_id)
+            self._readers.forget(kernel_id)
             del self._told[kernel_id]
 
     async def _reconnect(self) -> None:
@@ -360,22 +369,17 @@ class KeptKernels:
                 if session["kernel"]["id"] == kernel_id
             ],
             info=_kernel_info(manager),
-            reader=self._reader(kernel_id),
+            reader=self._readers.last(kernel_id),
             keep_s=self._keep_s,
         )
 
-    def _reader(self, kernel_id: str) -> str:
-        """Return the client session of the tab that was the last to read a kernel's messages; "" for none."""
-        keys = [
-            *(
-                buffer["session_key"]
-                for other, buffer in self._manager._kernel_buffers.items()
-                if other == kernel_id
-            ),
-            *getattr(self._app.kernel_websocket_connection_class, "_open_sessions", {}),
-        ]
-        readers = [key.partition(":")[2] for key in keys if key.startswith(f"{kernel_id}:")]
-        return readers[-1] if readers else ""
+    def _delivered(self, kernel_id: str, reader: str, channel: str, header: bytes) -> None:
+        if self._keeper is not None and kernel_id in self._told:
+            self._keeper.tell_delivered(kernel_id, reader, channel, header)
+
+    def _look(self) -> None:
+        """Tell the keeper soon what has changed."""
+        self._changed.set()
 
     # ---- the end
 

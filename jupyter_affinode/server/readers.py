@@ -1,0 +1,104 @@
+"""The tabs that read kernels' messages, and what each of them has got: what the keeper is told of it.
+
+A server that is killed has taken messages from a kernel that reached no tab. Since the keeper reads along, it can
+have the next server deliver them, and only them, if it knows each one that did reach the tab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from tornado.iostream import StreamClosedError
+
+from ..keeping.messages import header_of
+
+SETTING = "kernel_websocket_connection_class"
+
+
+class Readers:
+    """Follows the server's connections between tabs and kernels."""
+
+    def __init__(self, delivered: Callable[[str, str, str, bytes], None], changed: Callable[[], None]):
+        """`delivered` is called with a kernel, the tab that is its reader, a channel, and a message's header."""
+        self._delivered = delivered
+        self._changed = changed
+        # By kernel, the client sessions of tabs and their connections. The last is the reader: it opened last.
+        self._open: dict[str, dict[str, Any]] = {}
+
+    def watch(self, settings: dict[str, Any]) -> None:
+        """Have all connections from now on be followed. Called with the settings of the server's application."""
+        settings[SETTING] = _followed(settings[SETTING], self)
+
+    def last(self, kernel_id: str) -> str:
+        """Return the client session of the tab that was the last to open a kernel's messages; "" for none."""
+        return next(reversed(self._open.get(kernel_id, {})), "")
+
+    def adopted(self, kernel_id: str, reader: str) -> None:
+        """Take over an earlier server's reader."""
+        self._open.setdefault(kernel_id, {}).setdefault(reader, None)
+
+    def forget(self, kernel_id: str) -> None:
+        """Forget a kernel that has ended."""
+        self._open.pop(kernel_id, None)
+
+    def opened(self, connection: Any) -> None:
+        """Take a tab as the reader of its kernel."""
+        tabs = self._open.setdefault(connection.kernel_id, {})
+        for session, other in list(tabs.items()):
+            if other is None or session == connection.session.session:
+                del tabs[session]
+        tabs[connection.session.session] = connection
+        self._changed()
+
+    def closed(self, connection: Any) -> None:
+        """Take another tab as the reader, if there is one. A tab that closed last comes back, perhaps."""
+        tabs, session = self._open.get(connection.kernel_id, {}), connection.session.session
+        if tabs.get(session) is not connection:
+            return  # it is open again
+        if len(tabs) > 1:
+            del tabs[session]
+        else:
+            tabs[session] = None
+        self._changed()
+
+    def passed_on(self, connection: Any, stream: Any, frames: Sequence[bytes]) -> None:
+        """Tell of a message of a kernel's reader, once it is out of this process's hands."""
+        session = connection.session.session
+        header = header_of(frames)
+        if session != self.last(connection.kernel_id) or not header:
+            return
+        channel = stream if isinstance(stream, str) else getattr(stream, "channel", "")
+        tell = partial(self._delivered, connection.kernel_id, session, channel, header)
+        to_tab = getattr(getattr(connection.websocket_handler, "ws_connection", None), "stream", None)
+        if to_tab is None:
+            tell()
+            return
+        try:
+            written = to_tab.write(b"")  # done when all before it is with the system, which is mostly now
+        except StreamClosedError:
+            return
+        if written.done():
+            tell()
+        else:
+            written.add_done_callback(lambda done: done.cancelled() or done.exception() or tell())
+
+
+def _followed(base: Any, readers: Readers) -> type:
+    """Return the server's class of connections with what `readers` is to know."""
+
+    class Followed(base):  # type: ignore[misc]
+        def connect(self) -> Any:
+            readers.opened(self)
+            return super().connect()
+
+        def disconnect(self) -> None:
+            super().disconnect()
+            readers.closed(self)
+
+        def handle_outgoing_message(self, stream: Any, outgoing_msg: Any) -> None:
+            super().handle_outgoing_message(stream, outgoing_msg)
+            readers.passed_on(self, stream, outgoing_msg)
+
+    return Followed
