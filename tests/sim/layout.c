@@ -4,12 +4,8 @@
 #include <stdio.h>
 #ifdef REAL
 #include <cuda.h>
-typedef CUDA_KERNEL_NODE_PARAMS_v2 KernelNode;
-typedef CUDA_MEMSET_NODE_PARAMS_v1 MemsetNode;
 #else
 #include "driver/sim_cuda.h"
-typedef CUDA_KERNEL_NODE_PARAMS KernelNode;
-typedef CUDA_MEMSET_NODE_PARAMS MemsetNode;
 #endif
 
 #define SIZE(type) printf(#type " %zu\n", sizeof(type));
@@ -25,8 +21,6 @@ int main(void)
 	SIZE(CUDA_ARRAY_DESCRIPTOR) AT(CUDA_ARRAY_DESCRIPTOR, Format)
 	SIZE(CUDA_ARRAY3D_DESCRIPTOR) AT(CUDA_ARRAY3D_DESCRIPTOR, Flags)
 	SIZE(CUlaunchConfig) AT(CUlaunchConfig, hStream) AT(CUlaunchConfig, numAttrs)
-	SIZE(KernelNode) AT(KernelNode, kernelParams) AT(KernelNode, kern) AT(KernelNode, ctx)
-	SIZE(MemsetNode) AT(MemsetNode, elementSize) AT(MemsetNode, height)
 	SIZE(CUipcMemHandle)
 	SIZE(CUcheckpointLockArgs) AT(CUcheckpointLockArgs, timeoutMs)
 	SIZE(CUcheckpointGpuPair)

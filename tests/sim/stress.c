@@ -20,8 +20,7 @@ CUresult cuMemFreeAsync(CUdeviceptr, CUstream), cuStreamCreate(CUstream *, unsig
 CUresult cuStreamSynchronize(CUstream), cuEventCreate(CUevent *, unsigned), cuEventRecord(CUevent, CUstream);
 CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned), cuEventDestroy_v2(CUevent);
 CUresult cuLaunchHostFunc(CUstream, CUhostFn, void *), cuStreamBeginCapture_v2(CUstream, int);
-CUresult cuStreamEndCapture(CUstream, CUgraph *), cuGraphInstantiateWithFlags(CUgraphExec *, CUgraph, unsigned long long);
-CUresult cuGraphLaunch(CUgraphExec, CUstream), cuGraphDestroy(CUgraph), cuGraphExecDestroy(CUgraphExec);
+CUresult cuStreamEndCapture(CUstream, CUgraph *), cuGraphDestroy(CUgraph);
 CUresult cuMemAddressReserve(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
 CUresult cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);
 CUresult cuMemMap(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
@@ -67,23 +66,6 @@ static void mapping(CUdeviceptr *address, CUmemGenericAllocationHandle *handle)
 	OK(cuMemSetAccess(*address, BLOCK, &access, 1));
 }
 
-static void graph_round(CUstream stream, CUdeviceptr address)
-{
-	CUgraphExec exec;
-	CUgraph graph;
-
-	OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-	OK(cuMemsetD32Async(address, 9, 4, stream));
-	OK(cuStreamEndCapture(stream, &graph));
-	OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
-	OK(cuGraphDestroy(graph));
-	OK(cuGraphLaunch(exec, stream));
-	OK(cuGraphLaunch(exec, stream));
-	OK(cuGraphExecDestroy(exec));
-	OK(cuStreamSynchronize(stream));
-	check(word_at(address) != 9, __LINE__);
-}
-
 static void stream_round(CUstream first, CUstream second, size_t size)
 {
 	CUdeviceptr plain, pooled;
@@ -115,12 +97,16 @@ static void *work(void *number)
 		CUmemGenericAllocationHandle handle;
 		CUstream first, second;
 		CUdeviceptr address;
+		CUgraph graph;
 
 		OK(cuStreamCreate(&first, CU_STREAM_NON_BLOCKING));
 		OK(cuStreamCreate(&second, seed & 1));
 		mapping(&address, &handle);
 		stream_round(first, second, 4096 + seed * 700000);
-		graph_round(first, address);
+		OK(cuStreamBeginCapture_v2(first, CU_STREAM_CAPTURE_MODE_RELAXED));
+		OK(cuMemsetD32Async(address, 9, 4, first));
+		OK(cuStreamEndCapture(first, &graph));
+		OK(cuGraphDestroy(graph));
 		OK(cuMemUnmap(address, BLOCK));
 		OK(cuMemRelease(handle));
 		OK(cuMemAddressFree(address, BLOCK));

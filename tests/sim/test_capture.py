@@ -1,4 +1,4 @@
-"""Stream capture and graphs: what a capture forbids, and what that costs it, as read off driver 580 on an H200."""
+"""Stream capture: what a capture forbids, and what that costs it, as read off driver 580 on an H200."""
 
 from __future__ import annotations
 
@@ -30,49 +30,6 @@ SETUP = """
 
 def run(gpu, code: str) -> list[str]:
     return gpu.run(textwrap.dedent(SETUP) + textwrap.dedent(code))
-
-
-def test_a_captured_graph_runs_as_often_as_it_is_launched(gpu):
-    run(
-        gpu,
-        """
-        begin()
-        ok(add())
-        ok(cuda.cuMemsetD32Async(int(address) + 64, 9, 4, stream))
-        ok(cuda.cuMemcpyDtoDAsync(int(address) + 128, address, 16, stream))
-        graph = ok(end())
-        assert words(address, 1) == [0], "capturing ran nothing"
-        assert ok(cuda.cuGraphGetNodes(graph, 10))[1] == 3
-        exe = ok(cuda.cuGraphInstantiate(graph, 0))
-        ok(cuda.cuGraphDestroy(graph))
-        for _ in range(3):
-            ok(cuda.cuGraphLaunch(exe, stream))
-        ok(cuda.cuStreamSynchronize(stream))
-        assert words(address, 1) == [3] and words(int(address) + 64, 1) == [9] and words(int(address) + 128, 1) == [3]
-        ok(cuda.cuGraphExecDestroy(exe))
-        """,
-    )
-
-
-def test_events_carry_a_capture_to_another_stream_and_back(gpu):
-    run(
-        gpu,
-        """
-        begin()
-        ok(cuda.cuEventRecord(event, stream))
-        ok(cuda.cuStreamWaitEvent(other, event, 0))
-        assert status(other) == "active"
-        ok(add(other))
-        ok(cuda.cuEventRecord(event, other))
-        ok(cuda.cuStreamWaitEvent(stream, event, 0))
-        graph = ok(end())
-        assert status(other) == "none"
-        exe = ok(cuda.cuGraphInstantiate(graph, 0))
-        ok(cuda.cuGraphLaunch(exe, stream))
-        ok(cuda.cuStreamSynchronize(stream))
-        assert words(address, 1) == [1]
-        """,
-    )
 
 
 # call → what it says while a non-blocking stream captures: in mode global, thread-local, relaxed, and in mode global
@@ -185,16 +142,7 @@ def test_how_captures_end_badly(gpu):
         assert name(end()) == "ILLEGAL_STATE"
         begin()
         ok(cuda.cuEventRecord(event, stream))
-        ok(cuda.cuStreamWaitEvent(other, event, 0))
-        ok(add(other))
-        assert name(end()) == "STREAM_CAPTURE_UNJOINED"
-        assert (status(), status(other)) == ("none", "none")
-        begin()
-        ok(cuda.cuEventRecord(event, stream))
-        ok(cuda.cuStreamWaitEvent(other, event, 0))
-        assert name(end(other)) == "STREAM_CAPTURE_UNMATCHED"
-        assert (status(), status(other)) == ("invalidated", "invalidated")
-        assert name(end()) == "STREAM_CAPTURE_INVALIDATED"
+        ok(end())
         assert name(cuda.cuEventQuery(event)) == "INVALID_VALUE", "recorded in a capture that ended"
         begin()
         assert in_thread(lambda: name(end())) == "STREAM_CAPTURE_WRONG_THREAD"
@@ -206,34 +154,5 @@ def test_how_captures_end_badly(gpu):
         ok(cuda.cuEventRecord(event, stream))
         assert name(cuda.cuStreamWaitEvent(other, event, 0)) == "STREAM_CAPTURE_MERGE"
         assert (status(), status(other)) == ("invalidated", "invalidated")
-        """,
-    )
-
-
-def test_graphs_that_are_built_by_hand_respect_their_dependencies(gpu):
-    run(
-        gpu,
-        """
-        graph = ok(cuda.cuGraphCreate(0))
-        params = cuda.CUDA_MEMSET_NODE_PARAMS()
-        params.dst, params.value, params.elementSize, params.width, params.height = address, 5, 4, 4, 1
-        current = ok(cuda.cuCtxGetCurrent())
-        kernel = cuda.CUDA_KERNEL_NODE_PARAMS()
-        kernel.func = kernels.functions["add_u32"]
-        kernel.gridDimX = kernel.gridDimY = kernel.gridDimZ = kernel.blockDimX = kernel.blockDimY = kernel.blockDimZ = 1
-        kernel.kernelParams = ((int(address), 4, 2), (U64, U64, U32))
-        empty = ok(cuda.cuGraphAddEmptyNode(graph, None, 0))
-        added = ok(cuda.cuGraphAddKernelNode(graph, [empty], 1, kernel))
-        filled = ok(cuda.cuGraphAddMemsetNode(graph, None, 0, params, current))
-        exe = ok(cuda.cuGraphInstantiate(graph, 0))
-        ok(cuda.cuGraphLaunch(exe, stream))
-        ok(cuda.cuStreamSynchronize(stream))
-        assert words(address, 1) in ([5], [7]), "either order: they do not depend on each other"
-        ok(cuda.cuGraphDestroyNode(added))
-        ok(cuda.cuGraphAddKernelNode(graph, [filled], 1, kernel))
-        exe = ok(cuda.cuGraphInstantiate(graph, 0))
-        ok(cuda.cuGraphLaunch(exe, stream))
-        ok(cuda.cuStreamSynchronize(stream))
-        assert words(address, 1) == [7]
         """,
     )

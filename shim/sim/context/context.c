@@ -5,7 +5,7 @@
 
 #include "driver/api.h"
 #include "driver/device.h"
-#include "graph/capture.h"
+#include "stream/capture.h"
 #include "kernel/module.h"
 #include "machine/checkpoint.h"
 #include "machine/machine.h"

@@ -2,7 +2,7 @@
 #include "context/context.h"
 #include "driver/api.h"
 #include "driver/device.h"
-#include "graph/capture.h"
+#include "stream/capture.h"
 #include "pool/pool.h"
 #include "stream/stream.h"
 

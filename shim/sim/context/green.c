@@ -1,79 +1,16 @@
-/* Green contexts: parts of a GPU's processors, with a context of their own beside the primary one, which keeps what is made
- * there. All of them compute as fast as the whole.  */
-#include <string.h>
-
+/* Green contexts: a context beside the primary one, which keeps what is made there. The parts of the GPU's processors, of which real
+ * ones are made, are not simulated.  */
 #include "context/context.h"
 #include "driver/api.h"
 #include "driver/device.h"
 #include "stream/stream.h"
 
-#define RESOURCE_SM 1
-#define LEAST_PROCESSORS 8u
-#define PROCESSORS 132u
 #define CU_GREEN_CTX_DEFAULT_STREAM 1u
-
-typedef struct {
-	int type;
-	unsigned char padding[92];
-	union {
-		struct {
-			unsigned int count, least, aligned;
-		} sm;
-		unsigned char oversize[48];
-	};
-} CUdevResource;
 
 struct green {
 	struct object object;
 	CUcontext context;
 };
-
-static const CUdevResource whole = {.type = RESOURCE_SM, .sm = {PROCESSORS, LEAST_PROCESSORS, LEAST_PROCESSORS}};
-static char descriptor; /* of any resources: they are not kept apart */
-
-SIM_API CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, int type)
-{
-	ENTER("cuDeviceGetDevResource");
-	if (!device_valid(device))
-		return CUDA_ERROR_INVALID_DEVICE;
-	if (!resource || type != RESOURCE_SM)
-		return CUDA_ERROR_INVALID_VALUE;
-	*resource = whole;
-	return CUDA_SUCCESS;
-}
-
-SIM_API CUresult cuDevSmResourceSplitByCount(CUdevResource *groups, unsigned int *count, const CUdevResource *from,
-					     CUdevResource *remaining, unsigned int flags, unsigned int least)
-{
-	unsigned each = (least + LEAST_PROCESSORS - 1) / LEAST_PROCESSORS * LEAST_PROCESSORS, made;
-
-	ENTER("cuDevSmResourceSplitByCount");
-	(void)flags;
-	if (!count || !from || from->type != RESOURCE_SM)
-		return CUDA_ERROR_INVALID_VALUE;
-	each = each ? each : LEAST_PROCESSORS;
-	made = from->sm.count / each;
-	made = !groups || made < *count ? made : *count;
-	for (unsigned i = 0; groups && i < made; i++) {
-		groups[i] = *from;
-		groups[i].sm.count = each;
-	}
-	if (remaining) {
-		*remaining = *from;
-		remaining->sm.count -= made * each;
-	}
-	*count = made;
-	return CUDA_SUCCESS;
-}
-
-SIM_API CUresult cuDevResourceGenerateDesc(void **made, const CUdevResource *resources, unsigned int count)
-{
-	ENTER("cuDevResourceGenerateDesc");
-	if (!made || !resources || !count || resources->type != RESOURCE_SM)
-		return CUDA_ERROR_INVALID_VALUE;
-	*made = &descriptor;
-	return CUDA_SUCCESS;
-}
 
 SIM_API CUresult cuGreenCtxCreate(struct green **made, const void *resources, CUdevice device, unsigned int flags)
 {
@@ -81,7 +18,8 @@ SIM_API CUresult cuGreenCtxCreate(struct green **made, const void *resources, CU
 	CUresult result;
 
 	ENTER("cuGreenCtxCreate");
-	if (!made || resources != &descriptor || flags != CU_GREEN_CTX_DEFAULT_STREAM)
+	(void)resources;
+	if (!made || flags != CU_GREEN_CTX_DEFAULT_STREAM)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!device_valid(device))
 		return CUDA_ERROR_INVALID_DEVICE;

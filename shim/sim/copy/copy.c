@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "graph/capture.h"
+#include "stream/capture.h"
 #include "machine/activity.h"
 #include "vmm/vmm.h"
 
@@ -208,43 +208,40 @@ static void fill_row(uint64_t address, uint64_t count, unsigned value, unsigned 
 
 static CUresult run_fill(struct operation *operation, CUstream stream)
 {
-	struct fill *fill = (struct fill *)operation;
-	const CUDA_MEMSET_NODE_PARAMS *what = &fill->what;
-	uint64_t per_piece = PIECE / what->elementSize;
+	const struct fill *what = (struct fill *)operation;
+	uint64_t per_piece = PIECE / what->element;
 
-	(void)stream;
 	for (uint64_t y = 0; y < what->height; y++)
 		for (uint64_t done = 0; done < what->width;) {
 			uint64_t count = what->width - done < per_piece ? what->width - done : per_piece;
-			uint64_t at = what->dst + y * what->pitch + done * what->elementSize;
+			uint64_t at = what->to + y * what->pitch + done * what->element;
 			bool valid;
 
 			ranges_read();
-			valid = ranges_accessible(fill->context, at, count * what->elementSize, true);
-			if (valid && (what->value || !vmm_is_blank(at, count * what->elementSize)))
-				fill_row(at, count, what->value, what->elementSize);
+			valid = ranges_accessible(stream->context, at, count * what->element, true);
+			if (valid && (what->value || !vmm_is_blank(at, count * what->element)))
+				fill_row(at, count, what->value, what->element);
 			ranges_done();
 			if (!valid)
 				return CUDA_ERROR_ILLEGAL_ADDRESS;
 			done += count;
 		}
 	if (operation->fault == FAULT_CORRUPT) {
-		struct side to = {.address = what->dst, .context = fill->context, .table = true};
+		struct side to = {.address = what->to, .context = stream->context, .table = true};
 
-		return corrupt(&to, what->width * what->elementSize);
+		return corrupt(&to, what->width * what->element);
 	}
 	return CUDA_SUCCESS;
 }
 
-struct operation *fill_operation_new(CUcontext context, const CUDA_MEMSET_NODE_PARAMS *what)
+CUresult fill_submit(CUstream stream, const struct fill *what)
 {
 	struct fill *fill = operation_new(sizeof(*fill), run_fill);
 
 	if (!fill)
-		return NULL;
-	fill->what = *what;
-	fill->operation.bytes = what->width * what->elementSize * what->height;
-	fill->context = context;
-	fill->operation.kernels = true; /* the driver fills with a kernel of its own */
-	return &fill->operation;
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*fill = *what;
+	fill->operation = (struct operation){.run = run_fill, .bytes = what->width * what->element * what->height,
+					     .kernels = true /* the driver fills with a kernel of its own */};
+	return stream_submit(stream, &fill->operation, NULL);
 }

@@ -22,8 +22,10 @@ struct copy {
 
 struct fill {
 	struct operation operation;
-	CUDA_MEMSET_NODE_PARAMS what;
-	CUcontext context;
+	CUdeviceptr to;
+	size_t pitch;
+	unsigned int value, element; /* of 1, 2 or 4 bytes */
+	size_t width, height;
 };
 
 enum side_kind { SIDE_HOST, SIDE_DEVICE, SIDE_ANY };
@@ -40,7 +42,7 @@ uint64_t side_extent(const struct side *side, const struct copy *shape);
 /* Submit a copy whose sides were located. `wait`: until it is done. Pageable memory is read before this returns, and
  * written, as the driver does it.  */
 CUresult copy_submit(CUstream stream, const struct copy *shape, bool wait);
-/* An operation for a graph.  */
-struct operation *fill_operation_new(CUcontext context, const CUDA_MEMSET_NODE_PARAMS *what);
+/* The same with a fill, which is not waited for.  */
+CUresult fill_submit(CUstream stream, const struct fill *what);
 
 #endif

@@ -2,7 +2,7 @@
 #include "copy/copy.h"
 #include "driver/api.h"
 #include "driver/streams_default.h"
-#include "graph/capture.h"
+#include "stream/capture.h"
 
 struct transfer {
 	uint64_t to, from, size;

@@ -2,7 +2,7 @@
 #include "copy/copy.h"
 #include "driver/api.h"
 #include "driver/streams_default.h"
-#include "graph/capture.h"
+#include "stream/capture.h"
 #include "memory/array.h"
 
 struct given_side {

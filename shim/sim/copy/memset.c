@@ -2,13 +2,12 @@
 #include "copy/copy.h"
 #include "driver/api.h"
 #include "driver/streams_default.h"
-#include "graph/capture.h"
+#include "stream/capture.h"
 
 static CUresult fill(const char *called, CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width,
 		     size_t height, CUstream handle, bool default_stream)
 {
-	CUDA_MEMSET_NODE_PARAMS what = {to, pitch, value, element, width, height};
-	struct operation *operation;
+	const struct fill what = {.to = to, .pitch = pitch, .value = value, .element = element, .width = width, .height = height};
 	CUstream stream;
 	bool valid;
 
@@ -25,8 +24,7 @@ static CUresult fill(const char *called, CUdeviceptr to, size_t pitch, unsigned 
 	ranges_done();
 	if (!valid)
 		return CUDA_ERROR_INVALID_VALUE;
-	operation = fill_operation_new(stream->context, &what);
-	return operation ? stream_submit(stream, operation, NULL) : CUDA_ERROR_OUT_OF_MEMORY;
+	return fill_submit(stream, &what);
 }
 
 /* Fills do not wait: the plain ones too are only ordered in the default stream.  */

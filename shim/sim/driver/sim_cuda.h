@@ -5,8 +5,6 @@
 
 #include "driver/cuda_types.h"
 
-typedef struct CUgraphNode_st *CUgraphNode;
-typedef struct CUgraphExec_st *CUgraphExec;
 typedef void (*CUhostFn)(void *data);
 typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *data);
 
@@ -99,26 +97,6 @@ typedef struct {
 	void *attrs;
 	unsigned int numAttrs;
 } CUlaunchConfig;
-
-/* The first version ends before `kern`.  */
-typedef struct {
-	CUfunction func;
-	unsigned int gridDimX, gridDimY, gridDimZ;
-	unsigned int blockDimX, blockDimY, blockDimZ;
-	unsigned int sharedMemBytes;
-	void **kernelParams;
-	void **extra;
-	void *kern; /* a library's: none here */
-	CUcontext ctx;
-} CUDA_KERNEL_NODE_PARAMS;
-
-typedef struct {
-	CUdeviceptr dst;
-	size_t pitch;
-	unsigned int value;
-	unsigned int elementSize;
-	size_t width, height;
-} CUDA_MEMSET_NODE_PARAMS;
 
 typedef struct {
 	unsigned int timeoutMs;

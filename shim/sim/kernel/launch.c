@@ -3,12 +3,28 @@
 
 #include "driver/api.h"
 #include "driver/streams_default.h"
-#include "graph/capture.h"
+#include "stream/capture.h"
 #include "kernel/module.h"
 
 #define LAUNCH_PARAM_END ((void *)0)
 #define LAUNCH_PARAM_BUFFER_POINTER ((void *)1)
 #define LAUNCH_PARAM_BUFFER_SIZE ((void *)2)
+
+/* As the program asks for it.  */
+struct launch_order {
+	CUfunction func;
+	unsigned int gridDimX, gridDimY, gridDimZ;
+	unsigned int blockDimX, blockDimY, blockDimZ;
+	unsigned int sharedMemBytes;
+	void **kernelParams;
+	void **extra;
+};
+
+struct launch {
+	struct operation operation;
+	const struct kernel *kernel;
+	uint64_t parameters[KERNEL_PARAMETERS];
+};
 
 static CUresult run_launch(struct operation *operation, CUstream stream)
 {
@@ -57,7 +73,7 @@ static CUresult read_parameters(struct launch *launch, void **parameters, void *
 	return CUDA_SUCCESS;
 }
 
-static bool shape_valid(const CUDA_KERNEL_NODE_PARAMS *shape)
+static bool shape_valid(const struct launch_order *shape)
 {
 	uint64_t threads = (uint64_t)shape->blockDimX * shape->blockDimY * shape->blockDimZ;
 
@@ -66,7 +82,8 @@ static bool shape_valid(const CUDA_KERNEL_NODE_PARAMS *shape)
 	       shape->blockDimZ <= 64 && shape->sharedMemBytes <= 232448;
 }
 
-CUresult launch_new(const CUDA_KERNEL_NODE_PARAMS *given, struct operation **made)
+/* Reads the parameters now.  */
+static CUresult launch_new(const struct launch_order *given, struct operation **made)
 {
 	CUfunction function = given->func;
 	struct launch *launch;
@@ -90,7 +107,7 @@ CUresult launch_new(const CUDA_KERNEL_NODE_PARAMS *given, struct operation **mad
 	return CUDA_SUCCESS;
 }
 
-static CUresult launch(const char *called, const CUDA_KERNEL_NODE_PARAMS *given, CUstream handle)
+static CUresult launch(const char *called, const struct launch_order *given, CUstream handle)
 {
 	struct operation *operation;
 	CUstream stream;
@@ -106,32 +123,32 @@ static CUresult launch(const char *called, const CUDA_KERNEL_NODE_PARAMS *given,
 	CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,     \
 		unsigned int block_y, unsigned int block_z, unsigned int shared, CUstream stream, void **parameters
 #define LAUNCH_SHAPE(extra)                                                                                           \
-	{function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, parameters, extra, NULL, NULL}
+	{function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, parameters, extra}
 
 SIM_API CUresult cuLaunchKernel(LAUNCH_PARAMETERS, void **extra)
 {
-	CUDA_KERNEL_NODE_PARAMS given = LAUNCH_SHAPE(extra);
+	struct launch_order given = LAUNCH_SHAPE(extra);
 
 	return launch("cuLaunchKernel", &given, stream);
 }
 
 SIM_API CUresult cuLaunchKernel_ptsz(LAUNCH_PARAMETERS, void **extra)
 {
-	CUDA_KERNEL_NODE_PARAMS given = LAUNCH_SHAPE(extra);
+	struct launch_order given = LAUNCH_SHAPE(extra);
 
 	return launch("cuLaunchKernel", &given, PER_THREAD(stream));
 }
 
 SIM_API CUresult cuLaunchCooperativeKernel(LAUNCH_PARAMETERS)
 {
-	CUDA_KERNEL_NODE_PARAMS given = LAUNCH_SHAPE(NULL);
+	struct launch_order given = LAUNCH_SHAPE(NULL);
 
 	return launch("cuLaunchCooperativeKernel", &given, stream);
 }
 
 SIM_API CUresult cuLaunchCooperativeKernel_ptsz(LAUNCH_PARAMETERS)
 {
-	CUDA_KERNEL_NODE_PARAMS given = LAUNCH_SHAPE(NULL);
+	struct launch_order given = LAUNCH_SHAPE(NULL);
 
 	return launch("cuLaunchCooperativeKernel", &given, PER_THREAD(stream));
 }
@@ -139,7 +156,7 @@ SIM_API CUresult cuLaunchCooperativeKernel_ptsz(LAUNCH_PARAMETERS)
 static CUresult launch_ex(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra,
 			  bool per_thread)
 {
-	CUDA_KERNEL_NODE_PARAMS given = {.func = function, .kernelParams = parameters, .extra = extra};
+	struct launch_order given = {.func = function, .kernelParams = parameters, .extra = extra};
 	CUstream stream;
 
 	if (!config)

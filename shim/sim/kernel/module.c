@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "driver/api.h"
-#include "graph/capture.h"
+#include "stream/capture.h"
 
 #define NAME_SIZE 128
 

@@ -34,14 +34,6 @@ struct CUmod_st {
 	CUfunction functions; /* the entries of the text that are built in, in its order */
 };
 
-struct launch {
-	struct operation operation;
-	const struct kernel *kernel;
-	uint64_t parameters[KERNEL_PARAMETERS];
-};
-
-/* An operation that launches; reads the parameters now.  */
-CUresult launch_new(const CUDA_KERNEL_NODE_PARAMS *given, struct operation **made);
 void modules_release_context(CUcontext context);
 
 #endif

@@ -2,7 +2,7 @@
 #include "memory/array.h"
 
 #include "driver/api.h"
-#include "graph/capture.h"
+#include "stream/capture.h"
 #include "memory/memory.h"
 #include "stream/stream.h"
 

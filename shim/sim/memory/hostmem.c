@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "driver/api.h"
-#include "graph/capture.h"
+#include "stream/capture.h"
 #include "machine/faults.h"
 #include "memory/memfile.h"
 #include "memory/ranges.h"

@@ -7,7 +7,7 @@
 
 #include "driver/api.h"
 #include "driver/device.h"
-#include "graph/capture.h"
+#include "stream/capture.h"
 #include "memory/memfile.h"
 #include "memory/memory.h"
 #include "stream/stream.h"

@@ -4,7 +4,7 @@
 #include "driver/api.h"
 #include "driver/device.h"
 #include "driver/streams_default.h"
-#include "graph/capture.h"
+#include "stream/capture.h"
 #include "memory/memory.h"
 
 #define HOST_DEVICE (-1)

@@ -3,7 +3,7 @@
 
 #include "driver/api.h"
 #include "driver/device.h"
-#include "graph/capture.h"
+#include "stream/capture.h"
 #include "memory/memfile.h"
 #include "pool/pool.h"
 #include "stream/stream.h"

@@ -10,7 +10,7 @@
 #include "driver/api.h"
 #include "driver/device.h"
 #include "driver/streams_default.h"
-#include "graph/capture.h"
+#include "stream/capture.h"
 #include "memory/memfile.h"
 #include "memory/memory.h"
 #include "pool/pool_state.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "driver/api.h"
-#include "graph/capture.h"
+#include "stream/capture.h"
 #include "pool/pool.h"
 
 /* Under the work lock.  */
@@ -12,7 +12,7 @@ static void forget(CUevent event)
 {
 	fence_release(event->fence);
 	event->fence = NULL;
-	capture_forget_event(event);
+	event->capture_id = 0;
 }
 
 CUresult event_wait_in(CUstream stream, CUevent event)

@@ -8,10 +8,8 @@ struct CUevent_st {
 	struct object object;
 	CUcontext context;
 	unsigned flags;
-	struct fence *fence;     /* NULL: never recorded, or recorded in a capture */
-	struct capture *capture; /* that it was last recorded in; NULL: none */
-	CUgraphNode *tips;       /* of the stream in that capture when it was recorded */
-	unsigned tip_count;
+	struct fence *fence; /* NULL: never recorded, or recorded in a capture */
+	uint64_t capture_id; /* of that capture; 0: none */
 };
 
 /* cuStreamWaitEvent, capturing or not.  */

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "driver/api.h"
-#include "graph/capture.h"
+#include "stream/capture.h"
 #include "machine/activity.h"
 #include "stream/stream.h"
 
@@ -32,24 +32,14 @@ void *operation_new(size_t size, CUresult (*run)(struct operation *, CUstream))
 {
 	struct operation *operation = calloc(1, size);
 
-	if (operation) {
-		operation->references = 1;
+	if (operation)
 		operation->run = run;
-	}
-	return operation;
-}
-
-struct operation *operation_hold(struct operation *operation)
-{
-	__atomic_add_fetch(&operation->references, 1, __ATOMIC_RELAXED);
 	return operation;
 }
 
 void operation_release(struct operation *operation)
 {
-	if (!operation || __atomic_sub_fetch(&operation->references, 1, __ATOMIC_ACQ_REL))
-		return;
-	if (operation->drop)
+	if (operation && operation->drop)
 		operation->drop(operation);
 	free(operation);
 }
@@ -105,13 +95,14 @@ static unsigned implicit_order(CUstream stream, struct fence **after)
 	return count;
 }
 
-CUresult operation_execute(struct operation *operation, CUstream stream)
+/* A fault becomes the context's sticky error.  */
+static void run_operation(struct operation *operation, CUstream stream)
 {
 	CUcontext context = stream->context;
 	CUresult result = __atomic_load_n(&context->sticky, __ATOMIC_ACQUIRE);
 
 	if (result != CUDA_SUCCESS)
-		return result; /* nothing runs in a context after a fault */
+		return; /* nothing runs in a context after a fault */
 	if (operation->kernels)
 		activity_begin(context->gpu, SIM_KERNELS);
 	result = operation->fault == FAULT_FAIL ? CUDA_ERROR_LAUNCH_FAILED : operation->run(operation, stream);
@@ -119,7 +110,6 @@ CUresult operation_execute(struct operation *operation, CUstream stream)
 		activity_end(context->gpu, SIM_KERNELS);
 	if (result != CUDA_SUCCESS)
 		context_fail(context, result);
-	return result;
 }
 
 static void finish(struct work *work)
@@ -165,7 +155,7 @@ static void *execute(void *argument)
 				pthread_cond_wait(&done, &lock);
 		work_unlock();
 		if (work->operation)
-			operation_execute(work->operation, stream);
+			run_operation(work->operation, stream);
 		operation_release(work->operation);
 		work_lock();
 		stream->first = work->next;

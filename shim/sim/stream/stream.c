@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "driver/api.h"
-#include "graph/capture.h"
+#include "stream/capture.h"
 #include "pool/pool.h"
 #include "stream/event.h"
 

@@ -1,6 +1,5 @@
 /* Streams: queues of work, each served by a thread of its own once it has work.
- *
- * An operation says what to do and never changes; it may be in a queue and in graphs at once. A fence is done when one
+ * A fence is done when one
  * piece of work is; it is what events, synchronisation and the order between streams are made of.  */
 #ifndef SIM_STREAM_H
 #define SIM_STREAM_H
@@ -14,7 +13,6 @@
 struct capture;
 
 struct operation {
-	unsigned references;
 	bool kernels; /* counts as GPU utilisation */
 	uint64_t bytes; /* that a copy or a fill writes */
 	enum fault_effect fault; /* what befalls it when it runs */
@@ -22,13 +20,9 @@ struct operation {
 	void (*drop)(struct operation *operation); /* frees what it points to, not itself; may be NULL */
 };
 
-/* A zeroed operation of `size` bytes with one reference, or NULL.  */
+/* A zeroed operation of `size` bytes, or NULL.  */
 void *operation_new(size_t size, CUresult (*run)(struct operation *, CUstream));
-struct operation *operation_hold(struct operation *operation);
 void operation_release(struct operation *operation);
-
-/* Do it now, on the executor's thread; a fault becomes the context's sticky error.  */
-CUresult operation_execute(struct operation *operation, CUstream stream);
 
 struct fence {
 	unsigned references; /* under the work lock */
@@ -52,8 +46,6 @@ struct CUstream_st {
 	struct fence *latest; /* of the last piece of work that was given to it; NULL: none yet */
 	pthread_cond_t wake;
 	struct capture *capture;
-	CUgraphNode *tips; /* what the next captured node will depend on */
-	unsigned tip_count;
 };
 
 /* One lock for all queues, fences, events and captures: the simulator is not about speed.  */
@@ -64,8 +56,8 @@ void work_unlock(void);
 CUresult stream_of(CUcontext context, CUstream handle, CUstream *stream);
 CUresult stream_make_legacy(CUcontext context);
 
-/* Put an operation (NULL: nothing but the order) behind the stream's work, or into the graph it captures. Takes over the
- * reference, also when it fails. `fence`, if wanted, gets a reference; it stays NULL while capturing.  */
+/* Put an operation (NULL: nothing but the order) behind the stream's work, or into what it captures. Takes the
+ * operation over, also when it fails. `fence`, if wanted, gets a reference; it stays NULL while capturing.  */
 CUresult stream_submit(CUstream stream, struct operation *operation, struct fence **fence);
 /* The same, and wait until it is done; the result is the context's sticky error.  */
 CUresult stream_submit_and_wait(CUstream stream, struct operation *operation);

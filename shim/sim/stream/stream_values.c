@@ -4,7 +4,7 @@
 
 #include "driver/api.h"
 #include "driver/streams_default.h"
-#include "graph/capture.h"
+#include "stream/capture.h"
 #include "memory/ranges.h"
 
 #define POLL_NS 50000

@@ -112,8 +112,6 @@ SIM_API CUresult cuMemRelease(CUmemGenericAllocationHandle given)
 		handle->references--;
 		vmm_drop_if_unused(handle);
 		result = CUDA_SUCCESS;
-	} else if (multicast_release(given)) {
-		result = CUDA_SUCCESS;
 	}
 	ranges_done();
 	return result;
@@ -213,9 +211,7 @@ SIM_API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmem
 	if (offset)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	ranges_write();
-	handle = multicast_bound(given);
-	if (!handle)
-		handle = vmm_handle(given);
+	handle = vmm_handle(given);
 	reserved = ranges_find(&reserved_ranges, address);
 	if (!handle || (!handle->references && !handle->mappings) || size > handle->size || !reserved ||
 	    address + size > reserved->start + reserved->size || overlaps_mapping(address, size))

@@ -26,9 +26,4 @@ void vmm_drop_if_unused(struct memory_handle *handle);
  * host for as long as it is not touched. The tables are held.  */
 bool vmm_is_blank(uint64_t address, uint64_t size);
 
-/* multicast.c: the memory bound to a multicast object, NULL: none, or it is no such object; and its end, false: it
- * is none.  */
-struct memory_handle *multicast_bound(CUmemGenericAllocationHandle handle);
-bool multicast_release(CUmemGenericAllocationHandle handle);
-
 #endif

@@ -3,18 +3,9 @@
 #include "harness.h"
 
 #define BYTES MiB(4)
-#define RESOURCE_SM 1
 #define DEFAULT_STREAM 1u
 #define NON_BLOCKING 1u
 
-struct resource {
-	int type;
-	unsigned char rest[140];
-};
-
-static CUresult (*get_resource)(CUdevice, struct resource *, int);
-static CUresult (*split)(struct resource *, unsigned *, const struct resource *, struct resource *, unsigned, unsigned);
-static CUresult (*describe)(void **, struct resource *, unsigned);
 static CUresult (*create)(void **, void *, CUdevice, unsigned);
 static CUresult (*destroy)(void *);
 static CUresult (*context_of)(CUcontext *, void *);
@@ -24,9 +15,6 @@ static CUresult (*detach)(CUcontext);
 
 static void find_functions(void)
 {
-	*(void **)&get_resource = cuda_symbol("cuDeviceGetDevResource");
-	*(void **)&split = cuda_symbol("cuDevSmResourceSplitByCount");
-	*(void **)&describe = cuda_symbol("cuDevResourceGenerateDesc");
 	*(void **)&create = cuda_symbol("cuGreenCtxCreate");
 	*(void **)&destroy = cuda_symbol("cuGreenCtxDestroy");
 	*(void **)&context_of = cuda_symbol("cuCtxFromGreenCtx");
@@ -37,14 +25,9 @@ static void find_functions(void)
 
 static void *make(void)
 {
-	struct resource whole, part;
-	void *description, *green;
-	unsigned count = 1;
+	void *green;
 
-	CHECK_EQUAL(get_resource(0, &whole, RESOURCE_SM), CUDA_SUCCESS);
-	CHECK_EQUAL(split(&part, &count, &whole, NULL, 0, 16), CUDA_SUCCESS);
-	CHECK_EQUAL(describe(&description, &part, 1), CUDA_SUCCESS);
-	CHECK_EQUAL(create(&green, description, 0, DEFAULT_STREAM), CUDA_SUCCESS);
+	CHECK_EQUAL(create(&green, NULL, 0, DEFAULT_STREAM), CUDA_SUCCESS);
 	return green;
 }
 

@@ -4,26 +4,10 @@
 
 #define BYTES MiB(4)
 
-struct multicast_prop {
-	unsigned int devices;
-	size_t size;
-	unsigned long long handle_types, flags;
-};
+#define OBJECT 7 /* multicast object or endpoint: the simulated driver does not look */
 
-static CUresult (*create)(CUmemGenericAllocationHandle *, const struct multicast_prop *);
-static CUresult (*add_device)(CUmemGenericAllocationHandle, CUdevice);
 static CUdeviceptr anchor;
 static uint64_t shared; /* bytes that stay */
-
-static CUmemGenericAllocationHandle multicast(void)
-{
-	const struct multicast_prop wanted = {1, BYTES, 0, 0};
-	CUmemGenericAllocationHandle made;
-
-	CHECK_EQUAL(create(&made, &wanted), CUDA_SUCCESS);
-	CHECK_EQUAL(add_device(made, 0), CUDA_SUCCESS);
-	return made;
-}
 
 /* Only what was not bound leaves the GPU.  */
 static void park_and_resume(void)
@@ -35,90 +19,63 @@ static void park_and_resume(void)
 	CHECK(holds_pattern(anchor, BYTES, 1, 0));
 }
 
-/* Written by one way, read by the other, after both were told to move.  */
-static void is_the_same_memory(CUdeviceptr one, CUdeviceptr other, uint32_t seed)
+static CUdeviceptr allocated(void)
 {
-	park_and_resume();
-	fill_pattern(one, BYTES, seed);
-	CHECK(holds_pattern(other, BYTES, seed, 0));
-}
-
-static void multicast_by_address(void)
-{
-	CUresult (*bind)(CUmemGenericAllocationHandle, size_t, CUdeviceptr, size_t, unsigned long long);
-	CUmemGenericAllocationHandle object = multicast();
 	CUdeviceptr block;
 
-	*(void **)&bind = cuda_symbol("cuMulticastBindAddr");
 	CUDA(MemAlloc(&block, BYTES));
-	CHECK_EQUAL(bind(object, 0, block, BYTES, 0), CUDA_SUCCESS);
-	shared += BYTES;
-	is_the_same_memory(cuda_map(object, BYTES), block, 2);
+	return block;
 }
 
-static void multicast_of_a_device_by_address(void)
+static CUdeviceptr mapped(CUmemGenericAllocationHandle *own)
 {
-	CUresult (*bind)(CUmemGenericAllocationHandle, CUdevice, size_t, CUdeviceptr, size_t, unsigned long long);
-	CUmemGenericAllocationHandle object = multicast(), own;
-	CUdeviceptr at;
-
-	*(void **)&bind = cuda_symbol("cuMulticastBindAddr_v2");
-	CUDA(MemCreate(&own, BYTES, &cuda_prop, 0));
-	at = cuda_map(own, BYTES);
-	CHECK_EQUAL(bind(object, 0, 0, at, BYTES, 0), CUDA_SUCCESS);
-	shared += BYTES;
-	is_the_same_memory(cuda_map(object, BYTES), at, 3);
+	CUDA(MemCreate(own, BYTES, &cuda_prop, 0));
+	return cuda_map(*own, BYTES);
 }
 
-static void multicast_by_handle(void)
+/* The memory, and how it was bound. What the program writes to it is where it was bound.  */
+static void stays(CUdeviceptr at, CUresult bound, uint32_t seed)
 {
-	CUresult (*bind)(CUmemGenericAllocationHandle, size_t, CUmemGenericAllocationHandle, size_t, size_t, unsigned long long);
-	CUmemGenericAllocationHandle object = multicast(), own;
-	CUdeviceptr at;
-
-	*(void **)&bind = cuda_symbol("cuMulticastBindMem");
-	CUDA(MemCreate(&own, BYTES, &cuda_prop, 0));
-	at = cuda_map(own, BYTES);
-	CHECK_EQUAL(bind(object, 0, own, 0, BYTES, 0), CUDA_SUCCESS);
+	CHECK_EQUAL(bound, CUDA_SUCCESS);
 	shared += BYTES;
-	is_the_same_memory(cuda_map(object, BYTES), at, 4);
-}
-
-static void endpoint_by_address(void)
-{
-	CUresult (*bind)(unsigned, CUdevice, size_t, void *, size_t, unsigned long long);
-	CUdeviceptr block;
-
-	*(void **)&bind = cuda_symbol("cuLogicalEndpointBindAddr");
-	CUDA(MemAlloc(&block, BYTES));
-	CHECK_EQUAL(bind(7, 0, 0, (void *)(uintptr_t)block, BYTES, 0), CUDA_SUCCESS);
-	shared += BYTES;
+	fill_pattern(at, BYTES, seed);
 	park_and_resume();
+	CHECK(holds_pattern(at, BYTES, seed, 0));
 }
 
-static void endpoint_by_handle(void)
-{
-	CUresult (*bind)(unsigned, CUdevice, size_t, CUmemGenericAllocationHandle, size_t, size_t, unsigned long long);
-	CUmemGenericAllocationHandle own;
-
-	*(void **)&bind = cuda_symbol("cuLogicalEndpointBindMem");
-	CUDA(MemCreate(&own, BYTES, &cuda_prop, 0));
-	cuda_map(own, BYTES);
-	CHECK_EQUAL(bind(7, 0, 0, own, 0, BYTES, 0), CUDA_SUCCESS);
-	shared += BYTES;
-	park_and_resume();
-}
+#define FIND(function, name) *(void **)&(function) = cuda_symbol(name)
 
 int main(int argc, char **argv)
 {
-	static void (*const ways[])(void) = {multicast_by_handle, multicast_by_address, multicast_of_a_device_by_address,
-					     endpoint_by_address, endpoint_by_handle};
+	CUresult (*by_handle)(CUmemGenericAllocationHandle, size_t, CUmemGenericAllocationHandle, size_t, size_t, unsigned long long);
+	CUresult (*by_device_and_handle)(CUmemGenericAllocationHandle, CUdevice, size_t, CUmemGenericAllocationHandle, size_t, size_t,
+					 unsigned long long);
+	CUresult (*by_address)(CUmemGenericAllocationHandle, size_t, CUdeviceptr, size_t, unsigned long long);
+	CUresult (*by_device_and_address)(CUmemGenericAllocationHandle, CUdevice, size_t, CUdeviceptr, size_t, unsigned long long);
+	CUresult (*endpoint_by_address)(unsigned, CUdevice, size_t, void *, size_t, unsigned long long);
+	CUresult (*endpoint_by_handle)(unsigned, CUdevice, size_t, CUmemGenericAllocationHandle, size_t, size_t, unsigned long long);
+	CUmemGenericAllocationHandle own;
+	CUdeviceptr at;
 
 	cuda_begin(argc, argv, 60);
-	*(void **)&create = cuda_symbol("cuMulticastCreate");
-	*(void **)&add_device = cuda_symbol("cuMulticastAddDevice");
+	FIND(by_handle, "cuMulticastBindMem");
+	FIND(by_device_and_handle, "cuMulticastBindMem_v2");
+	FIND(by_address, "cuMulticastBindAddr");
+	FIND(by_device_and_address, "cuMulticastBindAddr_v2");
+	FIND(endpoint_by_address, "cuLogicalEndpointBindAddr");
+	FIND(endpoint_by_handle, "cuLogicalEndpointBindMem");
 	anchor = cuda_block(BYTES, 1);
-	for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++)
-		ways[i]();
+	at = mapped(&own);
+	stays(at, by_handle(OBJECT, 0, own, 0, BYTES, 0), 2);
+	at = mapped(&own);
+	stays(at, by_device_and_handle(OBJECT, 0, 0, own, 0, BYTES, 0), 3);
+	at = allocated();
+	stays(at, by_address(OBJECT, 0, at, BYTES, 0), 4);
+	at = mapped(&own);
+	stays(at, by_device_and_address(OBJECT, 0, 0, at, BYTES, 0), 5);
+	at = allocated();
+	stays(at, endpoint_by_address(OBJECT, 0, 0, (void *)(uintptr_t)at, BYTES, 0), 6);
+	at = mapped(&own);
+	stays(at, endpoint_by_handle(OBJECT, 0, 0, own, 0, BYTES, 0), 7);
 	return 0;
 }

@@ -86,7 +86,6 @@ typedef struct {
 	X(StreamIsCapturing, "cuStreamIsCapturing", (CUstream, int *))                                               \
 	X(GraphInstantiate, "cuGraphInstantiateWithFlags", (CUgraphExec *, CUgraph, unsigned long long))             \
 	X(GraphLaunch, "cuGraphLaunch", (CUgraphExec, CUstream))                                                     \
-	X(GraphExecDestroy, "cuGraphExecDestroy", (CUgraphExec))                                                     \
 	X(GraphDestroy, "cuGraphDestroy", (CUgraph))                                                                 \
 	X(EventCreate, "cuEventCreate", (CUevent *, unsigned int))                                                   \
 	X(EventRecord, "cuEventRecord", (CUevent, CUstream))                                                         \

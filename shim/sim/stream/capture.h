@@ -1,16 +1,17 @@
-/* Stream capture. Unless said otherwise nothing here is called under the work lock.  */
+/* Stream capture: what a capturing stream forbids, and what that costs it. What is captured is dropped, and a graph is nothing but a
+ * handle, which cannot be instantiated. A capture has one stream. Unless said otherwise nothing here is called under the work
+ * lock.  */
 #ifndef SIM_CAPTURE_H
 #define SIM_CAPTURE_H
 
 #include "stream/event.h"
 
-/* Under the work lock: add the operation to the graph that the stream captures (the reference is taken over), or
- * CUDA_ERROR_NOT_FOUND when it captures nothing and the operation may be queued.  */
+/* Under the work lock: take the operation over if the stream captures, or CUDA_ERROR_NOT_FOUND when it captures nothing and the
+ * operation may be queued.  */
 CUresult capture_operation(CUstream stream, struct operation *operation);
 /* Under the work lock: the same for events.  */
 CUresult capture_record_event(CUstream stream, CUevent event);
 CUresult capture_wait_event(CUstream stream, CUevent event);
-void capture_forget_event(CUevent event);
 
 bool capture_active(CUstream stream);
 /* What may not be done to a capturing stream (wait, ask), or to the legacy stream while a blocking stream captures:
