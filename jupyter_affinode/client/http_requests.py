@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket as sockets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,7 @@ class ControllerRequests:
         self, method: str, path: str, body: dict[str, Any] | None = None
     ) -> AsyncGenerator[dict[str, Any], None]:
         """One request whose answer is a stream of JSON objects, one a line."""
-        stream = await self._connect()
-        answer = _Answer()
-        connection, reading = await self._send(stream, answer, method, path, body)
-        try:
+        async with self._send(method, path, body) as (answer, reading):
             await _first(answer.started.wait(), reading, CONNECT_TIMEOUT_S)
             if not answer.status:
                 raise ControllerUnavailable(f"the controller at {self.socket} does not answer")
@@ -92,25 +89,13 @@ class ControllerRequests:
                         yield json.loads(line)
                 if len(pending) > LARGEST_LINE_BYTES:
                     raise ControllerUnavailable(f"the controller at {self.socket} sends a line without end")
-        finally:
-            reading.cancel()
-            connection.close()
-            self._drop(stream)
 
     async def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
-        stream = await self._connect()
-        try:
-            answer = _Answer()
-            _, reading = await self._send(stream, answer, method, path, body)
-            try:
-                raw = await _whole(answer)
-            finally:
-                reading.cancel()
+        async with self._send(method, path, body) as (answer, _):
+            raw = await _whole(answer)
             if not answer.status:
                 raise ControllerUnavailable(f"the controller at {self.socket} hung up without an answer")
             return answer.status, raw
-        finally:
-            self._drop(stream)
 
     def _authorization(self) -> dict[str, str]:
         """What shows whose the request is."""
@@ -141,32 +126,38 @@ class ControllerRequests:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, CONNECT_AGAIN_MAX_S)
 
+    @contextlib.asynccontextmanager
     async def _send(
-        self, stream: IOStream, answer: _Answer, method: str, path: str, body: dict[str, Any] | None
-    ) -> tuple[HTTP1Connection, asyncio.Task[None]]:
-        """Send a request; the task reads its response into `answer`, None last, and never raises."""
-        payload = b"" if body is None else json.dumps(body).encode()
-        headers = HTTPHeaders(
-            {"Host": "localhost", "Connection": "close", "Content-Length": str(len(payload))}
-        )
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        headers.update(self._authorization() | self._headers)
-        parameters = HTTP1ConnectionParameters(no_keep_alive=True, max_body_size=1 << 62)
-        connection = HTTP1Connection(stream, True, parameters)
-
-        async def read() -> None:
-            with contextlib.suppress(StreamClosedError):
-                await connection.read_response(answer)
-            await answer.chunks.put(None)
-
-        start = RequestStartLine(method, f"/api/v1{path}", "HTTP/1.1")
+        self, method: str, path: str, body: dict[str, Any] | None
+    ) -> AsyncIterator[tuple[_Answer, asyncio.Task[None]]]:
+        """Send a request on a connection that ends with the context; the task reads the response into the answer,
+        None last, and never raises.
+        """
+        stream = await self._connect()
+        reading: asyncio.Task[None] | None = None
         try:
-            await connection.write_headers(start, headers, payload)
-            connection.finish()
-        except StreamClosedError:
-            raise ControllerUnavailable(f"the controller at {self.socket} hung up") from None
-        return connection, asyncio.get_running_loop().create_task(read())
+            payload = b"" if body is None else json.dumps(body).encode()
+            headers = HTTPHeaders(
+                {"Host": "localhost", "Connection": "close", "Content-Length": str(len(payload))}
+            )
+            if body is not None:
+                headers["Content-Type"] = "application/json"
+            headers.update(self._authorization() | self._headers)
+            parameters = HTTP1ConnectionParameters(no_keep_alive=True, max_body_size=1 << 62)
+            connection = HTTP1Connection(stream, True, parameters)
+            start = RequestStartLine(method, f"/api/v1{path}", "HTTP/1.1")
+            try:
+                await connection.write_headers(start, headers, payload)
+                connection.finish()
+            except StreamClosedError:
+                raise ControllerUnavailable(f"the controller at {self.socket} hung up") from None
+            answer = _Answer()
+            reading = asyncio.get_running_loop().create_task(_read(connection, answer))
+            yield answer, reading
+        finally:
+            if reading is not None:
+                reading.cancel()
+            self._drop(stream)
 
     def _drop(self, stream: IOStream) -> None:
         self._streams.discard(stream)
@@ -190,6 +181,12 @@ class _Answer(HTTPMessageDelegate):
 
     async def data_received(self, chunk: bytes) -> None:  # tornado awaits it
         await self.chunks.put(chunk)
+
+
+async def _read(connection: HTTP1Connection, answer: _Answer) -> None:
+    with contextlib.suppress(StreamClosedError):
+        await connection.read_response(answer)
+    await answer.chunks.put(None)
 
 
 async def _whole(answer: _Answer) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 from batchspawner import CondorSpawner, SlurmSpawner
@@ -147,3 +148,11 @@ def test_a_machine_that_does_not_answer_keeps_no_server_from_starting(far):
         grant_key = "" if place == address else key  # without a key it refuses
         settings = {"gpu_memory": "92GiB", "on_gpu_full": "refuse", "grant_key": grant_key}
         assert told(made(SlurmSpawner, gpu_room_at=place, **settings)) == []
+
+
+def test_a_request_that_cannot_be_signed_leaves_no_connection(far):
+    _, address, _ = far
+    before = len(os.listdir("/proc/self/fd"))
+    settings = {"gpu_memory": "93GiB", "on_gpu_full": "refuse", "grant_key": ""}
+    assert told(made(SlurmSpawner, gpu_room_at=address, **settings)) == []
+    assert len(os.listdir("/proc/self/fd")) == before
