@@ -139,7 +139,9 @@ def looked_at(panel, looks, name, width=None):
     return wrong
 
 
-@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize(
+    "theme", ["light", *(pytest.param(theme, marks=pytest.mark.long) for theme in THEMES if theme != "light")]
+)
 def test_the_last_hour_is_accessible_in_every_theme_and_at_250_pixels(sized, theme):
     panel = RecordedPanel(sized)
     sized.theme(THEMES[theme])
@@ -153,6 +155,7 @@ def test_the_last_hour_is_accessible_in_every_theme_and_at_250_pixels(sized, the
     assert found == {name: [] for name in found}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("system", ["light", "dark"])
 def test_the_last_hour_is_seen_where_the_system_forces_its_colours(sized, system):
     panel = RecordedPanel(sized)
@@ -168,6 +171,7 @@ def test_the_last_hour_is_seen_where_the_system_forces_its_colours(sized, system
     assert found == {name: [] for name in found}
 
 
+@pytest.mark.long
 def test_the_last_hour_of_a_page_at_400_percent_cuts_nothing_off(sized):
     panel = RecordedPanel(sized)
     sized.page.add_script_tag(path=AXE)
@@ -253,6 +257,7 @@ def test_a_real_notebook_that_is_freed_and_comes_back_is_seen_without_another_re
     assert asked == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_panel_with_its_last_hour_fits_into_a_picture(sized, theme):
     """The picture of README: a notebook, and beside it the machine now and an hour back."""
