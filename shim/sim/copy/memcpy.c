@@ -1,7 +1,6 @@
 /* cuMemcpy*, one-dimensional; the rest is in memcpy3d.c.  */
 #include "copy/copy.h"
 #include "driver/api.h"
-#include "driver/streams_default.h"
 #include "stream/capture.h"
 
 struct transfer {

@@ -1,7 +1,6 @@
 /* cuMemcpy2D and cuMemcpy3D: rows and planes, between host, device and arrays.  */
 #include "copy/copy.h"
 #include "driver/api.h"
-#include "driver/streams_default.h"
 #include "stream/capture.h"
 #include "memory/array.h"
 

@@ -1,7 +1,6 @@
 /* cuMemset*.  */
 #include "copy/copy.h"
 #include "driver/api.h"
-#include "driver/streams_default.h"
 #include "stream/capture.h"
 
 static CUresult fill(const char *called, CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width,

@@ -8,6 +8,9 @@
 
 #define SIM_API __attribute__((visibility("default")))
 
+/* The _ptsz and _ptds variants: the default stream is the thread's own.  */
+#define PER_THREAD(stream) ((stream) ? (stream) : CU_STREAM_PER_THREAD)
+
 struct api_call {
 	int cancel_state;
 	bool entered;

@@ -1,6 +1,5 @@
 /* The rest of the _ptsz entry points: the same calls, with the thread's own default stream.  */
 #include "driver/api.h"
-#include "driver/streams_default.h"
 #include "stream/stream.h"
 
 #define SAME(name, parameters, arguments)                      \

@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "driver/api.h"
-#include "driver/streams_default.h"
 #include "stream/capture.h"
 #include "kernel/module.h"
 

@@ -3,7 +3,6 @@
 
 #include "driver/api.h"
 #include "driver/device.h"
-#include "driver/streams_default.h"
 #include "stream/capture.h"
 #include "memory/memory.h"
 

@@ -9,7 +9,6 @@
 
 #include "driver/api.h"
 #include "driver/device.h"
-#include "driver/streams_default.h"
 #include "stream/capture.h"
 #include "memory/memfile.h"
 #include "memory/memory.h"

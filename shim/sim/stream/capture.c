@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "driver/api.h"
-#include "driver/streams_default.h"
 
 struct CUgraph_st {
 	struct object object;

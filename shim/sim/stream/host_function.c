@@ -1,6 +1,5 @@
 /* cuLaunchHostFunc and cuStreamAddCallback: run by the stream's thread, which may not call the driver meanwhile.  */
 #include "driver/api.h"
-#include "driver/streams_default.h"
 #include "stream/capture.h"
 #include "stream/stream.h"
 

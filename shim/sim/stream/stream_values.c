@@ -3,7 +3,6 @@
 #include <time.h>
 
 #include "driver/api.h"
-#include "driver/streams_default.h"
 #include "stream/capture.h"
 #include "memory/ranges.h"
 

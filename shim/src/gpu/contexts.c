@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -9,12 +10,16 @@
 
 #include "base/growable.h"
 #include "base/log.h"
+#include "base/monotonic_futex.h"
 #include "base/per_process.h"
 #include "driver/real_driver.h"
 #include "state/shim_state.h"
+#include "state/status_page.h"
 
 #define MAX_CAPTURES 256
 #define WITNESS_BYTES 4096
+#define KEEP_POLL_NS (200 * 1000ull)
+#define KEPT -1
 
 struct stream {
 	CUstream handle;
@@ -37,6 +42,10 @@ static OF_PROCESS struct stream *streams;
 static OF_PROCESS size_t streams_count, streams_size;
 static struct capture captures[MAX_CAPTURES];
 static OF_PROCESS _Atomic unsigned captures_count;
+static OF_PROCESS pthread_mutex_t primaries_lock = PTHREAD_MUTEX_INITIALIZER;
+/* Contexts that are being ended, any number at once; or KEPT: the mover asks the driver about them, and none ends.  */
+static OF_PROCESS _Atomic int endings;
+static OF_PROCESS _Atomic int failed_with; /* CUDA_SUCCESS: no context has failed */
 
 struct context *contexts_first(void)
 {
@@ -399,19 +408,56 @@ static CUresult context_error(const struct context *context)
 	return result == CUDA_SUCCESS ? driver.cuStreamQuery(CU_STREAM_LEGACY) : result;
 }
 
-CUresult contexts_error(bool (*lasts)(CUresult))
+/* As cuda.h says of them: "leaves the process in an inconsistent state and any further CUDA work will return the same error",
+ * or the context "cannot be used".  */
+#define LASTING(ERROR) {CUDA_ERROR_##ERROR, "CUDA_ERROR_" #ERROR}
+static const struct {
+	CUresult error;
+	const char *name;
+} lasting[] = {
+	LASTING(ECC_UNCORRECTABLE),	LASTING(NVLINK_UNCORRECTABLE), LASTING(CONTAINED),	       LASTING(ILLEGAL_ADDRESS),
+	LASTING(LAUNCH_TIMEOUT),	LASTING(ASSERT),	       LASTING(HARDWARE_STACK_ERROR),  LASTING(ILLEGAL_INSTRUCTION),
+	LASTING(MISALIGNED_ADDRESS),	LASTING(INVALID_ADDRESS_SPACE), LASTING(INVALID_PC),	       LASTING(LAUNCH_FAILED),
+	LASTING(TENSOR_MEMORY_LEAK),
+};
+
+static const char *lasting_name(CUresult error)
+{
+	for (size_t i = 0; i < sizeof(lasting) / sizeof(lasting[0]); i++)
+		if (lasting[i].error == error)
+			return lasting[i].name;
+	return NULL;
+}
+
+CUresult contexts_failed(void)
 {
 	CUresult error = CUDA_SUCCESS;
 
 	if (!contexts_keep())
 		return CUDA_SUCCESS;
 	pthread_mutex_lock(&contexts_lock);
-	for (struct context *context = contexts_first(); context && !captures_count && !lasts(error); context = context->next)
+	for (struct context *context = contexts_first(); context && !captures_count && !lasting_name(error);
+	     context = context->next)
 		error = context_error(context);
 	driver.cuCtxSetCurrent(NULL);
 	pthread_mutex_unlock(&contexts_lock);
 	contexts_let_end();
-	return lasts(error) ? error : CUDA_SUCCESS;
+	if (!lasting_name(error))
+		return CUDA_SUCCESS;
+	if (atomic_exchange(&failed_with, error) == CUDA_SUCCESS) {
+		page_set_flags(AFFINODE_PAGE_UNPARKABLE, 0);
+		log_line("a CUDA context has failed: error %d", error);
+	}
+	return error;
+}
+
+void contexts_failed_text(char *text, size_t size)
+{
+	int error = atomic_load(&failed_with);
+	const char *name = lasting_name((CUresult)error);
+
+	snprintf(text, size, "its CUDA context has failed with error %d (%s): nothing can be moved until the kernel is restarted",
+		 error, name ? name : "?");
 }
 
 bool gpu_synchronise(void)
@@ -423,4 +469,42 @@ bool gpu_synchronise(void)
 					    driver.cuCtxSynchronize() == CUDA_SUCCESS);
 	driver.cuCtxSetCurrent(NULL);
 	return done;
+}
+
+void contexts_ending(void)
+{
+	int now = atomic_load(&endings);
+
+	while (now == KEPT || !atomic_compare_exchange_weak(&endings, &now, now + 1)) {
+		if (now == KEPT)
+			clock_sleep_ns(KEEP_POLL_NS);
+		now = atomic_load(&endings);
+	}
+}
+
+void contexts_ended(void)
+{
+	atomic_fetch_sub(&endings, 1);
+}
+
+void primary_contexts_lock(void)
+{
+	pthread_mutex_lock(&primaries_lock);
+}
+
+void primary_contexts_unlock(void)
+{
+	pthread_mutex_unlock(&primaries_lock);
+}
+
+bool contexts_keep(void)
+{
+	int none = 0;
+
+	return atomic_compare_exchange_strong(&endings, &none, KEPT);
+}
+
+void contexts_let_end(void)
+{
+	atomic_store(&endings, 0);
 }

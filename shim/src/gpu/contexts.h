@@ -86,10 +86,17 @@ unsigned captures_open(void);
  * Never blocks. Called by the mover alone.  */
 const char *gpu_busy(void);
 
-/* The first error of a context that `lasts`; CUDA_SUCCESS: none, or a stream capture is open, which the question
- * itself would invalidate, or a context is being ended. Never blocks. Called by the mover alone, with relaxed
- * capture rules.  */
-CUresult contexts_error(bool (*lasts)(CUresult));
+/* The error of a context that has failed for good: an illegal address in the application's kernel, say, or a fault of the
+ * GPU. Every call in it returns that error from then on, in a new one on that device too, its memory can neither be
+ * read nor filled, and only the end of the process ends that. The page says so from then on, and the process is not
+ * asked to park.
+ *
+ * CUDA_SUCCESS: none has, or a stream capture is open, which the question itself would invalidate, or a context is
+ * being ended. Never blocks. Called by the mover alone, with relaxed capture rules.  */
+CUresult contexts_failed(void);
+
+/* What happened, for the user.  */
+void contexts_failed_text(char *text, size_t size);
 
 /* Wait for every context's work, per-thread default streams included; false on error.  */
 bool gpu_synchronise(void);

@@ -14,7 +14,6 @@
 #include "base/discovery.h"
 #include "base/monotonic_futex.h"
 #include "base/per_process.h"
-#include "gpu/lock_holder.h"
 
 #define MAX_LOCKS 64
 /* How long "there is no lock file" is believed. checkpoint.c parks nothing until its file is older than that.  */
@@ -24,6 +23,11 @@
  * return_to_gpu.c believes what it has seen of the GPU: one that goes on again looks again.  */
 #define HOLDER_POLL_NS (50 * MS_NS)
 #define STOPPED_NS (2 * S_NS)
+
+struct holder {
+	pid_t pid;    /* 0: not to be seen, as from another pid name space */
+	bool stopped; /* by a signal or a debugger; or gone, and survived by a copy of its descriptor */
+};
 
 /* A GPU's, whatever number it has here; one that was used once stays.  */
 struct lock {
@@ -240,6 +244,44 @@ struct wait {
 	uint64_t since_ns;    /* that it is so */
 	uint64_t look_at_ns;  /* next */
 };
+
+static bool is_stopped(pid_t pid)
+{
+	char path[32], text[256], *state;
+	ssize_t n;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return errno == ENOENT;
+	n = read(fd, text, sizeof(text) - 1);
+	close(fd);
+	text[n > 0 ? n : 0] = 0;
+	state = strrchr(text, ')'); /* the command may have any character in it */
+	return state && state[1] == ' ' && strchr("TtZX", state[2]) && state[2];
+}
+
+/* The process that holds an exclusive flock(2) on the file of that descriptor, as /proc shows it.  */
+static struct holder holder_of(int fd)
+{
+	FILE *list = fopen("/proc/locks", "re");
+	struct holder holder = {0};
+	unsigned long inode;
+	struct stat file;
+	char line[160];
+	int pid;
+
+	if (!list || syscall(SYS_fstat, fd, &file) != 0)
+		file.st_ino = 0;
+	while (list && !holder.pid && fgets(line, sizeof(line), list))
+		if (sscanf(line, "%*d: FLOCK ADVISORY WRITE %d %*x:%*x:%lu", &pid, &inode) == 2 && inode == file.st_ino)
+			holder.pid = pid;
+	if (list)
+		fclose(list);
+	holder.stopped = holder.pid > 0 && is_stopped(holder.pid);
+	return holder;
+}
 
 static bool are_alike(struct holder one, struct holder other)
 {

@@ -17,4 +17,7 @@ void shim_set_dying(void);
 
 void link_begin_again(void);
 
+/* The page's sampler (page_set_sampler).  */
+void page_take_sample(void);
+
 #endif

@@ -1,4 +1,4 @@
-#include "link/page_sample.h"
+#include "link/link.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -9,9 +9,6 @@ void *wrap_entry_point(const char *name, int version, void *real);
 /* The wrapper of a symbol that a program is linked to; NULL: there is no driver.  */
 void *resolve_linked(const char *name);
 
-/* What to call in its stead then.  */
-void *no_driver_for(const char *name);
-
 /* A hook for this name with `real` behind it, NULL if the name has none.  */
 void *hook_for(const char *name, int version, void *real);
 

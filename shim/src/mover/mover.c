@@ -14,7 +14,7 @@
 #include "base/per_process.h"
 #include "driver/real_driver.h"
 #include "gate/gate.h"
-#include "gpu/context_errors.h"
+#include "gpu/contexts.h"
 #include "host/bounce_ring.h"
 #include "host/lent_memory.h"
 #include "host/slabs.h"
@@ -180,7 +180,7 @@ static void end_what_is_left(uint64_t *pause_ns)
 
 /* A move that failed because a context did will fail again and again. A call that waits for its end gets the
  * context's error, as any call in it would.  */
-static void look_for_broken_context(struct moved *moved)
+static void report_failed_context(struct moved *moved)
 {
 	bool parked = shim_is_parked();
 	CUresult error;
@@ -189,11 +189,11 @@ static void look_for_broken_context(struct moved *moved)
 		gate_set_broken(CUDA_SUCCESS);
 	if ((moved->status != AFFINODE_BUSY && moved->status != AFFINODE_FAILED) || checkpoint_is_out())
 		return;
-	error = broken_look();
+	error = contexts_failed();
 	if (error == CUDA_SUCCESS)
 		return;
 	moved->status = AFFINODE_FAILED;
-	broken_text(moved->text, sizeof(moved->text));
+	contexts_failed_text(moved->text, sizeof(moved->text));
 	if (parked)
 		gate_set_broken(error);
 }
@@ -234,7 +234,7 @@ static void move_gpu_memory(struct moved *moved)
 	move_kinds[moved->move.kind].carry_out(moved);
 	if (moved->status == AFFINODE_NO_HOST_ROOM && !kept_trim(0))
 		trim_again(0);
-	look_for_broken_context(moved);
+	report_failed_context(moved);
 	if (!checkpoint_is_out())
 		driver.cuThreadExchangeStreamCaptureMode(&mode);
 	pthread_mutex_unlock(&mover_work_lock);

@@ -22,7 +22,6 @@
 #include "ipc/ipc.h"
 #include "link/drop_caches.h"
 #include "link/link.h"
-#include "link/page_sample.h"
 #include "link/requests.h"
 #include "memory/blocks/block.h"
 #include "mover/copying/copies.h"

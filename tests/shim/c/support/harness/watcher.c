@@ -19,7 +19,7 @@
 
 #include "harness.h"
 #ifdef SHIM_LINKED
-#include "process/diagnostics.h"
+int affinode_describe(char *text, size_t size);
 #endif
 
 #ifdef __SANITIZE_THREAD__
@@ -248,7 +248,7 @@ static void say_shim(void)
 	char text[8192];
 
 #ifdef SHIM_LINKED
-	tell = describe;
+	tell = affinode_describe;
 #else
 	*(void **)&tell = dlsym(RTLD_DEFAULT, "affinode_describe");
 #endif
