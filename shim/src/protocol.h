@@ -16,8 +16,7 @@
  * All times are CLOCK_MONOTONIC nanoseconds as the shim's process has them, deadlines of commands too. The controller's clock may
  * be another (time namespaces, a process restored from a checkpoint): it learns the difference from the page's `heartbeat_ns`, which
  * is the moment of HELLO in the page that comes with it, and may change while the process lives.  */
-#ifndef AFFINODE_PROTOCOL_H
-#define AFFINODE_PROTOCOL_H
+#pragma once
 
 #include <stdint.h>
 
@@ -419,5 +418,3 @@ _Static_assert(sizeof(struct affinode_notice) == 216, "notice");
 _Static_assert(sizeof(struct affinode_result) == 216, "result");
 _Static_assert(sizeof(struct affinode_page_gpu) == 96, "page gpu");
 _Static_assert(sizeof(struct affinode_page) <= AFFINODE_PAGE_SIZE, "page");
-
-#endif

@@ -1,6 +1,5 @@
 /* Contexts, and which one is current on a thread.  */
-#ifndef SIM_CONTEXT_H
-#define SIM_CONTEXT_H
+#pragma once
 
 #include "driver/objects.h"
 #include "driver/sim_cuda.h"
@@ -48,5 +47,3 @@ void contexts_each(void (*call)(CUcontext context, void *data), void *data);
 void current_push(CUcontext context);
 /* A destroyed context leaves the top of the calling thread's stack; elsewhere it stays, as a dead handle.  */
 void current_forget(CUcontext context);
-
-#endif

@@ -1,6 +1,5 @@
 /* Copies and fills as operations.  */
-#ifndef SIM_COPY_H
-#define SIM_COPY_H
+#pragma once
 
 #include "memory/ranges.h"
 #include "stream/stream.h"
@@ -44,5 +43,3 @@ uint64_t side_extent(const struct side *side, const struct copy *shape);
 CUresult copy_submit(CUstream stream, const struct copy *shape, bool wait);
 /* The same with a fill, which is not waited for.  */
 CUresult fill_submit(CUstream stream, const struct fill *what);
-
-#endif

@@ -1,6 +1,5 @@
 /* How an exported function begins: initialised? faults? locked for a checkpoint? which context?  */
-#ifndef SIM_API_H
-#define SIM_API_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -41,5 +40,3 @@ void api_in_callback(bool inside);
 	refused_ = context_current(&context);        \
 	if (refused_ != CUDA_SUCCESS)                \
 	return refused_
-
-#endif

@@ -1,6 +1,5 @@
 /* The GPUs this process may see, after CUDA_VISIBLE_DEVICES.  */
-#ifndef SIM_DEVICE_H
-#define SIM_DEVICE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -18,5 +17,3 @@ bool device_valid(CUdevice device);
 unsigned device_gpu(CUdevice device);
 /* Every device becomes another GPU: `destination` by the number of the GPU it was.  */
 void devices_move(const uint8_t *destination);
-
-#endif

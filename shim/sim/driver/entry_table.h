@@ -1,6 +1,5 @@
 /* The table behind cuGetProcAddress: every name of the driver's (../tools/signatures.tsv), with what the simulator has for it.  */
-#ifndef SIM_ENTRY_TABLE_H
-#define SIM_ENTRY_TABLE_H
+#pragma once
 
 struct entry {
 	const char *name;
@@ -11,5 +10,3 @@ struct entry {
 
 extern const struct entry entries[];
 extern const unsigned entry_count;
-
-#endif

@@ -1,7 +1,6 @@
 /* What a CUDA handle points to. Memory of one kind of object is only ever reused for that kind, so that a stale handle
  * can be told from a live one without touching freed memory.  */
-#ifndef SIM_OBJECTS_H
-#define SIM_OBJECTS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -35,5 +34,3 @@ void object_kill(void *object);
 void object_free(enum object_kind kind, void *object);
 /* Whether `handle` is a live object of that kind. NULL and small numbers are not.  */
 bool object_is(const void *handle, enum object_kind kind);
-
-#endif

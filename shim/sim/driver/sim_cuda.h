@@ -1,7 +1,6 @@
 /* The types and constants of the CUDA driver API that the simulated driver serves beside those that the shim uses too, laid out
  * as cuda.h of CUDA 13.0 has them; tests/sim compares sizes with the real header if there is one.  */
-#ifndef SIM_CUDA_H
-#define SIM_CUDA_H
+#pragma once
 
 #include "driver/cuda_types.h"
 
@@ -114,5 +113,3 @@ typedef struct {
 	char reserved[52 - sizeof(CUcheckpointGpuPair *)];
 	uint64_t reserved1;
 } CUcheckpointRestoreArgs;
-
-#endif

@@ -1,6 +1,5 @@
 /* Modules, functions, and the kernels that are built in.  */
-#ifndef SIM_MODULE_H
-#define SIM_MODULE_H
+#pragma once
 
 #include "stream/stream.h"
 
@@ -35,5 +34,3 @@ struct CUmod_st {
 };
 
 void modules_release_context(CUcontext context);
-
-#endif

@@ -1,6 +1,5 @@
 /* How busy the simulated GPUs are: written by the executors of each process, read by NVML.  */
-#ifndef SIM_ACTIVITY_H
-#define SIM_ACTIVITY_H
+#pragma once
 
 #include "machine/machine.h"
 
@@ -11,5 +10,3 @@ void activity_end(unsigned gpu, enum sim_activity kind);
 unsigned activity_percent(const struct sim_process *process, unsigned gpu, enum sim_activity kind);
 /* Wait until the link of a GPU has carried `bytes`, as fast as AFFINODE_SIM_COPY_RATE lets it; no limit, no wait.  */
 void activity_throttle(unsigned gpu, enum sim_direction direction, uint64_t bytes);
-
-#endif

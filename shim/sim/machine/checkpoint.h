@@ -1,8 +1,7 @@
 /* The driver's checkpoint of processes, after what was measured of the real one: Lock waits for work and closes the gate
  * that every call passes; Checkpoint takes the process off the GPU; Restore needs its room again and loses the process
  * when there is none; Unlock opens.  */
-#ifndef SIM_CHECKPOINT_H
-#define SIM_CHECKPOINT_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -18,5 +17,3 @@ void checkpoint_wait_open(void);
 CUresult checkpoint_serve(void);
 /* Carry out a request; by the process's service thread, or by the caller for a process that has no contexts.  */
 CUresult checkpoint_perform(struct sim_process *process, enum checkpoint_operation operation, unsigned timeout_ms);
-
-#endif

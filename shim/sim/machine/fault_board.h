@@ -1,7 +1,6 @@
 /* The board through which a test changes faults (faults.h) while programs run: a file of one page, named by
  * AFFINODE_SIM_FAULT_BOARD and mapped by all of them.  */
-#ifndef SIM_FAULT_BOARD_H
-#define SIM_FAULT_BOARD_H
+#pragma once
 
 #include <stdint.h>
 
@@ -17,5 +16,3 @@ struct sim_fault_board {
 	char struck[512]; /* names of the calls that faults struck since, each once, a space behind each */
 	char text[2048];
 };
-
-#endif

@@ -15,8 +15,7 @@
  *                               tests (cuda_core/tests/test_checkpoint.py) allow for drivers that do so
  *
  * Armed while the program runs through a board (fault_board.h).  */
-#ifndef SIM_FAULTS_H
-#define SIM_FAULTS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -34,5 +33,3 @@ CUresult faults_next(const char *name);
 enum fault_effect faults_effect(uint64_t bytes);
 /* For the board: host memory was registered, or unregistered (negative).  */
 void faults_note_registered(int64_t bytes);
-
-#endif

@@ -1,6 +1,5 @@
 /* Sleeping on a word that other processes may change.  */
-#ifndef SIM_FUTEX_H
-#define SIM_FUTEX_H
+#pragma once
 
 #include <limits.h>
 #include <linux/futex.h>
@@ -21,5 +20,3 @@ static inline void futex_wake(uint32_t *word)
 {
 	syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
-
-#endif

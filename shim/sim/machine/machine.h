@@ -2,8 +2,7 @@
  *
  * What a process holds is written in its own record, keyed by pid and start time, so that the memory of a killed process
  * is free the moment a process asks. All sizes are bytes; all times CLOCK_MONOTONIC nanoseconds.  */
-#ifndef SIM_MACHINE_H
-#define SIM_MACHINE_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -106,5 +105,3 @@ void machine_take_foreign(uint64_t bytes);
 uint64_t process_start_time(int32_t pid);
 
 uint64_t monotonic_ns(void);
-
-#endif

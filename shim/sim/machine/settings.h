@@ -8,8 +8,7 @@
  * AFFINODE_SIM_COPY_RATE  bytes a second between host and GPU, each way, all processes together; no limit
  * AFFINODE_SIM_FAULTS, AFFINODE_SIM_FAULT_BOARD  see faults.h
  * AFFINODE_SIM_NVML_HOLD  a file: while it is there NVML's answer about memory waits (nvml.c)  */
-#ifndef SIM_SETTINGS_H
-#define SIM_SETTINGS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -28,5 +27,3 @@ const struct sim_settings *settings(void);
 uint64_t settings_bytes(const char *text, uint64_t otherwise);
 /* The folder of the shared file, made if it is missing (0700); 0 or a negative errno.  */
 int settings_folder(char *folder, size_t size);
-
-#endif

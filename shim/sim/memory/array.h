@@ -1,6 +1,5 @@
 /* CUDA arrays, as plain rows of memory.  */
-#ifndef SIM_ARRAY_H
-#define SIM_ARRAY_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -8,5 +7,3 @@
 
 /* Where an array's memory begins, and its steps; false: not an array.  */
 bool array_layout(CUarray array, uint64_t *base, uint64_t *pitch, uint64_t *slice);
-
-#endif

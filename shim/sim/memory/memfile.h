@@ -1,6 +1,5 @@
 /* The host memory behind the simulated device memory: one memfd per process, given out in pieces that never move.  */
-#ifndef SIM_MEMFILE_H
-#define SIM_MEMFILE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -25,5 +24,3 @@ void address_release(uint64_t address, uint64_t size);
 /* Map a piece of a file at reserved addresses, and back to nothing; 0 or -1.  */
 int address_map(uint64_t address, uint64_t size, int fd, uint64_t offset);
 int address_unmap(uint64_t address, uint64_t size);
-
-#endif

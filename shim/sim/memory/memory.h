@@ -1,6 +1,5 @@
 /* Device memory that the driver hands out by itself: blocks, and small pieces of shared 2 MiB slabs.  */
-#ifndef SIM_MEMORY_H
-#define SIM_MEMORY_H
+#pragma once
 
 #include "context/context.h"
 #include "memory/ranges.h"
@@ -19,5 +18,3 @@ CUresult slab_take(CUcontext context, uint64_t size, CUdeviceptr *address);
 void slab_drop(CUcontext context, struct range *range);
 void slabs_release(CUcontext context);
 #define SLAB_LARGEST (1ull << 20)
-
-#endif

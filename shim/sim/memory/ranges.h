@@ -1,7 +1,6 @@
 /* Which addresses mean what: one sorted table of device memory, mappings and pinned host memory, and one of reserved
  * addresses. Readers hold the table for as long as they touch the memory, so that nothing is unmapped under a copy.  */
-#ifndef SIM_RANGES_H
-#define SIM_RANGES_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -53,5 +52,3 @@ bool ranges_remove(struct range_table *table, uint64_t start);
 
 /* Whether a context's GPU may touch all of [address, address + size); the tables are held. Host memory only if pinned.  */
 bool ranges_accessible(CUcontext context, uint64_t address, uint64_t size, bool write);
-
-#endif

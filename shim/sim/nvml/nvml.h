@@ -1,6 +1,5 @@
 /* The types and results of NVML that the simulated library serves, as nvml.h lays them out.  */
-#ifndef SIM_NVML_H
-#define SIM_NVML_H
+#pragma once
 
 #include <stdint.h>
 
@@ -63,5 +62,3 @@ typedef struct {
 
 /* NVML_SUCCESS and the number of the GPU, or why not.  */
 nvmlReturn_t nvml_gpu(nvmlDevice_t device, unsigned *gpu);
-
-#endif

@@ -1,6 +1,5 @@
 /* Stream-ordered allocation: pools keep freed blocks for later, up to their threshold.  */
-#ifndef SIM_POOL_H
-#define SIM_POOL_H
+#pragma once
 
 #include "memory/ranges.h"
 
@@ -8,5 +7,3 @@
 void pool_give_back(struct range *range);
 /* After something was waited for: what the thresholds do not let the pools keep goes back to the GPU.  */
 void pools_synchronised(void);
-
-#endif

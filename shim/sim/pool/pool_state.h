@@ -1,6 +1,5 @@
 /* The inside of a memory pool, for pool.c (giving and taking) and pool_attributes.c (asking and setting).  */
-#ifndef SIM_POOL_STATE_H
-#define SIM_POOL_STATE_H
+#pragma once
 
 #include "memory/memory.h"
 #include "pool/pool.h"
@@ -29,5 +28,3 @@ void pool_make_current(CUdevice device, CUmemoryPool pool);
 /* The two below with the tables held for writing.  */
 void pool_trim(CUmemoryPool pool, uint64_t keep);
 void pool_forget(CUmemoryPool pool);
-
-#endif

@@ -1,8 +1,7 @@
 /* Stream capture: what a capturing stream forbids, and what that costs it. What is captured is dropped, and a graph is nothing but a
  * handle, which cannot be instantiated. A capture has one stream. Unless said otherwise nothing here is called under the work
  * lock.  */
-#ifndef SIM_CAPTURE_H
-#define SIM_CAPTURE_H
+#pragma once
 
 #include "stream/event.h"
 
@@ -27,5 +26,3 @@ CUresult capture_unsafe(void);
 void capture_abandon(CUstream stream);
 /* So are all of a context's.  */
 void captures_abandon(CUcontext context);
-
-#endif

@@ -1,6 +1,5 @@
 /* Events: the fence of the work they were last recorded behind.  */
-#ifndef SIM_EVENT_H
-#define SIM_EVENT_H
+#pragma once
 
 #include "stream/stream.h"
 
@@ -14,5 +13,3 @@ struct CUevent_st {
 
 /* cuStreamWaitEvent, capturing or not.  */
 CUresult event_wait_in(CUstream stream, CUevent event);
-
-#endif

@@ -1,8 +1,7 @@
 /* Streams: queues of work, each served by a thread of its own once it has work.
  * A fence is done when one
  * piece of work is; it is what events, synchronisation and the order between streams are made of.  */
-#ifndef SIM_STREAM_H
-#define SIM_STREAM_H
+#pragma once
 
 #include <pthread.h>
 
@@ -83,5 +82,3 @@ void streams_destroy(CUcontext context);
 /* The streams end once their work is done.  */
 void stream_retire(CUstream stream);
 CUstream stream_new(CUcontext context, enum stream_kind kind, unsigned flags, int priority);
-
-#endif

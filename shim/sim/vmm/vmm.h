@@ -1,6 +1,5 @@
 /* Handles of physical memory, for vmm.c, vmm_share.c and questions about a mapping.  */
-#ifndef SIM_VMM_H
-#define SIM_VMM_H
+#pragma once
 
 #include "driver/objects.h"
 #include "memory/ranges.h"
@@ -25,5 +24,3 @@ void vmm_drop_if_unused(struct memory_handle *handle);
 /* Whether all of it is mapped memory that nothing has written to or read: it is zero, and stays without memory of the
  * host for as long as it is not touched. The tables are held.  */
 bool vmm_is_blank(uint64_t address, uint64_t size);
-
-#endif

@@ -1,6 +1,5 @@
 /* Descriptions of what the shim is doing, put together from what its parts know.  */
-#ifndef AFFINODE_DESCRIBE_H
-#define AFFINODE_DESCRIBE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdio.h>
@@ -8,5 +7,3 @@
 /* In a function of (char *text, size_t size, int at): appends at `at`, cut off where the room ends.  */
 #define DESCRIBE(...) (at += snprintf(text + ((size_t)at < size ? (size_t)at : size), \
 				      (size_t)at < size ? size - (size_t)at : 0, __VA_ARGS__))
-
-#endif

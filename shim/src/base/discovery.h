@@ -1,6 +1,5 @@
 /* Where the controller's sockets are: jupyter_affinode/environment.py finds them the same way.  */
-#ifndef AFFINODE_DISCOVERY_H
-#define AFFINODE_DISCOVERY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -15,5 +14,3 @@ bool discovery_start_is_under_way(void);
 /* The folder of the locks on GPUs: one for all processes of the user, whichever controller they are connected to. Locks are
  * for context depth, which the machine's controller does without.  */
 int discovery_lock_folder(char *folder, size_t size);
-
-#endif

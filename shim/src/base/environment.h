@@ -1,6 +1,5 @@
 /* The environment variables the shim reads; jupyter_affinode/environment.py describes them all.  */
-#ifndef AFFINODE_ENVIRONMENT_H
-#define AFFINODE_ENVIRONMENT_H
+#pragma once
 
 #define AFFINODE_ENV_DEPTH "AFFINODE_DEPTH"
 #define AFFINODE_ENV_DISABLE "AFFINODE_DISABLE"
@@ -22,5 +21,3 @@ void environment_note(void);
 /* As environment_now had it then; NULL: it was not set, or is none of those that are noted. A program's later
  * changes are not seen.  */
 const char *environment_noted(const char *name);
-
-#endif

@@ -1,8 +1,7 @@
 /* Binds the symbols that newer glibc re-versioned to the versions every glibc since 2.17 has, so that one build of the shim and one of
  * the simulated driver run everywhere (checked by tests/packaging/test_symbol_floor.py). Included by every source file through the
  * Makefile.  */
-#ifndef AFFINODE_GLIBC_FLOOR_H
-#define AFFINODE_GLIBC_FLOOR_H
+#pragma once
 
 #if defined(__linux__) && defined(__x86_64__)
 #define AFFINODE_FLOOR_AT(name, version) __asm__(".symver " #name "," #name "@GLIBC_" version)
@@ -35,6 +34,4 @@ AFFINODE_FLOOR(pthread_rwlock_unlock);
 AFFINODE_FLOOR(pthread_rwlock_wrlock);
 AFFINODE_FLOOR(pthread_setspecific);
 AFFINODE_FLOOR(pthread_sigmask);
-#endif
-
 #endif

@@ -1,6 +1,5 @@
 /* An array that grows: one more element fits after it, or there is no memory.  */
-#ifndef AFFINODE_GROWABLE_H
-#define AFFINODE_GROWABLE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdlib.h>
@@ -18,5 +17,3 @@
 		}                                                                                          \
 		(count) < (size);                                                                          \
 	})
-
-#endif

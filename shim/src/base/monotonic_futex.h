@@ -1,6 +1,5 @@
 /* CLOCK_MONOTONIC in nanoseconds, and futex(2) on it.  */
-#ifndef AFFINODE_CLOCK_H
-#define AFFINODE_CLOCK_H
+#pragma once
 
 #include <linux/futex.h>
 #include <stdatomic.h>
@@ -39,5 +38,3 @@ static inline void futex_wake_all(_Atomic uint32_t *word)
 {
 	syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 0x7fffffff, NULL, NULL, 0);
 }
-
-#endif

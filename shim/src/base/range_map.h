@@ -1,7 +1,6 @@
 /* What lies where: address ranges, sorted by where they begin. They do not overlap, except for one that the driver ended unseen.
  * The lock of the owner guards a map.  */
-#ifndef AFFINODE_RANGE_MAP_H
-#define AFFINODE_RANGE_MAP_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -73,5 +72,3 @@ static inline void range_remove(struct range_map *map, struct range *range)
 	memmove(range, range + 1, behind * sizeof(*range));
 	map->count--;
 }
-
-#endif

@@ -4,8 +4,7 @@
  *
  * Only where context depth is asked for; elsewhere no wrapper of this kind is handed out. Unlike the first gate it
  * is passed with a full fence: it is not on the way of launches.  */
-#ifndef AFFINODE_BOOKS_H
-#define AFFINODE_BOOKS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -35,5 +34,3 @@ int books_close(uint64_t drain_ns);
 void books_open(void);
 
 void books_begin_again(void);
-
-#endif

@@ -1,7 +1,6 @@
 /* The driver's checkpoint of this process. Its Restore on a GPU without room loses the process, so it is called only with the GPU's
  * lock held and the room seen to be free, and where either cannot be had the process stays parked.  */
-#ifndef AFFINODE_CHECKPOINT_H
-#define AFFINODE_CHECKPOINT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -21,5 +20,3 @@ enum affinode_status checkpoint_out(char *why, size_t size);
  * come back on, NULL: where it was. AFFINODE_NO_GPU_ROOM, AFFINODE_REFUSED: the process is parked as before. After AFFINODE_OK
  * the GPU's lock is held until gpu_unlock_all.  */
 enum affinode_status checkpoint_in(const uint8_t *to, char *why, size_t size);
-
-#endif

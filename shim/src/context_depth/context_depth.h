@@ -3,8 +3,7 @@
  *
  * Asked for by AFFINODE_DEPTH=context alone. Whether it is, and whether the process is off the GPU, is in state/depth.h; the mover
  * is given what it calls at context_depth_start (struct depth_moves). `make CONTEXT_DEPTH=0` leaves this folder out.  */
-#ifndef AFFINODE_CONTEXT_DEPTH_H
-#define AFFINODE_CONTEXT_DEPTH_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -81,7 +80,5 @@ static inline void leaving_begin(int status)
 static inline void context_depth_begin_again(void)
 {
 }
-
-#endif
 
 #endif

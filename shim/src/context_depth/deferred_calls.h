@@ -1,7 +1,6 @@
 /* Calls that may be made later: what gives something back, and what marks a point in a stream that has no work.
  * While the driver holds the process they are noted, said to have succeeded, and made, in order, when it is back.  */
-#ifndef AFFINODE_DEFERRED_H
-#define AFFINODE_DEFERRED_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -16,5 +15,3 @@ bool deferred_add(void *real, CUcontext context, W a0, W a1, W a2);
 
 /* Make them all, and take no more; by the mover, before any other call reaches the driver.  */
 void deferred_make(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* What checkpoint.c, leave_gpu.c and return_to_gpu.c have in common; the mover's, but for checkpoint_start.  */
-#ifndef AFFINODE_CHECKPOINTING_H
-#define AFFINODE_CHECKPOINTING_H
+#pragma once
 
 #include "base/monotonic_futex.h"
 #include "context_depth/checkpoint.h"
@@ -32,5 +31,3 @@ bool checkpoint_lock_gpus(const uint8_t *to, uint64_t ns);
 
 /* The one device and context in use; NULL, or *why not. While the driver answers.  */
 struct device *checkpoint_only_device(const char **why);
-
-#endif

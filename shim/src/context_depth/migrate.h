@@ -3,8 +3,7 @@
  * The driver's Restore takes pairs of GPUs, which must name every GPU of the machine as a permutation, also those that this
  * process does not see (NVIDIA/cuda-checkpoint issue 35; so on H200s with driver 580); it changes the two in question for one
  * another, and the GPU that is gone to must be of the same kind. The process's devices keep their numbers.  */
-#ifndef AFFINODE_MIGRATE_H
-#define AFFINODE_MIGRATE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -30,5 +29,3 @@ void migration_restored(struct device *device, const uint8_t to[16]);
  * nowhere any more. cuda-python's tests (cuda_core/tests/test_checkpoint.py) allow for drivers that take the pairs and no notice
  * of them.  */
 void migration_confirm(struct device *device);
-
-#endif

@@ -3,8 +3,7 @@
  * INT: eleven words, as many as any prototype of integers and pointers has. WIDE: every integer and floating-point
  * argument register and 24 stack words. Passing more words than the callee takes is harmless on x86-64 (System V) and
  * aarch64 (AAPCS64, where each stack argument takes eight bytes on Linux).  */
-#ifndef AFFINODE_SHAPES_H
-#define AFFINODE_SHAPES_H
+#pragma once
 
 #include <stdint.h>
 
@@ -30,5 +29,3 @@ typedef uintptr_t W;
 
 typedef W (*int_fn)(INT_PARAMETERS);
 typedef W (*wide_fn)(WIDE_PARAMETERS);
-
-#endif

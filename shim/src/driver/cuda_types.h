@@ -1,7 +1,6 @@
 /* The few types and constants of the CUDA driver API that the shim needs, as declared by cuda.h of CUDA 12 and 13.
  * Declared here so that building needs no CUDA toolkit.  */
-#ifndef AFFINODE_CUDA_TYPES_H
-#define AFFINODE_CUDA_TYPES_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -115,5 +114,3 @@ typedef struct {
 	unsigned int NumChannels;
 	unsigned int Flags;
 } CUDA_ARRAY3D_DESCRIPTOR;
-
-#endif

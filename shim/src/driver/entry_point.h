@@ -1,6 +1,5 @@
 /* What is known of a driver entry point: entry_points.h, looked up by name.  */
-#ifndef AFFINODE_ENTRY_POINT_H
-#define AFFINODE_ENTRY_POINT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -38,5 +37,3 @@ const struct entry_point *entry_point(const char *name);
 
 /* Its traits; those of its base name where the table lacks this version.  */
 unsigned entry_point_traits(const char *name);
-
-#endif

@@ -1,7 +1,6 @@
 /* Hand-written hooks: functions that do more than pass the gate. A hook may stand before several driver pointers at
  * once (versions, the per-thread variants, two copies of the driver), so each has a few instances, one a pointer.  */
-#ifndef AFFINODE_HOOK_H
-#define AFFINODE_HOOK_H
+#pragma once
 
 #include <pthread.h>
 
@@ -63,5 +62,3 @@ static inline void cancellation_restore(const int *before)
 	HOOK_INSTANCE(name, 1, parameters, __VA_ARGS__)                                                             \
 	HOOK_INSTANCE(name, 2, parameters, __VA_ARGS__)                                                             \
 	HOOK_INSTANCE(name, 3, parameters, __VA_ARGS__)
-
-#endif

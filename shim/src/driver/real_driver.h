@@ -1,6 +1,5 @@
 /* The real driver's entry points that the shim itself calls; resolved once, on the application's thread.  */
-#ifndef AFFINODE_DRIVER_H
-#define AFFINODE_DRIVER_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -114,5 +113,3 @@ void driver_note_handle(void *handle);
 
 /* Fill `driver`; false if the driver is too old to move memory. Calls the dynamic linker: never on our own threads.  */
 bool driver_resolve(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* Finding symbols past this library.  */
-#ifndef AFFINODE_SYMBOL_FINDER_H
-#define AFFINODE_SYMBOL_FINDER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -42,5 +41,3 @@ bool is_drivers_own(const void *entry_point);
 
 /* The function of that name in the object that `address` is in, by its symbol table (driver/symbol_table.c); NULL: none.  */
 void *symbol_beside(const void *address, const char *name);
-
-#endif

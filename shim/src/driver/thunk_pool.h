@@ -4,8 +4,7 @@
  *   static W call_int(const struct thunk_target *target, INT_PARAMETERS)
  *   static W call_wide(const struct thunk_target *target, WIDE_PARAMETERS)
  * and after them it binds thunks of `int_pool` and `wide_pool`.  */
-#ifndef AFFINODE_THUNK_POOL_H
-#define AFFINODE_THUNK_POOL_H
+#pragma once
 
 #include <stddef.h>
 
@@ -73,5 +72,3 @@ void *thunk_bind(const struct thunk_pool *pool, void *real, unsigned what, const
 	TIMES(WIDE_THUNK)                                            \
 	static void *const wide_thunks[] = {TIMES(WIDE_NAME)};       \
 	static const struct thunk_pool wide_pool = {wide_targets, wide_thunks, 0 TIMES(ONE_MORE)};
-
-#endif

@@ -1,7 +1,6 @@
 /* Calls by entry point, counted only while that is asked for. When it is not, the gate's way in is the same as without
  * it: the gate's word sends calls the slow way only while they are counted.  */
-#ifndef AFFINODE_ENTRY_POINT_COUNTS_H
-#define AFFINODE_ENTRY_POINT_COUNTS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -15,5 +14,3 @@ void entry_points_sample(struct affinode_page *page, uint64_t now);
 
 /* `name` lives as long as the process; an "on_" before it, as hooks have, is left out. What has none is not counted.  */
 void entry_point_called(const char *name);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * The way in costs a store and a load on a thread's own slot; the thread that closes the gate pays for the ordering with
  * membarrier(2). A call that finds the gate closed leaves its slot before it sleeps, so a closed gate drains.  */
-#ifndef AFFINODE_GATE_H
-#define AFFINODE_GATE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -148,5 +147,3 @@ void gate_forget_dead_threads(void);
 /* Whether calls are counted by entry point (entry_point_counts.h).  */
 void gate_set_counting(bool counting);
 void gate_sum_calls(uint64_t calls[AFFINODE_CLASSES]);
-
-#endif

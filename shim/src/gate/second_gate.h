@@ -1,7 +1,6 @@
 /* The second gate, for calls that the first one lets pass: closed while the driver itself holds the process. It is context
  * depth's (bookkeeping_gate.h); here is what the first gate must know of it.  */
-#ifndef AFFINODE_SECOND_GATE_H
-#define AFFINODE_SECOND_GATE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -22,5 +21,3 @@ static inline void shadows_catch_up(void)
 	if (__builtin_expect(shadows_behind, 0))
 		shadows_tell();
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Interrupting a wait when no controller can tell of it. With a controller an interrupt is its command (CANCEL), sent
  * beside the signal; without one, the signal itself has to do.  */
-#ifndef AFFINODE_INTERRUPTS_H
-#define AFFINODE_INTERRUPTS_H
+#pragma once
 
 /* While a thread watches, a SIGINT that the program handles cancels what waits, as CANCEL does, and is handled by the
  * program as ever. One that would end the process, or is ignored, is left alone. As often as interrupts_leave.
@@ -16,5 +15,3 @@ void interrupts_look(void);
 void interrupts_wake_also(void (*wake)(void));
 
 void interrupts_begin_again(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* The list of slots, for the gate alone.  */
-#ifndef AFFINODE_SLOTS_H
-#define AFFINODE_SLOTS_H
+#pragma once
 
 #include "gate/gate.h"
 
@@ -24,5 +23,3 @@ void slots_recover(void);
 void slots_recover_dead(void);
 
 void slots_begin_again(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the shim knows of devices, contexts and streams: enough to see that the GPU is idle and to copy memory.  */
-#ifndef AFFINODE_CONTEXTS_H
-#define AFFINODE_CONTEXTS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -100,5 +99,3 @@ void contexts_failed_text(char *text, size_t size);
 
 /* Wait for every context's work, per-thread default streams included; false on error.  */
 bool gpu_synchronise(void);
-
-#endif

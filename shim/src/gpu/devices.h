@@ -1,6 +1,5 @@
 /* The GPUs as this process numbers them.  */
-#ifndef AFFINODE_DEVICES_H
-#define AFFINODE_DEVICES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -40,5 +39,3 @@ bool gpu_uuid_read(const char *text, uint8_t uuid[16]);
 
 /* Of the host memory nearest to the GPU at that place on the PCI bus, from sysfs; -1: unknown, or there is only one.  */
 int gpu_numa_node(const char *pci_id);
-
-#endif

@@ -7,8 +7,7 @@
  * allocations and contexts alone. The files exist only where a process may ever hold one exclusively; where none
  * is, an allocation costs a look at a cached answer, and where one is, a few system calls beside the driver's tens
  * of microseconds.  */
-#ifndef AFFINODE_GPU_LOCK_H
-#define AFFINODE_GPU_LOCK_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -45,5 +44,3 @@ int gpu_share(const uint8_t gpu[16], uint64_t ns);
 void gpu_unshare(const uint8_t gpu[16]);
 
 void gpu_locks_close_in_child(void);
-
-#endif

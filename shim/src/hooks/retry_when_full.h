@@ -1,6 +1,5 @@
 /* Try again, once there is room, what failed for lack of memory.  */
-#ifndef AFFINODE_ROOM_H
-#define AFFINODE_ROOM_H
+#pragma once
 
 #include "gpu/contexts.h"
 #include "link/requests.h"
@@ -19,5 +18,3 @@ CUresult after_out_of_memory(uint64_t bytes, struct room_wait *wait);
 		if (result != CUDA_SUCCESS)                                                                         \
 			return result;                                                                              \
 	}
-
-#endif

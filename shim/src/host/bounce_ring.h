@@ -2,8 +2,7 @@
  * pinned pieces: the GPU copies between its memory and the ring while threads copy between the ring and the slabs. The
  * driver's own way for such memory takes one thread (18 GiB/s out of an H200 and 9.5 into it, where pinned memory gives 51).
  * Of the mover's thread alone.  */
-#ifndef AFFINODE_STAGING_H
-#define AFFINODE_STAGING_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -34,5 +33,3 @@ bool staging_trim(void);
 
 /* The context is gone, and the driver took the pinned memory with it. By any thread, not beside a move.  */
 void staging_forget(struct context *context);
-
-#endif

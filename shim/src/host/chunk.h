@@ -1,6 +1,5 @@
 /* The unit in which memory is looked at and moved.  */
-#ifndef AFFINODE_CHUNK_H
-#define AFFINODE_CHUNK_H
+#pragma once
 
 #include <stdint.h>
 
@@ -11,5 +10,3 @@
 struct digest {
 	uint32_t words[8];
 };
-
-#endif

@@ -1,7 +1,6 @@
 /* The host copy of one block, chunk by chunk. It outlives the resume: what has not changed by the next park is not copied
  * again.  */
-#ifndef AFFINODE_COPIES_H
-#define AFFINODE_COPIES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -73,5 +72,3 @@ struct stretch {
 	uint32_t place; /* 0: in a slab */
 	size_t bytes;
 };
-
-#endif

@@ -3,8 +3,7 @@
  *
  * A lot that was given back stays mapped, and its slabs registered, where the controller allows that: it may be lent again
  * after other processes of the same user had it. Until then it is not touched.  */
-#ifndef AFFINODE_LOTS_H
-#define AFFINODE_LOTS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -50,5 +49,3 @@ void lots_unmap_ended(void);
 
 /* Bytes of the lots that are lent to us.  */
 uint64_t lots_bytes(void);
-
-#endif

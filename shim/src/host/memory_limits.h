@@ -1,6 +1,5 @@
 /* How much host memory may be taken.  */
-#ifndef AFFINODE_HOST_MEMORY_H
-#define AFFINODE_HOST_MEMORY_H
+#pragma once
 
 #include <stdint.h>
 
@@ -19,5 +18,3 @@ unsigned host_cpus(void);
 
 /* Prefer a NUMA node for memory not touched yet; -1: none. Only a preference: what fails is ignored.  */
 void host_memory_prefer(void *base, uint64_t size, int node);
-
-#endif

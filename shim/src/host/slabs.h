@@ -1,7 +1,6 @@
 /* Host memory for copies of device memory: slabs of huge pages, cut into slots of one chunk, registered with the
  * driver so that the GPU copies at the speed of its link. Of the mover's thread alone, but for what says otherwise.  */
-#ifndef AFFINODE_SLABS_H
-#define AFFINODE_SLABS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -92,5 +91,3 @@ size_t slots_bytes(void);
 
 /* A context is gone, and perhaps registrations with it. By any thread.  */
 void slabs_forget_registrations(void);
-
-#endif

@@ -1,7 +1,6 @@
 /* Shared by slabs.c (which has the list), slab_populate.c and slab_pinning.c; of the mover's thread alone, but for what
  * says otherwise.  */
-#ifndef AFFINODE_SLAB_LIST_H
-#define AFFINODE_SLAB_LIST_H
+#pragma once
 
 #include "host/slabs.h"
 
@@ -24,5 +23,3 @@ bool slab_unregister(struct slab *slab);
 
 /* Mend what ends of contexts may have undone since the last look.  */
 void slabs_look_at_registrations(void);
-
-#endif

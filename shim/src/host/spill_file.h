@@ -1,7 +1,6 @@
 /* A file of this process's own on the local disk, for parked contents that are to leave host memory: places of one chunk each. It
  * has no name, so that it ends with the process, no other user can open it, and none can take its place beforehand.  */
-#ifndef AFFINODE_SPILL_FILE_H
-#define AFFINODE_SPILL_FILE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -31,5 +30,3 @@ uint64_t spill_written_bytes(void);
 
 /* In the child of a fork: the parent's file stays the parent's alone.  */
 void spill_close_in_child(void);
-
-#endif

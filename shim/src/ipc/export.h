@@ -1,6 +1,5 @@
 /* The blocks that this process gave a legacy IPC handle to, and the descriptors that stand for them.  */
-#ifndef AFFINODE_IPC_EXPORTS_H
-#define AFFINODE_IPC_EXPORTS_H
+#pragma once
 
 #include "ipc/ipc.h"
 #include "memory/blocks/block.h"
@@ -16,5 +15,3 @@ int exports_add(const struct block *block, const int *fds, unsigned count, struc
 bool exports_made(const struct ipc_handle *handle);
 
 void exports_close_in_child(void);
-
-#endif

@@ -1,8 +1,7 @@
 /* Legacy CUDA IPC (cuIpcGetMemHandle, …) of backed memory, which the driver's own does not know: the handle names a
  * descriptor of the physical memory, which the opening process asks a thread of this one for. Memory that has a handle
  * stays on the GPU.  */
-#ifndef AFFINODE_IPC_H
-#define AFFINODE_IPC_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -43,5 +42,3 @@ bool ipc_close(CUdeviceptr address);
 
 /* The block that begins there goes: no other process can open it from now on.  */
 void ipc_block_ends(CUdeviceptr address);
-
-#endif

@@ -1,7 +1,6 @@
 /* How a descriptor goes from the process that exports memory to the one that opens it: one datagram each way, between
  * abstract Unix sockets, with the kernel's word for which process sent it.  */
-#ifndef AFFINODE_IPC_SOCKET_H
-#define AFFINODE_IPC_SOCKET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -45,5 +44,3 @@ void ipc_socket_answer(int fd, const struct ipc_sender *to, const struct ipc_rep
 /* Ask, and wait some seconds at most: 0 with *count descriptors to be closed, or a negative errno with none.  */
 int ipc_socket_ask(const uint8_t process[16], const struct ipc_request *request, struct ipc_reply *reply,
 		   int fds[IPC_DESCRIPTORS_MAX], unsigned *count);
-
-#endif

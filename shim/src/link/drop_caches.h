@@ -1,7 +1,6 @@
 /* Dropping what a framework only caches, between the controller that wishes it and the language in this process that
  * can do it (kernel/magics.py): neither is waited for.  */
-#ifndef AFFINODE_CACHES_H
-#define AFFINODE_CACHES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -25,5 +24,3 @@ int affinode_caches_fd(void);
 /* Whether to drop caches now; then affinode_caches_end with 0, or an affinode_status, must follow.  */
 int affinode_caches_begin(void);
 void affinode_caches_end(int status);
-
-#endif

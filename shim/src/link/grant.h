@@ -1,6 +1,5 @@
 /* The grant: the signed text that says whose process this is, passed on without being understood.  */
-#ifndef AFFINODE_GRANT_H
-#define AFFINODE_GRANT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -18,5 +17,3 @@ size_t grant_take(char text[AFFINODE_GRANT_SIZE]);
 
 /* Send it after HELLO; nothing if it is empty. 0 or a negative errno.  */
 int grant_send(int fd, const char *text, size_t size);
-
-#endif

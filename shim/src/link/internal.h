@@ -1,6 +1,5 @@
 /* Between the files of the link: thread.c (its thread), connection.c and commands.c  */
-#ifndef AFFINODE_LINKING_H
-#define AFFINODE_LINKING_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -40,5 +39,3 @@ void link_reply(const struct moved *moved);
 
 /* What the controller says. A descriptor that is kept is set to -1.  */
 void link_take_message(const union link_message *message, int *descriptor);
-
-#endif

@@ -1,6 +1,5 @@
 /* The link thread: talks with the node controller, keeps the page, never calls CUDA.  */
-#ifndef AFFINODE_LINK_H
-#define AFFINODE_LINK_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -19,5 +18,3 @@ void link_begin_again(void);
 
 /* The page's sampler (page_set_sampler).  */
 void page_take_sample(void);
-
-#endif

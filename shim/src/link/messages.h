@@ -1,6 +1,5 @@
 /* The link's socket: finding the controller, saying hello, and reading what it sends without trusting it.  */
-#ifndef AFFINODE_LINK_SOCKET_H
-#define AFFINODE_LINK_SOCKET_H
+#pragma once
 
 #include <stddef.h>
 #include <sys/types.h>
@@ -27,5 +26,3 @@ int link_socket_receive(int fd, union link_message *message, int *descriptor);
 
 /* Whether `size` bytes are a well-formed message for the shim: 0 or -EPROTO. Strings come out NUL-terminated.  */
 int link_message_check(union link_message *message, size_t size);
-
-#endif

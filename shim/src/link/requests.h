@@ -1,7 +1,6 @@
 /* Questions that application threads put to the controller through the link thread, and wait for: room for an
  * allocation, and what the user asks by a magic.  */
-#ifndef AFFINODE_ASKS_H
-#define AFFINODE_ASKS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -45,4 +44,3 @@ void asks_fail_requests(void);
 void asks_answer_room(uint32_t number, bool granted);
 void asks_answer_request(uint32_t number, int status, const char *text);
 void asks_wake_all(void);
-#endif

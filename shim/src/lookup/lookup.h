@@ -1,6 +1,5 @@
 /* How callers get at the driver: dlsym, cuGetProcAddress and linked symbols, each answered with a wrapper.  */
-#ifndef AFFINODE_LOOKUP_H
-#define AFFINODE_LOOKUP_H
+#pragma once
 
 /* What to hand out for a driver entry point: a hook, a gated thunk, or the driver's own pointer.
  * `name` is an exact symbol name, or (`version` > 0) a base name asked of cuGetProcAddress.  */
@@ -11,5 +10,3 @@ void *resolve_linked(const char *name);
 
 /* A hook for this name with `real` behind it, NULL if the name has none.  */
 void *hook_for(const char *name, int version, void *real);
-
-#endif

@@ -1,12 +1,9 @@
 /* Devices that read and write GPU memory without a CUDA call: RDMA, GPUDirect Storage, GDRCopy. A process that has one open
  * keeps its memory on the GPU.  */
-#ifndef AFFINODE_DEVICE_WRITES_H
-#define AFFINODE_DEVICE_WRITES_H
+#pragma once
 
 #include <stdbool.h>
 
 /* Why the memory stays where it is, from a look at the process's descriptors that is not older than a few seconds, or a new
  * one (`now`); NULL: no such device is open. By any thread.  */
 const char *device_writes_reason(bool now);
-
-#endif

@@ -1,7 +1,6 @@
 /* Managed memory moves by itself: the driver brings a page to the processor that touches it. When the rest is
  * parked it is sent to the host, and comes back page by page as it is used.  */
-#ifndef AFFINODE_MANAGED_H
-#define AFFINODE_MANAGED_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -23,5 +22,3 @@ uint64_t managed_prefetch_out(bool (*stop)(void));
 /* Of a device's managed bytes, those known to be on the host: while parked, what was sent there. No driver tells where
  * managed memory is, so all of it counts as on the GPU from the moment that it may be touched.  */
 uint64_t managed_bytes_out(int device);
-
-#endif

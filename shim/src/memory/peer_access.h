@@ -1,7 +1,6 @@
 /* Peer access: which contexts may reach whose memory. With cuMemAlloc's memory the driver sees to it; backed memory has to
  * be told device by device.  */
-#ifndef AFFINODE_PEERS_H
-#define AFFINODE_PEERS_H
+#pragma once
 
 #include "gpu/contexts.h"
 
@@ -11,5 +10,3 @@ void peers_disabled(CUcontext accessor, CUcontext owner);
 
 /* The context goes, and what it was allowed, and allowed.  */
 void peers_drop_context(CUcontext handle);
-
-#endif

@@ -1,6 +1,5 @@
 /* Stream-ordered memory pools. Their memory stays on the GPU, but what they only keep for later can go.  */
-#ifndef AFFINODE_POOLS_H
-#define AFFINODE_POOLS_H
+#pragma once
 
 #include "gpu/contexts.h"
 
@@ -12,5 +11,3 @@ void pool_forget(CUmemoryPool pool);
 /* Give back to the GPU what pools and graphs keep but do not use; bytes, as far as the driver tells. For the mover, with
  * the rest parked: the pools fill again when they are used. A driver that cannot is no error.  */
 uint64_t pools_trim(void);
-
-#endif

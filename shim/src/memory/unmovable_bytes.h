@@ -1,6 +1,5 @@
 /* Counts the memory that stays on the GPU when the rest is parked, by reason, so that it can be named.  */
-#ifndef AFFINODE_UNMOVABLE_BYTES_H
-#define AFFINODE_UNMOVABLE_BYTES_H
+#pragma once
 
 #include <stdint.h>
 
@@ -16,4 +15,3 @@ void unmovable_add(enum unmovable_key kind, uint64_t key, enum affinode_unmovabl
 void unmovable_drop_context(const struct context *context);
 void unmovable_remove(enum unmovable_key kind, uint64_t key);
 uint64_t unmovable_bytes(int device, enum affinode_unmovable reason);
-#endif

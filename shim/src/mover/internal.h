@@ -1,6 +1,5 @@
 /* Between mover.c (the thread and its queue) and the other files of the mover.  */
-#ifndef AFFINODE_MOVER_INTERNAL_H
-#define AFFINODE_MOVER_INTERNAL_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -87,5 +86,3 @@ bool mover_read_bounded(void (*read)(void *), void *data);
 
 /* How many have stepped aside so far.  */
 unsigned mover_steps_aside(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* The mover: a thread that copies a process's device memory out and in. It alone parks and resumes.  */
-#ifndef AFFINODE_MOVER_H
-#define AFFINODE_MOVER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -155,5 +154,3 @@ void mover_quiesce(uint64_t ns);
 
 /* What it is doing (describe.h).  */
 int describe_mover(char *text, size_t size, int at);
-
-#endif

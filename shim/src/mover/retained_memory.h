@@ -1,7 +1,6 @@
 /* Host memory beside a move: what is kept for the next park, given back where others need it, and what the controller handed
  * over, made ready ahead. By the mover, with the right to work.  */
-#ifndef AFFINODE_KEPT_H
-#define AFFINODE_KEPT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -28,5 +27,3 @@ void kept_prepare_lots(bool (*stop)(void));
 /* Of a parked process: register some of the host memory of its contents, so that they go back at the link's speed. `stop` is asked
  * between slabs. False: there is no more, or memory is short.  */
 bool kept_register_contents(bool (*stop)(void));
-
-#endif

@@ -1,8 +1,7 @@
 /* The way out, from the survey's end to its beginning: a window of what was copied is looked at once more and released while the
  * next one is being copied. In an exchange all goes so, and another process can have the room meanwhile. In other parks only the
  * beginning does: what was copied beside the application is released meanwhile.  */
-#ifndef AFFINODE_STREAMING_OUT_H
-#define AFFINODE_STREAMING_OUT_H
+#pragma once
 
 #include "mover/internal.h"
 #include "mover/copying/move_plan.h"
@@ -14,5 +13,3 @@ size_t stream_leave_some(const struct survey *survey);
  * it is handed over. True: some memory is released, and the process is parked; the outcome says so if it is not all of it.
  * False: none is, and the outcome says why.  */
 bool stream_out(struct moved *moved, struct survey *survey, size_t uncopied);
-
-#endif

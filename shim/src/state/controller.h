@@ -1,7 +1,6 @@
 /* What the rest of the shim knows of the node controller: whether it is there, and what it last said to the user; and how the
  * link's thread, which talks with it, is woken.  */
-#ifndef AFFINODE_CONTROLLER_H
-#define AFFINODE_CONTROLLER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,5 +45,3 @@ void link_end_told_wait(struct told_wait *told);
 uint32_t link_next_display(uint32_t seen, uint64_t timeout_ns, char *text, size_t size);
 
 void link_words_set(const struct affinode_notice *notice);
-
-#endif

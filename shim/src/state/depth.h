@@ -1,7 +1,6 @@
 /* Context depth, as far as all parts of the shim have to know of it: whether this process may be parked that deep, and whether it
  * is. What is done about it stands in context_depth/.  */
-#ifndef AFFINODE_DEPTH_H
-#define AFFINODE_DEPTH_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -33,5 +32,3 @@ const char *checkpoint_refusal(void);
 /* Whether there is another GPU of the same kind that this process may come back on, as of its start; if not, false.  */
 bool migration_is_possible(void);
 void migration_set_possible(bool now);
-
-#endif

@@ -1,6 +1,5 @@
 /* What state the shim is in: off or on, where its process's memory is, whether it may be parked. The page shows it.  */
-#ifndef AFFINODE_SHIM_STATE_H
-#define AFFINODE_SHIM_STATE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -38,5 +37,3 @@ void shim_register_fork(void (*in_child)(void));
 void shim_hold_registration(void);
 void shim_release_registration(void);
 void shim_set_exit_handler(void (*handler)(int status, void *unused));
-
-#endif

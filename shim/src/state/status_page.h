@@ -1,6 +1,5 @@
 /* The page: one sealed memfd a process, written by the shim, read by the controller. See protocol.h.  */
-#ifndef AFFINODE_PAGE_H
-#define AFFINODE_PAGE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -35,5 +34,3 @@ void page_end(void);
 size_t page_copy(void *buffer, size_t size);
 
 void page_begin_again(void);
-
-#endif

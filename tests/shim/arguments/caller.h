@@ -1,6 +1,5 @@
 /* Between caller.c and the typed calls that generate.py writes.  */
-#ifndef CALLER_H
-#define CALLER_H
+#pragma once
 
 #include <string.h>
 
@@ -23,5 +22,3 @@ extern const struct callee callees[];
 		memcpy(&(argument), bytes, sizeof(argument));                                                       \
 		bytes += sizeof(argument);                                                                          \
 	} while (0)
-
-#endif

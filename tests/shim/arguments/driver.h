@@ -1,6 +1,5 @@
 /* Between driver.c and the entry points that generate.py writes.  */
-#ifndef DRIVER_H
-#define DRIVER_H
+#pragma once
 
 #include "recording.h"
 
@@ -23,5 +22,3 @@ unsigned int driver_proc_address(unsigned int index, const char *symbol, void **
 				 int *status);
 
 #define DRIVER_TOOK(recording, argument) driver_took(recording, &(argument), sizeof(argument))
-
-#endif

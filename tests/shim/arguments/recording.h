@@ -1,6 +1,5 @@
 /* What the driver made for the argument test and the program that calls it know of each other.  */
-#ifndef RECORDING_H
-#define RECORDING_H
+#pragma once
 
 #include <stdint.h>
 
@@ -28,5 +27,3 @@ struct bytes_8 {
 struct bytes_64 {
 	uint64_t words[8];
 };
-
-#endif

@@ -4,8 +4,7 @@
  * A process that called execve is an ordinary child, whatever signal it was to end with (execve(2)). So a process in between
  * starts it, listens and buries it. That one never calls execve: cloned with the exit signal 0, only waits that name it see
  * it. It has the memory in common with us, and the calling thread stands still until it is gone, as after vfork.  */
-#ifndef AFFINODE_SPAWN_H
-#define AFFINODE_SPAWN_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -29,5 +28,3 @@ int spawn_start(void);
  * -ETIMEDOUT: killed; -EMSGSIZE: it printed too much; -ECHILD: a signal ended it; what clone, pipe or execve said.
  * Threads wait for each other's.  */
 int spawn_run(const struct command *command, uint64_t ns, struct printed *printed);
-
-#endif

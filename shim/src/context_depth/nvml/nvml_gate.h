@@ -4,8 +4,7 @@
  *
  * Both what is looked up by dlsym and what is linked (nvml_linked_symbols.c). A process that has NVML loaded, and
  * in which neither was seen yet, stays at memory depth: a library that was loaded with RTLD_DEEPBIND calls past us.  */
-#ifndef AFFINODE_NVML_GATE_H
-#define AFFINODE_NVML_GATE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -18,5 +17,3 @@ W nvml_call(void *real, INT_PARAMETERS);
 
 /* Why the process should not leave the GPU now: it is being watched, or calls would come past us; NULL: nothing.  */
 const char *nvml_objection(void);
-
-#endif

@@ -1,8 +1,7 @@
 /* How much of a GPU's memory is free and how much of it is ours, as NVML says while the driver holds every call of this
  * process. That includes those of NVML: on an H200 with driver 580.159.04 a process that was checkpointed never came back
  * from nvmlDeviceGetHandleByUUID. So a small program beside the shim is asked, affinode-gpu-memory.  */
-#ifndef AFFINODE_GPU_MEMORY_H
-#define AFFINODE_GPU_MEMORY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -36,5 +35,3 @@ const char *gpu_memory_look(const uint8_t gpu[16], uint64_t ns, struct gpu_memor
 
 /* All that NVML knows of; by one thread at a time.  */
 const char *gpu_memory_list(uint64_t ns, struct gpu_listed gpus[GPUS_LISTED], unsigned *count);
-
-#endif

@@ -1,6 +1,5 @@
 /* The exit statuses of affinode-gpu-memory, for it and the shim.  */
-#ifndef AFFINODE_GPU_MEMORY_EXIT_H
-#define AFFINODE_GPU_MEMORY_EXIT_H
+#pragma once
 
 enum gpu_memory_exit {
 	GPU_MEMORY_SAID = 0,
@@ -10,5 +9,3 @@ enum gpu_memory_exit {
 	GPU_MEMORY_NO_GPU = 5,
 	GPU_MEMORY_NO_FIGURES = 6,
 };
-
-#endif

@@ -1,7 +1,6 @@
 /* What calls are answered with while the driver holds the process: what threads have current, what devices are like, that
  * all work is done.  */
-#ifndef AFFINODE_SHADOWS_H
-#define AFFINODE_SHADOWS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -66,5 +65,3 @@ CUresult shadow_memory_info(size_t *free_bytes, size_t *total_bytes);
 CUresult shadow_pointer(void *data, int attribute, CUdeviceptr address, bool many);
 
 void shadows_begin_again(void);
-
-#endif

@@ -1,7 +1,6 @@
 /* The tables behind app_mappings.h: allocations by handle, aliases by address. Expandable segments make many thousands of
  * both, so neither is ever walked to find one. Everything here is called with `mappings_lock` held.  */
-#ifndef AFFINODE_MAPPING_TABLE_H
-#define AFFINODE_MAPPING_TABLE_H
+#pragma once
 
 #include <pthread.h>
 
@@ -26,5 +25,3 @@ struct alias *table_find_alias(CUdeviceptr address);
 struct alias *table_first_alias(CUdeviceptr address, size_t size);
 /* The next one in that range: its address is not in it yet.  */
 struct alias *table_next_alias(const struct alias *alias, CUdeviceptr address, size_t size);
-
-#endif

@@ -3,8 +3,7 @@
  * The application gets a handle of ours, which stays its own while the driver's handle behind it goes at park and
  * another comes at resume. What was exported or bound to a multicast object cannot be replaced and stays on the
  * GPU.  */
-#ifndef AFFINODE_MAPPINGS_H
-#define AFFINODE_MAPPINGS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -77,5 +76,3 @@ void mappings_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[A
 		  uint64_t fixed[AFFINODE_MAX_GPUS]);
 size_t mappings_resident_bytes(void);
 bool mappings_are_in(const struct context *context);
-
-#endif

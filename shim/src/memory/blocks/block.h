@@ -1,6 +1,5 @@
 /* Backed allocations: device memory whose address stays while its physical memory comes and goes.  */
-#ifndef AFFINODE_BLOCKS_H
-#define AFFINODE_BLOCKS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -136,5 +135,3 @@ void blocks_changed(void);
 
 /* Take host copies that are only kept from resident blocks, linked by `next`, until their slots are `bytes` or more.  */
 struct copy *blocks_take_kept_copies(uint64_t bytes);
-
-#endif

@@ -1,6 +1,5 @@
 /* Between block_table.c (the table), block_physical.c (what is behind a block) and block_alloc_free.c (a block's life).  */
-#ifndef AFFINODE_BLOCK_TABLE_H
-#define AFFINODE_BLOCK_TABLE_H
+#pragma once
 
 #include <pthread.h>
 
@@ -36,5 +35,3 @@ void block_forget_sync_memops(const struct block *block);
 
 /* Unmap what is mapped of it, all at once; what fails can be tried again.  */
 CUresult block_unmap_parts(struct block *block);
-
-#endif

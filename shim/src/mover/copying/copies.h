@@ -1,6 +1,5 @@
 /* Copies between a block's device memory and its host copy, asynchronous and bounded.  */
-#ifndef AFFINODE_TRANSFERS_H
-#define AFFINODE_TRANSFERS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,5 +23,3 @@ CUresult transfers_wait_for(struct context *context, unsigned mark);
 
 /* Wait for everything begun in that context.  */
 CUresult transfers_finish(struct context *context);
-
-#endif

@@ -1,6 +1,5 @@
 /* Filling device memory from its copies, and seeing that what came is what went.  */
-#ifndef AFFINODE_COPYING_IN_H
-#define AFFINODE_COPYING_IN_H
+#pragma once
 
 #include <stddef.h>
 
@@ -20,5 +19,3 @@ struct wrong {
 /* Look at every byte of these items, which are filled. What is wrong is copied again, a few times; then all copies under way are
  * waited for. *wrong: what is wrong still.  */
 CUresult put_right(struct survey *survey, size_t begin, size_t end, struct wrong *wrong);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the host has of the GPU's memory, by the survey's last digests, and bringing it what it lacks.  */
-#ifndef AFFINODE_COPYING_OUT_H
-#define AFFINODE_COPYING_OUT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -28,5 +27,3 @@ CUresult copy_lane_out(struct survey *survey, struct lane *lane, uint64_t *copie
 /* Keep what is known to be in a chunk: its copy, or that it is zero. What was written to meanwhile stays without. Returns the
  * bytes of zeros.  */
 uint64_t settle_items(struct survey *survey, size_t begin, size_t end);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * NH of UMAC with the Toeplitz construction (CRYPTO 1999): the key is drawn for each process, and any two different
  * chunks have the same digest with a probability of at most 2^-128 over it.  */
-#ifndef AFFINODE_DIGEST_H
-#define AFFINODE_DIGEST_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,4 +25,3 @@ bool digest_make_ready(struct context *context);
 CUresult digest_compute(struct context *context, struct digested **items, size_t count);
 
 void digest_forget(struct context *context);
-#endif

@@ -1,6 +1,5 @@
 /* What a move is about: the chunks of all blocks that it moves, by context, and what is in them now.  */
-#ifndef AFFINODE_SURVEY_H
-#define AFFINODE_SURVEY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -77,5 +76,3 @@ bool item_extends(const struct item *item, const struct stretch *stretch);
 
 /* Every transfer begun in any lane is done, well or not.  */
 CUresult survey_finish_transfers(struct survey *survey);
-
-#endif

@@ -1,7 +1,6 @@
 /* What a process of these tests has on the GPU: blocks of the driver's allocations, with whole and broken chunks of 2 MiB,
  * with zeros and without, and one allocation of the application's own that is mapped twice; and what is in them.  */
-#ifndef TEST_CONTENTS_H
-#define TEST_CONTENTS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -49,5 +48,3 @@ void contents_child(void);
 void contents_call(void);
 /* The second GPU's context; NULL: there is none.  */
 CUcontext contents_elsewhere(void);
-
-#endif

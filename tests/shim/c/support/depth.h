@@ -1,6 +1,5 @@
 /* For the tests of context depth: parking that deep, and what NVML says of the GPU meanwhile.  */
-#ifndef TEST_DEPTH_H
-#define TEST_DEPTH_H
+#pragma once
 
 #include "harness.h"
 
@@ -40,5 +39,3 @@ void gpu_lock_leave(int fd);
 bool gpu_lock_is_taken(const char *gpu);
 /* Another file of that name.  */
 void gpu_lock_replace(void);
-
-#endif

@@ -1,7 +1,6 @@
 /* For a program that is to be parked at context depth without being three seconds old first (context_depth/leave_gpu.c): for it CUDA
  * begins long ago. The three seconds are for other processes, so it is to be alone on its GPU. Included once.  */
-#ifndef TEST_GROWN_UP_H
-#define TEST_GROWN_UP_H
+#pragma once
 
 #include <sys/syscall.h>
 #include <time.h>
@@ -27,5 +26,3 @@ static void cuda_start_grown_up(void)
 	cuda_start();
 	behind_s = 0;
 }
-
-#endif

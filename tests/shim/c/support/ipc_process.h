@@ -1,6 +1,5 @@
 /* Two processes that share memory by legacy IPC: the parent is the test, a child does as it is asked.  */
-#ifndef TEST_IPC_PROCESS_H
-#define TEST_IPC_PROCESS_H
+#pragma once
 
 #include "harness.h"
 
@@ -42,5 +41,3 @@ int open_descriptors(void);
 
 /* The IPC handle of a block.  */
 CUipcMemHandle export_of(CUdeviceptr at);
-
-#endif

@@ -1,7 +1,6 @@
 /* A process, not ours, that takes all that is free of the GPU but `spare` bytes; it ends when told. And what the shim writes of
  * resumes for which there is no room then.  */
-#ifndef TEST_NEIGHBOUR_H
-#define TEST_NEIGHBOUR_H
+#pragma once
 
 #include "harness.h"
 
@@ -18,5 +17,3 @@ void neighbour_main(void);
 void log_begin(void);
 /* From that log: an attempt is too short for its state to be seen for certain.  */
 unsigned resumes_without_room(void);
-
-#endif

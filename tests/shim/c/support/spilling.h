@@ -1,6 +1,5 @@
 /* A folder to spill to, and the process's own file in it.  */
-#ifndef TEST_SPILLING_H
-#define TEST_SPILLING_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -20,5 +19,3 @@ unsigned spill_names(void);
 /* Park, and write all to disk.  */
 struct affinode_reply spill_all(void);
 void park_to_disk(void);
-
-#endif

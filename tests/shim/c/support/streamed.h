@@ -1,6 +1,5 @@
 /* A block that takes more than one window or part to move, beside those of contents.h, and the moves of it that stream.  */
-#ifndef TEST_STREAMED_H
-#define TEST_STREAMED_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -40,5 +39,3 @@ void streamed_park(void);
 int streamed_resume(uint64_t how);
 /* Resume surely, in one way after the other, and look at all of it.  */
 void streamed_come_back(unsigned nth);
-
-#endif

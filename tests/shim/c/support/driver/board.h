@@ -1,6 +1,5 @@
 /* Faults of the simulated driver, armed while the program runs (shim/sim/machine/faults.h says what there is).  */
-#ifndef TEST_BOARD_H
-#define TEST_BOARD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -36,5 +35,3 @@ unsigned board_stride(void);
 	} while (0)
 /* At each step that is tried a fault, and then all calls from there on ("+"), until that says that no such call was made.  */
 void board_at_every_call(bool (*fails_at)(const char *plus, unsigned nth), const char *name);
-
-#endif

@@ -1,7 +1,6 @@
 /* The driver's functions that the tests call, found as a program finds them: by dlsym in the driver's library. Where the
  * shim is linked into the test (sanitizers) its wrapper is asked for instead, as the preloaded dlsym does.  */
-#ifndef TEST_CUDA_H
-#define TEST_CUDA_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -162,5 +161,3 @@ int cuda_block_made(void);
 int cuda_block_right(void);
 
 #define MiB(n) ((size_t)(n) << 20)
-
-#endif

@@ -1,6 +1,5 @@
 /* The controller's end of the link: what a test says to the shim, what the shim answers, and its page.  */
-#ifndef TEST_CONTROLLER_H
-#define TEST_CONTROLLER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -82,5 +81,3 @@ struct affinode_page page_read(void);
 			page = page_read();                                    \
 		}                                                              \
 	} while (0)
-
-#endif

@@ -2,8 +2,7 @@
  *
  * A program is its own controller (controller.h): it listens in a folder of its own, so its threads (or a child) use CUDA
  * while `main` says park and resume. Waiting is always for a condition, and the deadline ends what hangs.  */
-#ifndef TEST_HARNESS_H
-#define TEST_HARNESS_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -72,5 +71,3 @@ int child_wait(pid_t pid);
 extern const char *test_role; /* NULL in the parent */
 
 #include "controller.h"
-
-#endif

@@ -1,6 +1,5 @@
 /* What ends a test that hangs, and says where every thread of it is.  */
-#ifndef TEST_WATCHER_H
-#define TEST_WATCHER_H
+#pragma once
 
 #include <sys/types.h>
 
@@ -18,5 +17,3 @@ void watcher_ask(pid_t child);
 
 /* Where every thread is, on stderr.  */
 void watcher_report(void);
-
-#endif
