@@ -1,5 +1,5 @@
 """Parked at context depth, resumed on another GPU: what NVML must say for that, what waits meanwhile, and what is left
-of a process that dies on the way. tests/shim/c/context_depth/elsewhere.c goes through the driver calls.
+of a process that dies on the way. tests/shim/c/context_depth/migration.c goes through the driver calls.
 """
 
 from __future__ import annotations

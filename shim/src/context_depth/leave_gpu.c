@@ -185,7 +185,7 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 	if (!in_the_way && !gpu_lock_is_held(device->uuid))
 		in_the_way = "no lock can be had for the GPU";
 	if (!in_the_way)
-		in_the_way = gpu_memory_look(device->uuid, LOOK_TO_GO_NS, &before);
+		in_the_way = gpu_memory_ask(device->uuid, LOOK_TO_GO_NS, &before);
 	if (!in_the_way && before.divided)
 		in_the_way = "the GPU is divided (MIG)";
 	if (!in_the_way && before.total_bytes < CONTEXT_BYTES + SPARE_BYTES)
@@ -211,7 +211,7 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 		return AFFINODE_REFUSED;
 	}
 	checkpoint_left.device = device;
-	unknown = gpu_memory_look(device->uuid, LOOK_TO_GO_NS, &after) != NULL;
+	unknown = gpu_memory_ask(device->uuid, LOOK_TO_GO_NS, &after) != NULL;
 	checkpoint_left.context_bytes = bytes_to_come_back(&before, unknown ? NULL : &after);
 	checkpoint_set_out(true);
 	page_set_context_bytes(checkpoint_left.context_bytes);

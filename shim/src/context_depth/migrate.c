@@ -94,7 +94,7 @@ static bool spreads(const struct device *device)
 	return found;
 }
 
-const char *migration_look(const struct device *from, const uint8_t to[16], uint64_t ns, struct gpu_memory *memory)
+const char *migration_check(const struct device *from, const uint8_t to[16], uint64_t ns, struct gpu_memory *memory)
 {
 	const struct gpu_listed *here, *there;
 	const char *why;

@@ -46,15 +46,15 @@ static uint64_t bytes_needed(void)
 }
 
 /* On the GPU `to`, or where it was (NULL).  */
-static enum affinode_status look_for_room(const uint8_t *to, char *why, size_t size)
+static enum affinode_status check_room(const uint8_t *to, char *why, size_t size)
 {
 	const uint8_t *gpu = to ? to : checkpoint_left.device->uuid;
 	const char *unknown = "no lock can be had for the GPU";
 	struct gpu_memory memory;
 
 	if (gpu_lock_is_held(gpu))
-		unknown = to ? migration_look(checkpoint_left.device, to, LOOK_TO_COME_BACK_NS, &memory)
-			     : gpu_memory_look(gpu, LOOK_TO_COME_BACK_NS, &memory);
+		unknown = to ? migration_check(checkpoint_left.device, to, LOOK_TO_COME_BACK_NS, &memory)
+			     : gpu_memory_ask(gpu, LOOK_TO_COME_BACK_NS, &memory);
 	if (unknown && to) {
 		snprintf(why, size, "%s", unknown);
 		return AFFINODE_REFUSED;
@@ -82,11 +82,11 @@ static enum affinode_status lost(char *why, size_t size)
 }
 
 /* A look that has just been made.  */
-static enum affinode_status look_just_now(const uint8_t *to, char *why, size_t size)
+static enum affinode_status check_room_just_now(const uint8_t *to, char *why, size_t size)
 {
 	for (int i = 0; i < LOOKS; i++) {
 		uint64_t begin = clock_ns();
-		enum affinode_status status = look_for_room(to, why, size);
+		enum affinode_status status = check_room(to, why, size);
 
 		if (status != AFFINODE_OK || clock_ns() - begin < BELIEVED_NS)
 			return status;
@@ -99,7 +99,7 @@ static enum affinode_status look_just_now(const uint8_t *to, char *why, size_t s
 static enum affinode_status restore(const uint8_t *to, char *why, size_t size)
 {
 	uint64_t begin = clock_ns(), looked;
-	enum affinode_status status = look_just_now(to, why, size);
+	enum affinode_status status = check_room_just_now(to, why, size);
 	CUresult result;
 	int state;
 

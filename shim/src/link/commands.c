@@ -91,13 +91,13 @@ static void on_command(const struct affinode_command *command, int *descriptor)
 		if (*descriptor >= 0)
 			lots_add(*descriptor, command->argument, command->request);
 		*descriptor = -1;
-		mover_look();
+		mover_lots_changed();
 		break;
 	case AFFINODE_COMMAND_LOT_FORGET:
 		if (*descriptor >= 0)
 			lots_forget(*descriptor);
 		*descriptor = -1;
-		mover_look();
+		mover_lots_changed();
 		break;
 	case AFFINODE_COMMAND_COUNT:
 		entry_points_count_for(command->argument);

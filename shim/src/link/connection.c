@@ -37,7 +37,7 @@ static void disconnect(const char *why)
 	link_.socket = -1;
 	if (!link_.welcomed) {
 		wait_longer(); /* it will hardly be welcome in a moment: its grant has expired, … */
-		link_note_look(false);
+		link_note_attempt(false);
 	}
 	link_.welcomed = link_.owes_hello = false;
 	link_.owes_reply = false; /* the next controller's numbers are others */
@@ -46,7 +46,7 @@ static void disconnect(const char *why)
 	asks_fail_requests();
 	caches_forget();
 	lots_forget_numbers();
-	mover_look();
+	mover_lots_changed();
 	link_.connect_at_ns = clock_ns() + link_.connect_pause_ns;
 }
 
@@ -99,13 +99,13 @@ void link_receive(void)
 
 void link_try_connect(uint64_t now)
 {
-	bool is_asked = link_is_asked_to_look();
+	bool is_asked = link_must_connect();
 
 	if (link_.socket >= 0 || (now < link_.connect_at_ns && !is_asked))
 		return;
 	link_.socket = link_socket_connect();
 	if (link_.socket < 0) {
-		link_note_look(link_.socket == -EAGAIN || discovery_start_is_under_way());
+		link_note_attempt(link_.socket == -EAGAIN || discovery_start_is_under_way());
 		link_.connect_at_ns = now + link_.connect_pause_ns;
 		wait_longer();
 		asks_wake_all();

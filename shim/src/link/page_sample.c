@@ -63,7 +63,7 @@ static struct {
 /* Guards `seen`, and is taken before the page's own.  */
 static OF_PROCESS pthread_mutex_t sampling = PTHREAD_MUTEX_INITIALIZER;
 
-static void look_around(void)
+static void sample_memory(void)
 {
 	seen.gpus = device_count_known() < (int)AFFINODE_MAX_GPUS ? device_count_known() : (int)AFFINODE_MAX_GPUS;
 	blocks_sum(seen.bytes, seen.shared, seen.mapped, &seen.generation);
@@ -99,7 +99,7 @@ static void count_bytes(struct affinode_page *page)
 static void count_host_memory(struct affinode_page *page)
 {
 	bool resident = page->state == AFFINODE_STATE_RESIDENT || page->state == AFFINODE_STATE_PARKING;
-	uint64_t kept = kept_bytes(), slots = slots_bytes();
+	uint64_t kept = retained_bytes(), slots = slots_bytes();
 
 	page->copy_bytes = resident ? 0 : slots;
 	page->kept_bytes = resident ? kept : kept > slots ? kept - slots : 0;
@@ -116,7 +116,7 @@ void page_take_sample(void)
 	uint64_t now = clock_ns();
 
 	pthread_mutex_lock(&sampling);
-	look_around();
+	sample_memory();
 	page = page_begin();
 	page->calls_in_flight = inside;
 	page->want = gate_calls_waiting();

@@ -29,7 +29,7 @@ static const char *reason_for(const char *path)
 	return NULL;
 }
 
-static void look(void)
+static void read_descriptors(void)
 {
 	DIR *folder = opendir("/proc/self/fd");
 	const char *found = NULL;
@@ -56,7 +56,7 @@ const char *device_writes_reason(bool now)
 
 	if (now || at >= atomic_load(&look_at_ns)) {
 		atomic_store(&look_at_ns, at + LOOK_EVERY_NS);
-		look();
+		read_descriptors();
 	}
 	return atomic_load(&known);
 }

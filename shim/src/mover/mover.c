@@ -62,7 +62,7 @@ void mover_trim(uint64_t bytes)
 	pthread_mutex_unlock(&mover_queue.lock);
 }
 
-void mover_look(void)
+void mover_lots_changed(void)
 {
 	atomic_store(&lot_came, true);
 	pthread_mutex_lock(&mover_queue.lock);
@@ -83,13 +83,13 @@ static void trim_if_wished(void)
 	uint64_t keep = atomic_exchange(&trim_wish, 0) - 1;
 	bool done;
 
-	if (keep == UINT64_MAX && shim_state() == AFFINODE_STATE_RESIDENT && kept_memory_is_needed())
+	if (keep == UINT64_MAX && shim_state() == AFFINODE_STATE_RESIDENT && retained_memory_is_needed())
 		keep = 0;
 	/* Off the GPU nothing can be given back: all of it is contents, and the driver would not come back.  */
-	if (keep == UINT64_MAX || (kept_bytes() <= keep && !lots_available()) || checkpoint_is_out())
+	if (keep == UINT64_MAX || (retained_bytes() <= keep && !lots_available()) || checkpoint_is_out())
 		return;
 	pthread_mutex_lock(&mover_work_lock); /* exit waits for it */
-	done = kept_trim(keep);
+	done = retained_trim(keep);
 	pthread_mutex_unlock(&mover_work_lock);
 	link_wake(); /* lots that have ended */
 	if (!done) {
@@ -119,7 +119,7 @@ static void give_back_what_was_freed(void)
 	if (!shim_is_parked())
 		return;
 	pthread_mutex_lock(&mover_work_lock);
-	any = kept_give_back_freed();
+	any = retained_give_back_freed();
 	pthread_mutex_unlock(&mover_work_lock);
 	if (any)
 		link_wake(); /* the page, and lots that have ended */
@@ -131,8 +131,8 @@ static void prepare_lots_if_any_came(void)
 	if (!atomic_exchange(&lot_came, false) && !lots_available())
 		return;
 	pthread_mutex_lock(&mover_work_lock);
-	kept_forget_lots();
-	kept_prepare_lots(mover_has_next);
+	retained_forget_lots();
+	retained_prepare_lots(mover_has_next);
 	pthread_mutex_unlock(&mover_work_lock);
 }
 
@@ -156,7 +156,7 @@ static void register_contents(void)
 
 	while (more && !is_needed()) {
 		pthread_mutex_lock(&mover_work_lock);
-		more = kept_register_contents(must_pause);
+		more = retained_register_contents(must_pause);
 		pthread_mutex_unlock(&mover_work_lock);
 		while (more && mover_has_holders() && !is_needed())
 			clock_sleep_ns(MS_NS);
@@ -232,7 +232,7 @@ static void move_gpu_memory(struct moved *moved)
 		driver.cuThreadExchangeStreamCaptureMode(&mode);
 	mappings_choose_contexts();
 	move_kinds[moved->move.kind].carry_out(moved);
-	if (moved->status == AFFINODE_NO_HOST_ROOM && !kept_trim(0))
+	if (moved->status == AFFINODE_NO_HOST_ROOM && !retained_trim(0))
 		trim_again(0);
 	report_failed_context(moved);
 	if (!checkpoint_is_out())
@@ -270,7 +270,7 @@ static void *mover_main(void *unused)
 		while (!mover_queue.waits && !atomic_load(&trim_wish) && !atomic_load(&lot_came) && !atomic_load(&woken)) {
 			bool left = blocks_wait_to_be_freed() && shim_state() == AFFINODE_STATE_RESIDENT;
 
-			if (kept_bytes() == 0 && !lots_available() && !left) {
+			if (retained_bytes() == 0 && !lots_available() && !left) {
 				pthread_cond_wait(&mover_queue.changed, &mover_queue.lock);
 				continue;
 			}

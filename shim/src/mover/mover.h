@@ -120,7 +120,7 @@ void mover_wake(void);
 bool mover_has_next(void);
 
 /* A lot came: make it ready ahead of its use. Or one has to go.  */
-void mover_look(void);
+void mover_lots_changed(void);
 
 /* The last move's outcome, once, or before it that it is prepared; false: nothing new. Polled by the link thread, which
  * is woken for it.  */

@@ -125,7 +125,7 @@ struct look {
 	CUresult result;
 };
 
-static void look_at_memory(void *data)
+static void read_memory(void *data)
 {
 	struct look *look = data;
 
@@ -140,9 +140,9 @@ static bool digest_behind_gate(struct moved *moved, struct survey *survey)
 	bool in_time = true;
 
 	if (moved->move.kind == MOVE_PREEMPT)
-		look_at_memory(&look);
+		read_memory(&look);
 	else
-		in_time = mover_read_bounded(look_at_memory, &look);
+		in_time = mover_read_bounded(read_memory, &look);
 	log_line("park: digested behind the gate in %.1f ms", (double)(clock_ns() - begin) / 1e6);
 	if (look.result != CUDA_SUCCESS)
 		outcome_is(moved, AFFINODE_FAILED, "the driver could not read the GPU's memory");

@@ -30,7 +30,7 @@ struct arrival {
 };
 
 /* A look before anything is created, so that a resume that cannot succeed takes nothing from others, not for a moment.  */
-static CUresult look_for_room(const struct survey *survey)
+static CUresult check_room(const struct survey *survey)
 {
 	for (size_t i = 0; i < survey->lane_count; i++) {
 		const struct lane *lane = &survey->lanes[i];
@@ -207,7 +207,7 @@ static CUresult bring_back(struct arrival *arrival)
 {
 	struct moved *moved = arrival->moved;
 	bool streams = move_streams(&moved->move);
-	CUresult result = streams ? CUDA_SUCCESS : look_for_room(&arrival->survey), finished;
+	CUresult result = streams ? CUDA_SUCCESS : check_room(&arrival->survey), finished;
 	uint64_t begin = clock_ns();
 
 	/* Peers wait for it, or a disk, which is slow: the room that was reserved is seen to be taken at once.  */

@@ -21,15 +21,15 @@
 /* Slabs: a GiB, for which the driver takes some 10 MiB.  */
 #define REGISTERED_A_LOOK 32
 
-uint64_t kept_bytes(void)
+uint64_t retained_bytes(void)
 {
 	return slabs_bytes() + staging_bytes();
 }
 
-bool kept_trim(uint64_t keep)
+bool retained_trim(uint64_t keep)
 {
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-	uint64_t before = kept_bytes(), have;
+	uint64_t before = retained_bytes(), have;
 	struct copy *list;
 	bool done = true;
 
@@ -37,8 +37,8 @@ bool kept_trim(uint64_t keep)
 	if (before > keep)
 		done = staging_trim(); /* the least to make anew */
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
-	have = kept_bytes();
-	list = have > keep ? blocks_take_kept_copies(have - keep) : NULL;
+	have = retained_bytes();
+	list = have > keep ? blocks_take_retained_copies(have - keep) : NULL;
 	while (list) {
 		struct copy *copy = list;
 
@@ -50,12 +50,12 @@ bool kept_trim(uint64_t keep)
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
 	driver.cuCtxSetCurrent(NULL);
 	if (done)
-		log_line("trimmed: %llu of %llu bytes of host memory kept", (unsigned long long)kept_bytes(),
+		log_line("trimmed: %llu of %llu bytes of host memory kept", (unsigned long long)retained_bytes(),
 			 (unsigned long long)before);
 	return done;
 }
 
-bool kept_give_back_freed(void)
+bool retained_give_back_freed(void)
 {
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	size_t before = slabs_bytes();
@@ -77,12 +77,12 @@ bool kept_give_back_freed(void)
 	return slabs_bytes() != before;
 }
 
-bool kept_memory_is_needed(void)
+bool retained_memory_is_needed(void)
 {
 	/* Lots are not charged to this process's control groups: given back, they would leave it no more.  */
-	uint64_t own = kept_bytes() - slabs_lot_bytes(), left = own ? host_memory_left() : machine_memory_left();
+	uint64_t own = retained_bytes() - slabs_lot_bytes(), left = own ? host_memory_left() : machine_memory_left();
 
-	return kept_bytes() > slots_bytes() / 2 && left < KEEP_WHILE_LEFT;
+	return retained_bytes() > slots_bytes() / 2 && left < KEEP_WHILE_LEFT;
 }
 
 /* The first context that is ready for copies; NULL: none.  */
@@ -95,7 +95,7 @@ static struct context *ready_context(void)
 	return context;
 }
 
-void kept_forget_lots(void)
+void retained_forget_lots(void)
 {
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 
@@ -108,7 +108,7 @@ void kept_forget_lots(void)
 }
 
 /* A thread that would end the context meanwhile steps aside.  */
-void kept_prepare_lots(bool (*stop)(void))
+void retained_prepare_lots(bool (*stop)(void))
 {
 	struct context *context = ready_context();
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -129,7 +129,7 @@ void kept_prepare_lots(bool (*stop)(void))
 	}
 }
 
-bool kept_register_contents(bool (*stop)(void))
+bool retained_register_contents(bool (*stop)(void))
 {
 	struct context *context = ready_context();
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;

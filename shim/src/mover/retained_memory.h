@@ -7,23 +7,23 @@
 
 /* Give memory back down to `bytes`: copies first of all that are of no use to a resume, those of resident blocks.
  * False: not all of it, since a context is being ended; to be tried again.  */
-bool kept_trim(uint64_t bytes);
+bool retained_trim(uint64_t bytes);
 
 /* Of a parked process: give back what its contents took that were freed since, also while it is off the GPU. True: some.  */
-bool kept_give_back_freed(void);
+bool retained_give_back_freed(void);
 
 /* Host memory in all, contents included: slabs, and what is pinned to copy by. Callable by any thread.  */
-uint64_t kept_bytes(void);
+uint64_t retained_bytes(void);
 
 /* The machine, or a control group, is running short.  */
-bool kept_memory_is_needed(void);
+bool retained_memory_is_needed(void);
 
 /* Unmap lots that were given back and have to go.  */
-void kept_forget_lots(void);
+void retained_forget_lots(void);
 
 /* Register what the controller handed over; asked between slabs, `stop` ends it.  */
-void kept_prepare_lots(bool (*stop)(void));
+void retained_prepare_lots(bool (*stop)(void));
 
 /* Of a parked process: register some of the host memory of its contents, so that they go back at the link's speed. `stop` is asked
  * between slabs. False: there is no more, or memory is short.  */
-bool kept_register_contents(bool (*stop)(void));
+bool retained_register_contents(bool (*stop)(void));

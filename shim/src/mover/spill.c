@@ -170,7 +170,7 @@ static uint64_t write_next(uint64_t most, int *error)
 		chunk_to_disk(batch.chunks[i], batch.places[i]);
 		bytes += CHUNK_BYTES;
 	}
-	kept_give_back_freed();
+	retained_give_back_freed();
 	pthread_mutex_unlock(&mover_work_lock);
 	*error = atomic_load(&batch.error);
 	return bytes;
@@ -237,7 +237,7 @@ static uint64_t read_next(uint64_t most, int *error)
 		chunk_from_disk(batch.chunks[i], &batch.slots[i]);
 		bytes += CHUNK_BYTES;
 	}
-	kept_give_back_freed();
+	retained_give_back_freed();
 	pthread_mutex_unlock(&mover_work_lock);
 	*error = count && !batch.count ? -ENOMEM : atomic_load(&batch.error);
 	return bytes;

@@ -52,12 +52,12 @@ void link_look(void)
 	link_wake();
 }
 
-bool link_is_asked_to_look(void)
+bool link_must_connect(void)
 {
 	return atomic_exchange(&is_asked_to_look, false);
 }
 
-void link_note_look(bool may_come_now)
+void link_note_attempt(bool may_come_now)
 {
 	atomic_store(&may_come, may_come_now);
 	atomic_fetch_add(&looks, 1);

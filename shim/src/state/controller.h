@@ -20,8 +20,8 @@ void link_set_connected(bool now);
 /* For a process that has met no controller: look for one now. How often one was looked for in vain so far, and whether it may come
  * all the same, since one is being started or has no time to answer.  */
 void link_look(void);
-bool link_is_asked_to_look(void); /* once for each time */
-void link_note_look(bool may_come);
+bool link_must_connect(void); /* once for each time */
+void link_note_attempt(bool may_come);
 uint32_t link_looks(void);
 bool link_may_come(void);
 

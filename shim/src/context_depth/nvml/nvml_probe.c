@@ -82,7 +82,7 @@ const char *gpu_memory_start(const uint8_t gpu[16])
 		return PROGRAM " is not beside the shim, or not executable";
 	if (!copy_environment() || spawn_start() != 0)
 		return "no memory for asking NVML";
-	return gpu_memory_look(gpu, FIRST_LOOK_NS, &memory);
+	return gpu_memory_ask(gpu, FIRST_LOOK_NS, &memory);
 }
 
 /* The number at *text, and after it the character `end`; then *text is behind that.  */
@@ -197,7 +197,7 @@ static const char *ask(const char *which, uint64_t ns, struct printed *printed)
 	return printed->status == GPU_MEMORY_SAID ? NULL : why_it_ended(printed->status);
 }
 
-const char *gpu_memory_look(const uint8_t gpu[16], uint64_t ns, struct gpu_memory *memory)
+const char *gpu_memory_ask(const uint8_t gpu[16], uint64_t ns, struct gpu_memory *memory)
 {
 	char uuid[GPU_UUID_TEXT], text[LINE_TEXT];
 	struct printed printed = {.text = text, .size = sizeof(text)};

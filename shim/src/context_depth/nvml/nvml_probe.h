@@ -31,7 +31,7 @@ struct gpu_listed {
 const char *gpu_memory_start(const uint8_t gpu[16]);
 
 /* Look now, `ns` at most. NULL, or why there is no answer.  */
-const char *gpu_memory_look(const uint8_t gpu[16], uint64_t ns, struct gpu_memory *memory);
+const char *gpu_memory_ask(const uint8_t gpu[16], uint64_t ns, struct gpu_memory *memory);
 
 /* All that NVML knows of; by one thread at a time.  */
 const char *gpu_memory_list(uint64_t ns, struct gpu_listed gpus[GPUS_LISTED], unsigned *count);

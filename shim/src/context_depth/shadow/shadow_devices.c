@@ -312,7 +312,7 @@ CUresult shadow_memory_info(size_t *free_bytes, size_t *total_bytes)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	context = context_known(current);
 	if (!context || !look_up(&shadow, context->device->ordinal) || !shadow.total_bytes ||
-	    gpu_memory_look(context->device->uuid, LOOK_NS, &memory))
+	    gpu_memory_ask(context->device->uuid, LOOK_NS, &memory))
 		return SHADOW_NONE;
 	*total_bytes = shadow.total_bytes;
 	*free_bytes = memory.free_bytes < shadow.total_bytes ? memory.free_bytes : shadow.total_bytes;

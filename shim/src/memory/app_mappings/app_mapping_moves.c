@@ -105,7 +105,7 @@ size_t mappings_list(struct block **list, size_t room)
 	return count;
 }
 
-void mappings_take_kept_copies(struct copy **list, uint64_t *taken, uint64_t bytes)
+void mappings_take_retained_copies(struct copy **list, uint64_t *taken, uint64_t bytes)
 {
 	struct mapping *mapping;
 
@@ -142,7 +142,7 @@ size_t mappings_resident_bytes(void)
 }
 
 void mappings_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFFINODE_MAX_GPUS],
-		  uint64_t fixed[AFFINODE_MAX_GPUS])
+		  uint64_t unmovable[AFFINODE_MAX_GPUS])
 {
 	struct mapping *mapping;
 
@@ -159,7 +159,7 @@ void mappings_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[A
 		else if (mapping->block.shared)
 			shared[gpu] += mapping->block.mapped;
 		else
-			fixed[gpu] += mapping->block.mapped;
+			unmovable[gpu] += mapping->block.mapped;
 	}
 	pthread_mutex_unlock(&mappings_lock);
 }

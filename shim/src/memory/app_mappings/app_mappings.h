@@ -71,8 +71,8 @@ void mapping_set_hollow(struct mapping *mapping, bool hollow);
 void mappings_choose_contexts(void);
 size_t mappings_list(struct block **list, size_t room);
 size_t mappings_count(void);
-void mappings_take_kept_copies(struct copy **list, uint64_t *taken, uint64_t bytes);
+void mappings_take_retained_copies(struct copy **list, uint64_t *taken, uint64_t bytes);
 void mappings_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFFINODE_MAX_GPUS],
-		  uint64_t fixed[AFFINODE_MAX_GPUS]);
+		  uint64_t unmovable[AFFINODE_MAX_GPUS]);
 size_t mappings_resident_bytes(void);
 bool mappings_are_in(const struct context *context);

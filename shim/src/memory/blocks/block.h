@@ -134,4 +134,4 @@ bool blocks_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFF
 void blocks_changed(void);
 
 /* Take host copies that are only kept from resident blocks, linked by `next`, until their slots are `bytes` or more.  */
-struct copy *blocks_take_kept_copies(uint64_t bytes);
+struct copy *blocks_take_retained_copies(uint64_t bytes);

@@ -111,7 +111,7 @@ struct block **blocks_list(size_t *count)
 	return list;
 }
 
-struct copy *blocks_take_kept_copies(uint64_t bytes)
+struct copy *blocks_take_retained_copies(uint64_t bytes)
 {
 	uint64_t taken = 0;
 	struct copy *list = NULL;
@@ -121,7 +121,7 @@ struct copy *blocks_take_kept_copies(uint64_t bytes)
 		if (nth(i)->resident && !nth(i)->hollow)
 			copy_take(&nth(i)->copy, &list, &taken);
 	pthread_mutex_unlock(&blocks_lock);
-	mappings_take_kept_copies(&list, &taken, bytes);
+	mappings_take_retained_copies(&list, &taken, bytes);
 	return list;
 }
 

@@ -42,7 +42,7 @@ static void arm(uint32_t command)
 static void let_work_end(void)
 {
 	CUresult (*set_current)(CUcontext), (*synchronise)(void);
-	CUcontext contexts[] = {contents_elsewhere(), cuda_context};
+	CUcontext contexts[] = {contents_other_context(), cuda_context};
 
 	*(void **)&set_current = cuda_hidden("cuCtxSetCurrent");
 	*(void **)&synchronise = cuda_hidden("cuCtxSynchronize");

@@ -24,12 +24,12 @@ static struct {
 };
 
 static uint32_t seeds;
-static CUcontext elsewhere; /* the second GPU's context; NULL: there is none */
+static CUcontext other_context; /* the second GPU's context; NULL: there is none */
 
 /* Which context is current on this thread while it deals with the block.  */
 static void at_block(unsigned i)
 {
-	CUDA(CtxSetCurrent(i == CONTENTS_OTHER_GPU ? elsewhere : cuda_context));
+	CUDA(CtxSetCurrent(i == CONTENTS_OTHER_GPU ? other_context : cuda_context));
 }
 
 static void at_home(void)
@@ -43,7 +43,7 @@ static void find_second_gpu(void)
 
 	CUDA(DeviceGetCount(&count));
 	if (count > 1)
-		CUDA(DevicePrimaryCtxRetain(&elsewhere, 1));
+		CUDA(DevicePrimaryCtxRetain(&other_context, 1));
 }
 
 /* Without a kernel, for those that are loaded are the first GPU's.  */
@@ -118,7 +118,7 @@ void contents_make(void)
 {
 	find_second_gpu();
 	for (unsigned i = 0; i < CONTENTS_BLOCKS; i++)
-		if (i != CONTENTS_OTHER_GPU || elsewhere)
+		if (i != CONTENTS_OTHER_GPU || other_context)
 			contents_allocate(i);
 }
 
@@ -192,14 +192,14 @@ size_t contents_bytes(void)
 	return sum;
 }
 
-size_t contents_bytes_elsewhere(void)
+size_t contents_bytes_of_other_gpu(void)
 {
 	return in_chunks(CONTENTS_OTHER_GPU);
 }
 
-CUcontext contents_elsewhere(void)
+CUcontext contents_other_context(void)
 {
-	return elsewhere;
+	return other_context;
 }
 
 void contents_come_in_part(unsigned parts)

@@ -35,7 +35,7 @@ void contents_allocate(unsigned block);
 void contents_are_right(void);
 /* Bytes of whole chunks that must be on the first GPU when all of it is resident, and on the second.  */
 size_t contents_bytes(void);
-size_t contents_bytes_elsewhere(void);
+size_t contents_bytes_of_other_gpu(void);
 /* Bring the process to where the move begins: parked for a resume, parked in part for a park of the rest.  */
 struct move;
 void contents_make_ready(const struct move *move);
@@ -47,4 +47,4 @@ void contents_child(void);
 /* What a thread does that changes a block once.  */
 void contents_call(void);
 /* The second GPU's context; NULL: there is none.  */
-CUcontext contents_elsewhere(void);
+CUcontext contents_other_context(void);

@@ -92,7 +92,7 @@ static void nothing_leaks(void)
 	free_when_resident = free_bytes;
 	page = page_read();
 	CHECK_EQUAL(page.gpus[0].resident_bytes, contents_bytes());
-	CHECK_EQUAL(page.gpus[1].resident_bytes, contents_bytes_elsewhere());
+	CHECK_EQUAL(page.gpus[1].resident_bytes, contents_bytes_of_other_gpu());
 	CHECK_EQUAL(page.gpus[0].parked_bytes + page.gpus[1].parked_bytes, 0);
 	CHECK_EQUAL(page.copy_bytes, 0);
 	cycles++;
