@@ -19,7 +19,8 @@ static __attribute__((noinline)) void settle(CUresult result)
 	driver.cuStreamSynchronize(CU_STREAM_PER_THREAD);
 }
 
-static inline __attribute__((always_inline)) W call_int(const struct thunk_target *target, INT_PARAMETERS)
+/* One function for all thunks: as a part of each it would be compiled a thousand times, and cost no less a call.  */
+static __attribute__((noinline)) W call_int(const struct thunk_target *target, INT_PARAMETERS)
 {
 	GATE_PASS(pass);
 	CUresult refused = gate_enter_named(&pass, (uint8_t)target->what, &target->name);
@@ -33,7 +34,7 @@ static inline __attribute__((always_inline)) W call_int(const struct thunk_targe
 	return result;
 }
 
-static inline __attribute__((always_inline)) W call_wide(const struct thunk_target *target, WIDE_PARAMETERS)
+static __attribute__((noinline)) W call_wide(const struct thunk_target *target, WIDE_PARAMETERS)
 {
 	GATE_PASS(pass);
 	CUresult refused = gate_enter_named(&pass, (uint8_t)target->what, &target->name);
