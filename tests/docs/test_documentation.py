@@ -10,12 +10,8 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
-import jupyterhub.app
 import pytest
 from clean_place import FENCE, REPOSITORY, blocks
-from jupyterhub.auth import Authenticator
-from jupyterhub.spawner import LocalProcessSpawner
-from jupyterhub_idle_culler import IdleCuller
 from shown_commands import CODE, COMMANDS, PAGES, TOP, Place, shown
 from traitlets import HasTraits
 from traitlets.config import Config
@@ -28,15 +24,25 @@ from jupyter_affinode.server.extension import AffinodeExtension
 ROOT = REPOSITORY
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PLACEHOLDERS = {"SIZE": "1GiB", "…": ""}
-CLASSES: dict[str, type[HasTraits]] = {
-    "AffinodeExtension": AffinodeExtension,
-    "NodeController": NodeController,
-    "GpuPolicy": GpuPolicy,
-    "JupyterHub": jupyterhub.app.JupyterHub,
-    "Authenticator": Authenticator,
-    "IdleCuller": IdleCuller,
-    "Spawner": type("SpawnerWithPolicy", (GpuPolicy, LocalProcessSpawner), {}),
-}
+
+
+@functools.cache
+def configured() -> dict[str, type[HasTraits]]:
+    """Return the classes that pages configure, by name; the Hub is imported where it is needed alone."""
+    from jupyterhub.app import JupyterHub
+    from jupyterhub.auth import Authenticator
+    from jupyterhub.spawner import LocalProcessSpawner
+    from jupyterhub_idle_culler import IdleCuller
+
+    return {
+        "AffinodeExtension": AffinodeExtension,
+        "NodeController": NodeController,
+        "GpuPolicy": GpuPolicy,
+        "JupyterHub": JupyterHub,
+        "Authenticator": Authenticator,
+        "IdleCuller": IdleCuller,
+        "Spawner": type("SpawnerWithPolicy", (GpuPolicy, LocalProcessSpawner), {}),
+    }
 
 
 def arguments_of(command: str) -> list[str]:
@@ -103,7 +109,7 @@ def test_python_compiles_and_settings_load(page):
         config = Config()
         exec(code, {"c": config, "get_config": lambda config=config: config})
         for name, values in config.items():
-            known = CLASSES.get(name)
+            known = configured().get(name)
             for trait, value in values.items() if known else ():
                 assert known.class_traits(config=True).get(trait), f"{page.name}: there is no {name}.{trait}"
                 if known in (AffinodeExtension, NodeController, GpuPolicy):

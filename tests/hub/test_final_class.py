@@ -39,7 +39,7 @@ SIMPLE = "SimpleLocalProcessSpawner"
 ENDS_SERVERS = "set c.JupyterHub.cleanup_servers = False"
 
 
-long = pytest.mark.long  # each is the start of a Hub
+long = pytest.mark.long  # each is the start of a Hub; `make test` has one in which all of it is seen
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def started(tmp_path):
 @pytest.mark.parametrize(
     ("later", "arguments", "name"),
     [
-        pytest.param(LATER_CLASS, (), "SiteSpawner", id="class"),
+        pytest.param(LATER_CLASS, (), "SiteSpawner", id="class", marks=long),
         pytest.param("load_subconfig('later.py')", (), SIMPLE, id="subconfig", marks=long),
         pytest.param("", ("--JupyterHub.spawner_class=simple",), SIMPLE, id="command-line", marks=long),
         pytest.param("", (), "LocalProcessSpawner", id="default", marks=long),
@@ -109,7 +109,7 @@ def test_a_hub_whose_end_ends_servers_says_so(started, said, arguments, warned):
 @pytest.mark.parametrize(
     ("spawner", "said", "warned"),
     [
-        ("batchspawner.SlurmSpawner", "", True),
+        pytest.param("batchspawner.SlurmSpawner", "", True, marks=long),
         pytest.param("batchspawner.SlurmSpawner", "c.Spawner.gpu_room_at = 'nowhere'", False, marks=long),
         pytest.param("dockerspawner.SwarmSpawner", "", True, marks=long),
         pytest.param("dockerspawner.SystemUserSpawner", "", False, marks=long),
@@ -121,3 +121,12 @@ def test_a_hub_that_asks_nowhere_for_room_says_so(started, spawner, said, warned
     status, _, log = started(f"c = get_config()\n{ENABLE}{classes}\n{said}\n")
     assert status == 0, log
     assert ("no GPU room is asked for before servers" in log) == warned
+
+
+def test_a_class_of_a_batch_system_that_is_set_after_enable_gets_the_policy_and_is_warned_of(started):
+    classes = LATER_CLASS.replace("jupyterhub.spawner", "batchspawner").replace(SIMPLE, "SlurmSpawner")
+    status, printed, log = started(f"c = get_config()\n{ENABLE}{classes}\nc.Spawner.gpu_memory = '1GiB'\n")
+    assert status == 0, log
+    assert printed[0].split()[1:] == ["SiteSpawner", "True", "True"], printed
+    assert ENDS_SERVERS in log
+    assert "no GPU room is asked for before servers" in log

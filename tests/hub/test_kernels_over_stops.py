@@ -6,11 +6,10 @@ import logging
 
 import pytest
 from gpu_cells import SETUP
-from jupyterhub.spawner import LocalProcessSpawner
-from kubespawner import KubeSpawner
 from live_hub import NAVIGATE
 from live_server import exists
 from traitlets.config import Config
+from traitlets.utils.importstring import import_item
 from user_servers import ANA, UserServer, gpu_hub
 
 from hub_spawner.enabling import _enabled as enabled
@@ -86,8 +85,11 @@ def test_a_kernel_that_cannot_be_parked_ends_with_its_server(hub, wait_until):
     stop(hub, wait_until)
 
 
-@pytest.mark.parametrize(("spawner", "says"), [(KubeSpawner, True), (LocalProcessSpawner, False)])
+@pytest.mark.parametrize(
+    ("spawner", "says"),
+    [("kubespawner.KubeSpawner", True), ("jupyterhub.spawner.LocalProcessSpawner", False)],
+)
 def test_a_hub_whose_servers_end_whole_says_so(caplog, spawner, says):
     with caplog.at_level(logging.WARNING):
-        enabled(Config(Spawner={"keep_kernels": "all"}), spawner)
+        enabled(Config(Spawner={"keep_kernels": "all"}), import_item(spawner))
     assert ("keep_kernels has no effect" in caplog.text) is says

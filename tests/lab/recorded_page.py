@@ -19,6 +19,7 @@ import jupyter_affinode
 # What the server's status answers with where it fails; 0: it does not answer, and what is shown is from before.
 FAILURES = {"stale": 0, "missing": 404, "refused": 403}
 LOOKS = Path(__file__).with_name("looks.js")
+ZOOMED = {"width": 320, "height": 640}  # what is left of 1280 pixels at 400 %
 THEMES = {
     "light": "JupyterLab Light",
     "dark": "JupyterLab Dark",

@@ -11,8 +11,7 @@ import pytest
 import recorded
 from live_browser import AXE, VIOLATIONS
 from playwright.sync_api import expect
-from recorded_page import THEMES, Looks, RecordedPanel
-from test_looks import ZOOMED
+from recorded_page import THEMES, ZOOMED, Looks, RecordedPanel
 
 HISTORY = ".jp-affinode-history"
 DRAWN_MS = 100

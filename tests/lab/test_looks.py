@@ -7,10 +7,9 @@ import lab_cells
 import pytest
 import recorded
 from playwright.sync_api import expect
-from recorded_page import AROUND, PANEL, THEMES, Looks, RecordedPanel
+from recorded_page import AROUND, PANEL, THEMES, ZOOMED, Looks, RecordedPanel
 
 pytestmark = pytest.mark.long  # each draws all states
-ZOOMED = {"width": 320, "height": 640}  # what is left of 1280 pixels at 400 %
 NO_TROUBLE = {name: [] for name in recorded.states()}
 
 
