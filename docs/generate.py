@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from traitlets import HasTraits
+from typescript import Declarations
 
 from hub_spawner.docker import DockerGpuPolicy
 from hub_spawner.kubernetes import KubernetesGpuPolicy
@@ -46,9 +47,9 @@ OPENAPI = ROOT / "jupyter_affinode" / "node" / "api" / "openapi.json"
 CHART_VALUES = ROOT / "hub_spawner" / "chart" / "values.schema.json"
 LAB_SETTINGS = ROOT / "labextension" / "schema" / "model.json"
 SETTINGS_PAGE = ROOT / "docs" / "settings.md"
-LAB_TYPES = ROOT / "labextension" / "src" / "codes.ts"
+LAB_TYPES = ROOT / "labextension" / "src" / "controllerTypes.ts"
+LAB_SCHEMAS = ("Kernel", "Gpu", "Node", "Notice", "Activity")
 COLUMNS = 120
-LAB_COLUMNS = 100
 WORDS: dict[str, tuple[str, Sequence[str]]] = {  # by the name of their type: what they are, and the words
     "Residency": (
         "Where a kernel's GPU state is; `queued` waits for room.",
@@ -230,16 +231,10 @@ def _row(setting: Setting) -> str:
 
 
 def lab_types() -> str:
-    """Return the types of words that the Lab's code takes from the API."""
-    parts = ["// Made of the controller's declarations by docs/generate.py."]
-    for name, (what, words) in WORDS.items():
-        union = " | ".join(f"'{word}'" for word in words)
-        lines = f"export type {name} = {union};", f"export type {name} =\n  {union};"
-        every = f"export type {name} =" + "".join(f"\n  | '{word}'" for word in words) + ";"
-        fits = (text for text in lines if max(map(len, text.split("\n"))) <= LAB_COLUMNS)
-        line = next(fits, every)  # as Prettier has it
-        parts.append(f"/** {what} */\n{line}")
-    return "\n\n".join(parts) + "\n"
+    """Return the types of what the Lab's code reads of the API."""
+    schemas = json.loads(openapi())["components"]["schemas"]
+    types = Declarations(schemas, [*LAB_SCHEMAS, *WORDS]).text()
+    return f"// Made of node/api/openapi.json by docs/generate.py.\n\n{types}\n"
 
 
 GENERATED = {OPENAPI: openapi, CHART_VALUES: chart_values, LAB_TYPES: lab_types, SETTINGS_PAGE: settings_page}

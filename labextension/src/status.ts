@@ -5,34 +5,39 @@
  * line; the Lab makes its sentences of codes and arguments. A status of another version is not read (`problems.ts`).
  */
 
-import { BlockerReason, NoticeKind, Residency, StuckReason, UnmovableReason } from './codes';
+import * as Controller from './controllerTypes';
+import { Residency } from './controllerTypes';
 
 export { Residency };
+export type { IActivity, IGpu } from './controllerTypes';
 
-/** Bytes that stay on the GPU when the rest of a kernel is moved. */
-export interface IFixedBytes {
-  reason: UnmovableReason;
-  bytes: number;
-  text: string;
+/** A process of a kernel; another server's has no command. */
+export type IProcess = Omit<Controller.IKernel['processes'][number], 'command'> & {
+  command: string | null;
+};
+
+/** One kernel; another server's has no name and no path. */
+export interface IKernel extends Omit<Controller.IKernel, 'processes'> {
+  /** Of this server. */
+  own: boolean;
+  paths: string[];
+  processes: IProcess[];
 }
 
 /** A kernel's share of one GPU. */
-export interface IKernelOnGpu {
-  uuid: string;
-  resident_bytes: number;
-  parked_bytes: number;
-  fixed_bytes: number;
-}
+export type IKernelOnGpu = IKernel['gpus'][number];
 
-/** A process of a kernel. */
-export interface IProcess {
-  number: number;
-  pid: number;
-  residency: Residency;
-  command: string | null;
-  /** Why it can make no progress any more; its owner may end it. */
-  stuck: { reason: StuckReason; text: string } | null;
-}
+/** Memory on its way. */
+export type IMove = NonNullable<IKernel['move']>;
+
+/** What a waiting kernel waits for; the most important blocker first. */
+export type IWait = NonNullable<IKernel['wait']>;
+
+/** A kernel, or a program outside, that is in the way of a waiting kernel; another user's kernel has no id. */
+export type IBlocker = IWait['blockers'][number];
+
+/** The last park or resume that ended. */
+export type ILastMove = NonNullable<IKernel['last_park']>;
 
 /** Figures and words that a code's sentence needs; none of them must be there. */
 export interface ICodeArgs {
@@ -40,119 +45,6 @@ export interface ICodeArgs {
   for?: 'own' | 'other' | null;
   bytes?: number | null;
   [name: string]: unknown;
-}
-
-/** Memory on its way. */
-export interface IMove {
-  kind: 'park' | 'resume';
-  bytes: number;
-  age_s: number;
-}
-
-/** The last park or resume that ended. */
-export interface ILastMove {
-  bytes: number;
-  duration_s: number;
-  ago_s: number;
-}
-
-/** A kernel, or a program outside, that is in the way of a waiting kernel; another user's kernel has no id. */
-export interface IBlocker {
-  kernel_id: string | null;
-  own: boolean;
-  why: BlockerReason;
-  free_in_s: number | null;
-  /** Of a kernel that is held: the same as a time of day. */
-  held_until?: string | null;
-}
-
-/** What a waiting kernel waits for; the most important blocker first. */
-export interface IWait {
-  code: string;
-  args: {
-    bytes?: number | null;
-    limit?: string | null;
-    kernels?: number | null;
-    gpu?: number | null;
-  };
-  blockers: IBlocker[];
-}
-
-/** One kernel; another server's has no name and no path. */
-export interface IKernel {
-  id: string;
-  /** When all this was so, by the machine's monotonic clock. */
-  as_of_s: number;
-  /** Of this server. */
-  own: boolean;
-  /** Whose it is, on a machine's controller; null on a user's own. */
-  user: string | null;
-  name: string | null;
-  path: string | null;
-  paths: string[];
-  language: string | null;
-  server: string | null;
-  residency: Residency;
-  text: string;
-  reason: string | null;
-  refusal: string | null;
-  /** How deep it is parked; "context": the GPU does not know it any more. */
-  depth: 'none' | 'memory' | 'context';
-  /** Why its CUDA context stays on the GPU although it may go. */
-  depth_refusal: string | null;
-  resident_bytes: number;
-  parked_bytes: number;
-  /** Host memory that holds its parked contents; zeros take none. */
-  copy_bytes: number;
-  /** Host memory that it retains from its last park for the next. */
-  kept_bytes: number;
-  /** Host memory that was set aside for its first park. */
-  set_aside_bytes: number;
-  footprint_bytes: number;
-  fixed: IFixedBytes[];
-  gpus: IKernelOnGpu[];
-  processes: IProcess[];
-  idle_s: number | null;
-  cell_open: boolean;
-  eligible: boolean;
-  eligible_in_s: number | null;
-  held_for_s: number | null;
-  /** The same as a time of day, which all views show: "13:11 CET". */
-  held_until: string | null;
-  place: number | null;
-  waiting_s: number | null;
-  /** Why it waits, in plain words. */
-  wait_reason: string | null;
-  /** For how much longer, probably; null where that cannot be said. */
-  estimate_s: number | null;
-  simulated: boolean;
-  tracked: boolean;
-  /** CUDA calls so far that passed the gate, of all processes; two looks make a rate. */
-  calls: number | null;
-  /** Only while memory moves. */
-  move: IMove | null;
-  last_park: ILastMove | null;
-  last_resume: ILastMove | null;
-  /** How long bringing it back takes when there is room, or would take once it is freed. */
-  resume_estimate_s: number | null;
-  /** Why its residency changed last. */
-  reason_code: string | null;
-  reason_args: ICodeArgs;
-  /** Why it could not be parked. */
-  refusal_code: string | null;
-  refusal_args: ICodeArgs;
-  /** Why its CUDA context stays. */
-  depth_refusal_code: string | null;
-  /** Only while it waits. */
-  wait: IWait | null;
-  /** Parked bytes that are on disk. */
-  disk_bytes: number;
-  /** How busy it keeps the GPU that it uses most; null where NVML does not tell. */
-  busy_percent: number | null;
-  /** RAM of its processes, with what holds parked memory; null where it cannot be seen. */
-  host_bytes: number | null;
-  /** RAM that freeing it takes beside what it has for that; null where it is not on the GPU. */
-  park_takes_bytes: number | null;
 }
 
 /** Of this server; of the same user, but on another server or on none; of another user. */
@@ -167,84 +59,16 @@ export function ownership(kernel: IKernel): Ownership {
 }
 
 /** A process on a GPU that is not managed; another user's has no name. */
-export interface IUnmanaged {
-  pid: number | null;
-  command: string | null;
-  bytes: number | null;
-}
-
-/** One GPU of the machine; null where NVML would have to say it and is not there. */
-export interface IGpu {
-  uuid: string;
-  index: number;
-  name: string;
-  total_bytes: number | null;
-  used_bytes: number;
-  free_bytes: number | null;
-  managed_bytes: number;
-  /** CUDA contexts of managed processes; null where they cannot be told from what is not managed. */
-  context_bytes: number | null;
-  unmanaged_bytes: number | null;
-  /** The largest first; null where processes cannot be told apart, as in containers. */
-  unmanaged: IUnmanaged[] | null;
-  utilization_percent: number | null;
-  /** Percent of the last minute, one each 2 s, the oldest first; null where NVML did not say. */
-  utilization_history: (number | null)[];
-}
-
-/** The machine's main memory, as the controller sees it. */
-export interface IHostMemory {
-  total_bytes: number;
-  available_bytes: number;
-  reserve_bytes: number;
-  parked_bytes: number;
-  copy_bytes: number;
-  kept_bytes: number;
-  cgroup_headroom_bytes: number | null;
-}
+export type IUnmanaged = NonNullable<Controller.IGpu['unmanaged']>[number];
 
 /** The machine. */
-export interface INode {
-  simulated: boolean;
-  nvml: boolean;
-  gpus: IGpu[];
-  host: IHostMemory;
-  queue: string[];
-  policy: IPolicy | null;
-  today: IToday | null;
-  /** On a machine's controller; null on a user's own. */
-  others: IOthers | null;
-  controller: { system: boolean; version: string; uptime_s: number } | null;
-}
+export type INode = Controller.INode;
 
 /** When idle kernels are parked, and whether this user may change that. */
-export interface IPolicy {
-  may_change: boolean;
-  park_when: string;
-  idle_timeout_s: number;
-  contended_idle_timeout_s: number | null;
-}
-
-/** What this user's kernels gave back since midnight. */
-export interface IToday {
-  freed_gpu_s: number;
-  parks: number;
-}
+export type IPolicy = NonNullable<INode['policy']>;
 
 /** All other users' kernels, as sums. */
-export interface IOthers {
-  kernels: number;
-  resident_bytes: number;
-  parked_bytes: number;
-  waiting: number;
-}
-
-/** CUDA calls of one kernel since a look at them began. */
-export interface IActivity {
-  calls: { [callClass: string]: number };
-  entry_points: { name: string; calls: number }[];
-  age_s: number;
-}
+export type IOthers = NonNullable<INode['others']>;
 
 /** A kernel that ran on without a server, and that no notebook or console shows now. */
 export interface IKeptKernel {
@@ -296,13 +120,7 @@ export const NODE_EVENT = 'https://schema.jupyter.org/jupyter_affinode/node/v1';
 export const NOTICE_EVENT = 'https://schema.jupyter.org/jupyter_affinode/notice/v1';
 
 /** The data of a notice; of a kernel, `text` is what comes after its name. */
-export interface INoticeEvent {
-  kernel_id: string | null;
-  kind: NoticeKind;
-  level: 'info' | 'warning';
-  text: string;
-  args?: { [name: string]: unknown } | null;
-}
+export type INoticeEvent = Controller.INotice;
 
 /** The data of the controller's event. */
 export interface INodeEvent {

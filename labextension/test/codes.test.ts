@@ -2,7 +2,7 @@ import * as assert from 'node:assert';
 import { readFileSync } from 'node:fs';
 import { resolve } from 'node:path';
 import { test } from 'node:test';
-import { BlockerReason } from '../src/codes';
+import { BlockerReason, WaitReason } from '../src/controllerTypes';
 import { IBlocker, IWait } from '../src/status';
 import {
   blockerText,
@@ -33,11 +33,12 @@ const blocker = (why: string, free_in_s: number | null = null, own = true): IBlo
   kernel_id: own ? 'a' : null,
   own,
   why: why as BlockerReason,
-  free_in_s
+  free_in_s,
+  held_until: null
 });
 const wait = (code: string, blockers: IBlocker[] = [], args = {}): IWait => ({
-  code,
-  args,
+  code: code as WaitReason,
+  args: { bytes: 0, ...args },
   blockers
 });
 
@@ -63,10 +64,9 @@ test('no code of a newer server is shown, and none is without words', () => {
 });
 
 test('every code that the server declares has words of its own', () => {
-  const declared = readFileSync(resolve(process.cwd(), 'labextension/src/codes.ts'), 'utf8');
-  const codes = (type: string) => {
-    const body = new RegExp(`type ${type} =([^;]*);`).exec(declared)?.[1] ?? '';
-    return [...body.matchAll(/'([^']+)'/g)].map(match => match[1]);
+  const api = resolve(process.cwd(), 'jupyter_affinode/node/api/openapi.json');
+  const { components } = JSON.parse(readFileSync(api, 'utf8')) as {
+    components: { schemas: { [name: string]: { enum: string[] } } };
   };
   const say: [string, (code: string) => string | null, string[]][] = [
     ['Cause', code => reasonText(code, null, trans), ['other']],
@@ -80,7 +80,7 @@ test('every code that the server declares has words of its own', () => {
     ['NoticeKind', code => noticeText(code, null, 'a.ipynb', trans), []]
   ];
   for (const [type, words, plain] of say) {
-    const found = codes(type);
+    const found = components.schemas[type].enum;
     assert.ok(found.length > 3, type);
     const neutral = words('a-new-code');
     const without = found.filter(code => words(code) === neutral && !plain.includes(code));
@@ -184,6 +184,14 @@ test('a move says how much it is, and afterwards how long it took', () => {
   assert.strictEqual(
     lastMoveText('park', last, trans),
     'Freed 12 GiB in 0.4 s (30 GiB/s), 3 min ago'
+  );
+  assert.strictEqual(
+    lastMoveText('resume', { ...last, duration_s: 0 }, trans),
+    'Got 12 GiB back, 3 min ago'
+  );
+  assert.strictEqual(
+    lastMoveText('park', { ...last, ago_s: null }, trans), // before the controller's start
+    'Freed 12 GiB in 0.4 s (30 GiB/s)'
   );
   assert.strictEqual(resumeEstimateText(0.42, trans), 'back in about 0.4 s');
 });

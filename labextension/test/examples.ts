@@ -1,5 +1,5 @@
 import { nullTranslator } from '@jupyterlab/translation';
-import { IGpu, IKernel, INode, IStatus } from '../src/status';
+import { IGpu, IKernel, INode, IProcess, IStatus } from '../src/status';
 import { VERSION } from '../src/version';
 import { IWords } from '../src/words';
 
@@ -45,7 +45,7 @@ export function kernel(changes: Partial<IKernel> = {}): IKernel {
     set_aside_bytes: 0,
     held_until: null,
     user: null,
-    calls: null,
+    calls: 0,
     move: null,
     last_park: null,
     last_resume: null,
@@ -60,6 +60,38 @@ export function kernel(changes: Partial<IKernel> = {}): IKernel {
     busy_percent: null,
     host_bytes: null,
     park_takes_bytes: null,
+    priority: 0,
+    residency_age_s: 0,
+    end_asked: null,
+    moved_from: null,
+    parks: 0,
+    resumes: 0,
+    ...changes
+  };
+}
+
+/** A process that uses CUDA, with some changes. */
+export function process(changes: Partial<IProcess> = {}): IProcess {
+  return {
+    number: 1,
+    pid: 7,
+    residency: 'resident',
+    command: 'train.py',
+    parkable: true,
+    mended_chunks: 0,
+    stuck: null,
+    ...changes
+  };
+}
+
+/** The controller of a machine, with some changes. */
+export function controller(changes: Partial<INode['controller']> = {}): INode['controller'] {
+  return {
+    pid: 1,
+    version: VERSION,
+    uptime_s: 3600,
+    socket: '/run/affinode.sock',
+    system: false,
     ...changes
   };
 }
@@ -79,6 +111,8 @@ export function gpu(changes: Partial<IGpu> = {}): IGpu {
     unmanaged: [],
     utilization_percent: 0,
     utilization_history: [],
+    mig: false,
+    speed: null,
     ...changes
   };
 }
@@ -96,13 +130,26 @@ export function node(changes: Partial<INode> = {}): INode {
       parked_bytes: 0,
       copy_bytes: 0,
       kept_bytes: 0,
+      set_aside_bytes: 0,
+      lots: { limit_bytes: null, ready_bytes: 0, given_bytes: 0 },
       cgroup_headroom_bytes: null
     },
     queue: [],
-    policy: null,
+    policy: {
+      may_change: false,
+      park_when: 'needed',
+      idle_timeout_s: 300,
+      contended_idle_timeout_s: 15
+    },
     today: null,
     others: null,
-    controller: null,
+    controller: controller(),
+    name: 'machine',
+    driver_version: null,
+    history: { kept: true, problem: null },
+    spill: null,
+    settings: {},
+    starting: [],
     ...changes
   };
 }

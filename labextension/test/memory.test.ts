@@ -4,27 +4,24 @@ import { canHold, canPark, canRelease, canResume, endable } from '../src/actions
 import { Hues } from '../src/hues';
 import { gpuName, gpuSegments, parkedSegments, whichGpu } from '../src/memory';
 import { merge } from '../src/merge';
-import { StuckReason } from '../src/codes';
-import { IGpu, IKernelOnGpu, INode } from '../src/status';
-import { kernel, status, trans } from './examples';
+import { StuckReason } from '../src/controllerTypes';
+import { IKernelOnGpu, INode } from '../src/status';
+import { gpu as anyGpu, kernel, process, status, trans } from './examples';
 
-const gpu: IGpu = {
-  uuid: 'GPU-1',
-  index: 0,
+const gpu = anyGpu({
   name: 'A GPU',
   total_bytes: 1000,
   used_bytes: 700,
   free_bytes: 300,
   managed_bytes: 600,
-  context_bytes: null,
   unmanaged_bytes: 100,
   unmanaged: null,
-  utilization_percent: null,
-  utilization_history: []
-};
+  utilization_percent: null
+});
 
 const share = (resident_bytes: number, fixed_bytes = 0) => ({
   uuid: 'GPU-1',
+  index: 0,
   resident_bytes,
   parked_bytes: 0,
   fixed_bytes
@@ -70,7 +67,7 @@ test('what the contexts of kernels take is a part of its own', () => {
 
 test('of several GPUs it is said which', () => {
   const two = [gpu, { ...gpu, uuid: 'GPU-2', index: 1 }];
-  const away = { uuid: 'GPU-2', resident_bytes: 0, parked_bytes: 9, fixed_bytes: 0 };
+  const away = { uuid: 'GPU-2', index: 0, resident_bytes: 0, parked_bytes: 9, fixed_bytes: 0 };
   const said = (gpus: IKernelOnGpu[]) => whichGpu(kernel({ gpus }), two, trans);
   assert.strictEqual(gpuName(gpu, [gpu], trans), 'A GPU');
   assert.strictEqual(gpuName(two[1], two, trans), 'GPU 1: A GPU');
@@ -134,14 +131,9 @@ test('without NVML only what the kernels have is shown', () => {
 });
 
 test('a stuck process may be ended by its owner, and by any user here if its owner has no session any more', () => {
-  const process = (number: number, reason: StuckReason | null) => ({
-    number,
-    pid: 100 + number,
-    residency: 'resident' as const,
-    command: 'python',
-    stuck: reason ? { reason, text: 'a reason' } : null
-  });
-  const processes = [process(1, null), process(2, 'lost'), process(3, 'parent-gone')];
+  const stuck = (number: number, reason: StuckReason) =>
+    process({ number, stuck: { reason, text: 'a reason' } });
+  const processes = [process(), stuck(2, 'lost'), stuck(3, 'parent-gone')];
   const numbers = (own: boolean) => endable(kernel({ own, processes })).map(one => one.number);
   assert.deepStrictEqual(numbers(true), [2, 3]);
   assert.deepStrictEqual(numbers(false), [3]);

@@ -9,8 +9,7 @@ import { AffinodeModel } from '../src/model';
 import { paceOf } from '../src/pace';
 import { IStatus, NODE_EVENT, NOTICE_EVENT, RESIDENCY_EVENT } from '../src/status';
 import { IChange } from '../src/tokens';
-import { VERSION } from '../src/version';
-import { gpu, kernel, node, status, trans } from './examples';
+import { controller, gpu, kernel, node, process, status, trans } from './examples';
 
 const GIB = 2 ** 30;
 
@@ -81,6 +80,7 @@ after(() => model.dispose());
 
 const share = (resident_bytes: number) => ({
   uuid: 'GPU-1',
+  index: 0,
   resident_bytes,
   parked_bytes: 0,
   fixed_bytes: 0
@@ -90,7 +90,7 @@ const resident = kernel({
   residency: 'resident',
   resident_bytes: 12 * GIB,
   gpus: [share(12 * GIB)],
-  processes: [{ number: 1, pid: 7, residency: 'resident', command: 'train.py', stuck: null }]
+  processes: [process()]
 });
 const machine = node({
   gpus: [gpu({ used_bytes: 20 * GIB, free_bytes: 60 * GIB, managed_bytes: 12 * GIB })]
@@ -270,7 +270,7 @@ test('a new controller that has not heard of a kernel yet leaves it as it was, a
     unmanaged: { pid: number | null; command: string | null; bytes: number }[] | null
   ) =>
     node({
-      controller: { system: false, version: VERSION, uptime_s: 0.4 },
+      controller: controller({ uptime_s: 0.4 }),
       gpus: [
         gpu({ used_bytes: 20 * GIB, free_bytes: 60 * GIB, unmanaged_bytes: 20 * GIB, unmanaged })
       ]
@@ -294,7 +294,7 @@ test('a new controller that has not heard of a kernel yet leaves it as it was, a
   }
   const old = {
     ...young([train, other]),
-    controller: { system: false, version: VERSION, uptime_s: 60 }
+    controller: controller({ uptime_s: 60 })
   };
   answer = { code: 200, body: status([unheard], old) };
   await model.refresh();

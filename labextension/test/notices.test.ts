@@ -99,7 +99,7 @@ test('a wait offers what resolves it', () => {
   const blockers = [
     { kernel_id: 'b', own: true, why: 'held' as const, free_in_s: 60, held_until: '13:11 CET' }
   ];
-  page.look({ ...queued, wait: { code: 'held', args: {}, blockers } }, held);
+  page.look({ ...queued, wait: { code: 'held', args: { bytes: 0 }, blockers } }, held);
   mock.timers.tick(LASTS_MS);
   const [shown] = page.shown.values();
   assert.deepStrictEqual(
@@ -192,7 +192,7 @@ test('of all kinds of news several at a time are one notice', () => {
 
 test('several waits, and several lost states, are one notice each, which shrinks as they end', () => {
   const page = new Page();
-  const wait = { code: 'turn', args: {}, blockers: [] };
+  const wait = { code: 'turn' as const, args: { bytes: 0 }, blockers: [] };
   const waiting = named(3, { residency: 'queued', wait });
   page.look(...waiting);
   mock.timers.tick(LASTS_MS);

@@ -10,7 +10,7 @@ import * as assert from 'node:assert';
 import { test } from 'node:test';
 import { AffinodeModel } from '../src/model';
 import { IKernel, INode, IStatus, RESIDENCY_EVENT } from '../src/status';
-import { gpu, kernel, node, status, trans } from './examples';
+import { gpu, kernel, node, process, status, trans } from './examples';
 
 const GIB = 2 ** 30;
 const IDS = ['a', 'b', 'c'];
@@ -41,8 +41,16 @@ class Truth {
       parked_bytes: bytes - here,
       copy_bytes: bytes - here,
       place: residency === 'queued' ? queue.length + 1 : null,
-      gpus: [{ uuid: 'GPU-1', resident_bytes: here, parked_bytes: bytes - here, fixed_bytes: 0 }],
-      processes: [{ number: 1, pid: IDS.indexOf(id) + 1, residency, command: id, stuck: null }]
+      gpus: [
+        {
+          uuid: 'GPU-1',
+          index: 0,
+          resident_bytes: here,
+          parked_bytes: bytes - here,
+          fixed_bytes: 0
+        }
+      ],
+      processes: [process({ pid: IDS.indexOf(id) + 1, residency, command: id })]
     });
     this.kernels.set(id, changed);
     this.was.set(id, (this.was.get(id) ?? new Map()).set(this.moment, shown(changed)));

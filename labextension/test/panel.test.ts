@@ -2,19 +2,13 @@ import * as assert from 'node:assert';
 import { test } from 'node:test';
 import { done } from '../src/panel/howFar';
 import { inPlace, isOpenAtFirst, isProblem, SectionId, sections } from '../src/panel/rows';
-import { IKernel, IProcess } from '../src/status';
+import { IKernel } from '../src/status';
 import { doneText, folders } from '../src/words';
-import { kernel, trans } from './examples';
+import { kernel, process, trans } from './examples';
 
 const ALL = { text: '', here: false };
 
-const STUCK: IProcess = {
-  number: 1,
-  pid: 2,
-  residency: 'resident',
-  command: null,
-  stuck: { reason: 'lost', text: '' }
-};
+const STUCK = process({ command: null, stuck: { reason: 'lost', text: '' } });
 
 test('each kernel is in one section, by whose it is and where its memory is', () => {
   const kernels = [

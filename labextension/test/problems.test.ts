@@ -4,7 +4,7 @@ import { resolve } from 'node:path';
 import { test } from 'node:test';
 import { AffinodeError } from '../src/api';
 import { passes, problemOf, problemOfError } from '../src/problems';
-import { node, status, trans } from './examples';
+import { controller, node, status, trans } from './examples';
 
 /** What is wrong where there is no controller, by the server's code. */
 const without = (code: string | null) =>
@@ -20,10 +20,9 @@ test('a status of the same release is no problem', () => {
 });
 
 test('a server or controller of another release is told with both versions', () => {
-  const controller = { system: false, version: '99.1.0', uptime_s: 1 };
   const others = {
     server: { ...status([]), version: '99.1.0' },
-    'GPU controller': status([], node({ controller }))
+    'GPU controller': status([], node({ controller: controller({ version: '99.1.0' }) }))
   };
   for (const [name, other] of Object.entries(others)) {
     const problem = problemOf(other, trans);

@@ -70,9 +70,13 @@ test('counts stand where they belong, by JupyterLab’s own translation', () => 
   const used = (count: number) => usedText(usedMemory(node({ gpus: gpus.slice(0, count) })), trans);
   assert.strictEqual(used(8), '8 GPUs: 72 of 640 GiB in use');
   assert.strictEqual(used(1), '1 GPU: 9 of 80 GiB in use');
-  const compute = (kernels: number, index: number | null) =>
-    waitText({ code: 'compute', args: { kernels, gpu: index }, blockers: [] }, () => null, trans);
+  const compute = (kernels: number, index?: number) =>
+    waitText(
+      { code: 'compute', args: { bytes: 0, kernels, gpu: index }, blockers: [] },
+      () => null,
+      trans
+    );
   assert.strictEqual(compute(1, 5), 'Computing on GPU 5: 1 kernel, as many as allowed');
   assert.strictEqual(compute(3, 0), 'Computing on GPU 0: 3 kernels, as many as allowed');
-  assert.strictEqual(compute(2, null), 'Computing on the GPU: 2 kernels, as many as allowed');
+  assert.strictEqual(compute(2), 'Computing on the GPU: 2 kernels, as many as allowed');
 });

@@ -1,6 +1,6 @@
 """Every reason that the API, the metrics, the ledger and the Lab name by a short code, declared once.
 
-`docs/generate.py` puts them into `openapi.json` and the Lab's `codes.ts`. Adding one takes a member here and its use.
+`docs/generate.py` puts them into `openapi.json`, and into the Lab's types. Adding one takes a member here and its use.
 """
 
 from __future__ import annotations

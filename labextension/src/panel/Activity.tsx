@@ -1,6 +1,7 @@
 import { Poll } from '@lumino/polling';
 import * as React from 'react';
 import { AffinodeError } from '../api';
+import { CallClass } from '../controllerTypes';
 import { IActivity, IKernel } from '../status';
 import { callClassText } from '../words';
 import { IView } from './view';
@@ -98,7 +99,7 @@ function rates(looks: ILooks): [string, number][] {
   const { before, now, seconds } = looks;
   return Object.entries(now.calls)
     .map(([name, calls]): [string, number] => {
-      const last = before.calls[name] ?? 0;
+      const last = before.calls[name as CallClass];
       return [name, (calls < last ? calls : calls - last) / Math.max(seconds, 0.001)];
     })
     .filter(([, rate]) => rate > 0)

@@ -4,7 +4,7 @@ import { canPark, endable, offered, remedies } from '../actions';
 import { whichGpu } from '../memory';
 import { ActionButton } from '../shell/ActionButton';
 import { commandOf } from '../shell/commandOf';
-import { IKernel, ownership } from '../status';
+import { IKernel, ILastMove, ownership } from '../status';
 import {
   actionLabel,
   actionOn,
@@ -173,9 +173,9 @@ function Facts(props: IDetailsProps): JSX.Element {
     kernel.residency === 'parked' ? resumeEstimateText(kernel.resume_estimate_s, trans) : null
   ].filter((fact): fact is string => fact !== null);
   const age = affinode.age(kernel.id);
-  const aged = (move: { bytes: number; duration_s: number; ago_s: number }) => ({
+  const aged = (move: ILastMove) => ({
     ...move,
-    ago_s: move.ago_s + age
+    ago_s: move.ago_s === null ? null : move.ago_s + age
   });
   return (
     <>

@@ -139,7 +139,7 @@ function Busy(props: { gpu: IGpu; said: string }): JSX.Element {
     <span />
   ) : (
     <span className="jp-affinode-busy" role="img" aria-label={said} title={said}>
-      <Sparkline most={100} steps={percentSteps(gpu.utilization_history)} />
+      <Sparkline most={100} steps={percentSteps(gpu.utilization_history ?? [])} />
     </span>
   );
 }

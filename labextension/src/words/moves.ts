@@ -18,20 +18,16 @@ export function doneText(done: number | null, trans: IWords): string {
     : trans.__('about %1 %', Math.floor(100 * done));
 }
 
-/** "Freed 12 GiB in 0.4 s (30 GiB/s), 3 min ago". */
+/** "Freed 12 GiB in 0.4 s (30 GiB/s), 3 min ago"; one from before the controller's start has no time. */
 export function lastMoveText(kind: 'park' | 'resume', move: ILastMove, trans: IWords): string {
   const size = bytes(move.bytes);
+  const what = kind === 'park' ? trans.__('Freed %1', size) : trans.__('Got %1 back', size);
   const took = seconds(move.duration_s, trans);
-  const ago = span(move.ago_s, trans);
-  if (move.duration_s <= 0) {
-    return kind === 'park'
-      ? trans.__('Freed %1, %2 ago', size, ago)
-      : trans.__('Got %1 back, %2 ago', size, ago);
-  }
-  const speed = trans.__('%1/s', bytes(move.bytes / move.duration_s));
-  return kind === 'park'
-    ? trans.__('Freed %1 in %2 (%3), %4 ago', size, took, speed, ago)
-    : trans.__('Got %1 back in %2 (%3), %4 ago', size, took, speed, ago);
+  const how =
+    move.duration_s > 0
+      ? trans.__('%1 in %2 (%3/s)', what, took, bytes(move.bytes / move.duration_s))
+      : what;
+  return move.ago_s === null ? how : trans.__('%1, %2 ago', how, span(move.ago_s, trans));
 }
 
 /** "back in about 0.4 s"; null where no speed is known yet. */

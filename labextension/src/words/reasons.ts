@@ -1,6 +1,6 @@
 /** Why a kernel is where it is, and what of it cannot be moved. */
 
-import { CallClass, StuckReason, UnmovableReason } from '../codes';
+import { CallClass, StuckReason, UnmovableReason } from '../controllerTypes';
 import { ICodeArgs, IUnmanaged } from '../status';
 import { bytes, IWords } from './figures';
 
