@@ -17,14 +17,12 @@ from typing import Any, NamedTuple
 from ..settings.declaration import SettingsRefused
 from ..settings.policy import NOT_FOR_MANY_USERS, Settings, SettingTimes
 from .execution.allocations import Rooms
-from .execution.cache_drops import CacheDrops
 from .execution.cleanup import CleanUp
 from .execution.effects import Effects, Parts
 from .execution.evictions import look_for_unended
-from .execution.moves import Moves
 from .execution.notices import Notices
+from .execution.operations import Operations
 from .execution.room_requests import RoomRequests
-from .execution.spills import Spills
 from .execution.user_requests import UserRequests
 from .identity.access import Access, OwnUserAccess
 from .identity.identity import OWN_USER, Identity, of_unix_user
@@ -164,13 +162,11 @@ class Controller:
         )
         self._lots_beforehand = LotsBeforehand()
         promise = partial(promise_lots, stock=self.lots)
-        self.moves = Moves(state, log, self._moved, self.observers, promise)
-        self.user_requests = UserRequests(state, self.moves, log, self.poke)
+        self.operations = Operations(state, log, self.observers, self._moved, promise)
+        self.user_requests = UserRequests(state, log, self.poke)
         self.room_requests = RoomRequests(state, log, self._moved)
         self._parts = Parts(
-            self.moves,
-            CacheDrops(state, log, self.poke),
-            Spills(state, log, self.poke, self.observers),
+            self.operations,
             self.user_requests,
             Rooms(state, log, self.observers),
             self.lots,
@@ -404,7 +400,7 @@ class Controller:
             host.disk.look(self.state.settings, disk_used_bytes(kernels), now, self.log)
             decides = bool(host.disk.limit_bytes) and self.access.is_shared
             read_host_bytes(self.state.processes(), now, decides=decides)
-        self.moves.look_at_promises(self._snapshot, now)  # before another kernel is chosen
+        self.operations.look_at_promises(self._snapshot, now)  # before another kernel is chosen
         is_complete = self._has_run_for(now) >= self.state.settings.settle_s * COMPLETE_AFTER_SETTLING
         self._snapshot = self.state.snapshot(now, is_settled=self._is_settled(now), is_complete=is_complete)
         self._seen = {kernel.id: kernel for kernel in self._snapshot.kernels}
@@ -473,9 +469,7 @@ class Controller:
 
     def _tidy(self, now: float) -> None:
         """End requests that no shim will answer, and forget what is gone."""
-        self.moves.look_for_lost_replies(now)
-        self._parts.cache_drops.look(now)
-        self._parts.spills.look(now)
+        self.operations.look(now)
         look_for_unended(self.state.kernels, now, self.log, self.poke)
         self.accounts.tidy(now)
         self.servers.look(self.events.places())

@@ -17,7 +17,6 @@ from .link.connection import Connection, Ending
 from .model.reasons import Refusal
 from .protocol.wire import (
     PROTOCOL_VERSION,
-    CommandKind,
     Hello,
     Message,
     Notify,
@@ -107,7 +106,7 @@ class Shims:
             hello.shim_version,
         )
         self._looks.at(self._state.kernels[process.kernel_id], now)
-        self._parts.moves.process_came(process)
+        self._parts.operations.process_came(process)
         self._looks.poke()
 
     def shim_said(self, connection: Connection, message: Message) -> None:
@@ -115,12 +114,8 @@ class Shims:
         process = self._state.process_of(connection)
         if process is None:
             return
-        if isinstance(message, Reply) and message.command is CommandKind.DROP_CACHES:
-            self._parts.cache_drops.take_reply(process, message)
-        elif isinstance(message, Reply) and message.command in (CommandKind.SPILL, CommandKind.READ_BACK):
-            self._parts.spills.take_reply(process, message)
-        elif isinstance(message, Reply):
-            self._parts.moves.take_reply(process, message)
+        if isinstance(message, Reply):
+            self._parts.operations.take_reply(process, message)
         elif isinstance(message, Request):
             self._looks.at(self._state.kernels[process.kernel_id], time.monotonic())
             self._parts.user_requests.take_request(
@@ -140,12 +135,12 @@ class Shims:
         process.silent_since = time.monotonic()
         process.is_stopped = ending is Ending.SILENT
         process.rooms.clear()
-        self._parts.moves.process_gone(process, kernel)
+        self._parts.operations.process_gone(process, kernel)
         self._looks.poke()
 
     def _take_notify(self, process: Process, message: Notify) -> None:
         if message.kind is NotifyKind.WANT:
-            self._parts.moves.process_wants(process)
+            self._parts.operations.process_wants(process)
         elif message.kind is NotifyKind.LOT_END:
             self._parts.lots.take_back(process.key, message.number)
         elif self._parts.rooms.take_notify(process, message, time.monotonic()):
@@ -166,6 +161,6 @@ class Shims:
         """Remove a process that has ended, or that has no shim any more (`lives`)."""
         kernel = self._state.kernels[process.kernel_id]
         self._state.remove_process(process, time.monotonic(), lives=lives)
-        self._parts.moves.process_gone(process, kernel)
+        self._parts.operations.process_gone(process, kernel)
         self._looks.at_gpus()
         self._looks.poke()

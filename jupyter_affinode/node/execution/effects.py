@@ -32,12 +32,11 @@ from ..state.records.ownership import entitlements_of
 from ..state.registry import NodeState
 from ..state.room_requests import RequestedRoom
 from .allocations import Rooms
-from .cache_drops import CacheDrops
 from .evictions import ask_for_end
-from .moves import Moves
 from .notices import Notice
+from .operations import Operations
+from .outcomes import waiter_fields
 from .room_requests import RoomRequests
-from .spills import Spills
 from .user_requests import UserRequests
 
 
@@ -45,9 +44,7 @@ from .user_requests import UserRequests
 class Parts:
     """The parts that `Effects` starts and that `Shims` passes messages to."""
 
-    moves: Moves
-    cache_drops: CacheDrops
-    spills: Spills
+    operations: Operations
     user_requests: UserRequests
     rooms: Rooms
     lots: LotStock
@@ -83,24 +80,24 @@ class Effects:
             give_lots(kernel, action.lot_bytes, self._parts.lots)
         elif isinstance(action, MakeLots):
             self._parts.lots.order(action.bytes)
-        elif isinstance(action, DropCaches):
-            self._parts.cache_drops.begin(kernel, action.reason)
         elif isinstance(action, Trim):
             trim(kernel, action.keep_bytes, action.reason, now)
             keeps = bytes_in_words(action.keep_bytes)
             self._log.info("%s gives back host memory down to %s: %s", kernel.id, keeps, action.reason)
-        elif isinstance(action, Spill):
-            self._parts.spills.begin(kernel, action)
+        elif isinstance(action, Spill | DropCaches):
+            self._parts.operations.begin(kernel, action)
         elif isinstance(action, ReadBack):
             if action.lot_bytes:
                 give_lots_to_read(kernel, action.lot_bytes, self._parts.lots)
-            self._parts.spills.begin(kernel, action)
+            self._parts.operations.begin(kernel, action)
         elif isinstance(action, Resume):
             self._note_served(kernel, action.reserved_bytes, now)
-            self._parts.moves.resume(kernel, action)
+            self._parts.operations.begin(kernel, action)
         elif isinstance(action, RefusePark):
             status = Status.NO_HOST_ROOM if action.slug == Refusal.NO_HOST_MEMORY else Status.REFUSED
-            self._parts.moves.refuse_park(kernel, status, action.slug, action.reason, figures=action.figures)
+            self._parts.operations.refuse_park(
+                kernel, status, action.slug, action.reason, figures=action.figures
+            )
         elif isinstance(action, EndKernel):
             self._end(kernel, action, now)
         elif isinstance(action, GrantRoom):
@@ -124,11 +121,11 @@ class Effects:
             give_lots(kernel, action.lot_bytes, self._parts.lots)
         make_room_beside_lots(kernel, action.budget_bytes, self._parts.lots, self._state.host.memory)
         self._parts.room_requests.park_begins(kernel, action.for_kernel)
-        self._parts.moves.park(kernel, action, action.budget_bytes)
+        self._parts.operations.begin(kernel, action)
 
     def _end(self, kernel: KernelRecord, action: EndKernel, now: float) -> None:
         ask_for_end(kernel, action.reason, action.for_kernel, now, self._log)
         words = f"is being shut down: {action.reason}."
-        args = {"reason": action.cause, **self._parts.moves.waiter_fields(kernel, action.for_kernel)}
+        args = {"reason": action.cause, **waiter_fields(self._state, kernel, action.for_kernel)}
         self._tell_notice(Notice(NoticeKind.ENDED, "warning", words, kernel.id, args))
         self._observers.kernel_ending(kernel, action.cause)

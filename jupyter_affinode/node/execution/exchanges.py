@@ -1,4 +1,4 @@
-"""Exchanges under way: kernels leave the GPU while a waiter comes in ("Exchanges" in shim/src/protocol.h).
+"""Exchanges: kernels leave the GPU while a waiter comes in ("Exchanges" in shim/src/protocol.h).
 
 Victims are told to PARK with PREPARE and STREAM. Until all are prepared nothing is given up, and any obstacle calls all
 of them off: a victim that is used, cannot be parked, ends or takes too long; a waiter that ends, is cancelled or is
@@ -8,8 +8,7 @@ soon as the last one is prepared, all are told to COMMIT and the waiter is told 
 prepared kernel keeps its calls waiting.
 
 Where there is host memory for one copy only, the waiter hands its own over (policy/reclaim/hand_over.py): what a victim
-lacks beside what it got when it prepared, it is lent in lots as they come. A victim that was parked in part has nothing
-to prepare, and is told to park its rest when the others are told to COMMIT.
+lacks beside what it got when it prepared, it is lent in lots as they come.
 
 From then on each continues by itself. A victim whose copy fails stays on the GPU, wholly or in part; the policy resumes
 the rest of it (policy/decide.py), and the park counts as failed. A waiter that finds no room is parked as before, at
@@ -20,157 +19,83 @@ undo, or moves that end by themselves.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
 
+from ..model.actions import Resume
+from ..model.reasons import Cause
 from ..model.snapshot import Residency
 from ..policy.reclaim.exchange import room_to_begin
 from ..protocol.wire import Status
-from ..state.records.kernel import KernelRecord
-from ..state.records.moves import Exchange, Move, Phase
+from ..state.records.operations import Exchange, ParkMove, Phase
 from ..state.records.ownership import entitlements_of
-from ..state.records.process import Process
-from ..state.registry import NodeState
-from . import group_commit as together
-from .failed_moves import UnusedRoom
+from .kind import Kind, Surroundings
+from .moves import Moves
 
 NOT_NEEDED = (Status.REVOKED, "the kernel that waited for the memory does not need it now")
 OTHERS_STAY = (Status.REVOKED, "another kernel that was to be freed with it stays on the GPU")
-TOO_SLOW = (Status.STALE, "it took too long to prepare to be freed")
-
-BringIn = Callable[[KernelRecord, Mapping[str, int], Exchange], None]
-Promise = Callable[[Process, int], None]
 
 
-class Exchanges:
-    """Decides when an exchange begins or is called off, for `Moves`."""
+class Exchanges(Kind[Exchange]):
+    """Begins exchanges, or calls them off; `Moves` adds parks to them."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        log: logging.Logger,
-        unused_room: UnusedRoom,
-        bring_in: BringIn,
-        promise: Promise,
-    ):
-        """Prepare. `bring_in` resumes the waiter, with its room; `promise` reserves lots for a process."""
-        self._state = state
-        self._log = log
-        self._unused_room = unused_room
-        self._bring_in = bring_in
-        self._promise = promise
+    def __init__(self, around: Surroundings, moves: Moves):
+        super().__init__(around)
+        self._moves = moves
 
-    def join(self, victim: KernelRecord, move: Move, waiter_id: str, *, hands_over: bool) -> None:
-        """Add a victim to the exchange with a waiter. `hands_over`: it gets the waiter's host memory."""
-        waiter = self._state.kernels.get(waiter_id)
-        if waiter is None:
-            return
-        if waiter.exchange is None:
-            waiter.exchange = Exchange(waiter_id)
-        move.exchange = waiter.exchange
-        waiter.exchange.hands_over = hands_over
-        waiter.exchange.parks[victim.id] = move
+    def obstacle(self, exchange: Exchange) -> tuple[Status, str] | None:
+        """Return why a victim stays, or that the waiter waits no more."""
+        under_way = exchange.under_way
+        if len(under_way) < len(exchange.parks) or any(
+            park.phase is not Phase.PREPARING for park in under_way
+        ):
+            return OTHERS_STAY
+        return None if _is_awaited(exchange) else NOT_NEEDED
 
-    def advance(self, exchange: Exchange) -> None:
-        """Begin or call off an exchange, if that is due. Called when anything of its victims or its waiter changed."""
-        if exchange.is_decided:
-            return
-        parks = list(self._parks(exchange))
-        if len(parks) < len(exchange.parks) or any(move.phase is not Phase.PREPARING for _, move in parks):
-            self._call_off(exchange, OTHERS_STAY)
-        elif not self._is_awaited(exchange):
-            self._call_off(exchange, NOT_NEEDED)
-            self._waiter_left(exchange)
-        elif all(move.is_prepared for _, move in parks):
-            self._begin(exchange)
-
-    def look(self) -> None:
-        """Call off exchanges that are not wanted any more, or last too long (failed_moves.py)."""
-        for waiter in list(self._state.kernels.values()):
-            exchange = waiter.exchange
-            if exchange is None:
-                continue
-            for kernel, move in self._parks(exchange):
-                if move.is_late and not move.is_prepared:
-                    together.abort(kernel, move, TOO_SLOW)
-            self.advance(exchange)
-
-    def park_ended(self, kernel: KernelRecord, move: Move, failed: tuple[Status, str] | None) -> None:
-        """Take note of a victim's ended park; `failed`: why it came to nothing."""
-        if move.exchange is None:
-            return
-        if move.exchange.hands_over:
-            for process in kernel.processes.values():
-                self._promise(process, 0)
-        if failed is None:
-            move.exchange.parked.add(kernel.id)
-        self.advance(move.exchange)
-
-    def is_waiters_fault(self, move: Move) -> bool:
-        """Return whether a resume failed for another reason than that a victim did not free its memory, though it may
-        say that it did (failed_moves.py).
-        """
-        if move.exchange is None:
-            return True
-        return move.exchange.parked >= move.exchange.parks.keys() and not any(
-            each.is_hollow for each in move.exchange.parks.values()
-        )
-
-    def _parks(self, exchange: Exchange) -> Iterator[tuple[KernelRecord, Move]]:
-        """Yield the parks that are under way."""
-        for kernel_id, move in exchange.parks.items():
-            kernel = self._state.kernels.get(kernel_id)
-            if kernel is not None and kernel.move is move:
-                yield kernel, move
-
-    def _is_awaited(self, exchange: Exchange) -> bool:
-        waiter = self._state.kernels.get(exchange.waiter_id)
-        return waiter is not None and waiter.move is None and waiter.residency is Residency.QUEUED
-
-    def _waiter_left(self, exchange: Exchange) -> None:
-        """Count a waiter that went while others prepared to leave for it: their gates were closed in vain."""
-        waiter = self._state.kernels.get(exchange.waiter_id)
-        if waiter is not None and waiter.move is None:
-            self._unused_room.was_left(waiter, min(move.began for move in exchange.parks.values()))
-
-    def _begin(self, exchange: Exchange) -> None:
-        now, waiter = time.monotonic(), self._state.kernels[exchange.waiter_id]
+    def commit(self, exchange: Exchange) -> None:
+        """Park all victims and resume the waiter, if there will be room for it."""
+        now, waiter = time.monotonic(), exchange.kernel
         node = self._state.snapshot(now, is_settled=True)
         hands_over = exchange.hands_over
         needs = room_to_begin(now, node, self._state.settings, waiter.id, hands_over=hands_over)
         if needs is None:
-            self._call_off(exchange, NOT_NEEDED)
+            self.abort(exchange, NOT_NEEDED)
             return
-        self._decided(exchange)
-        for kernel, move in self._parks(exchange):
+        exchange.phase = Phase.COMMITTING
+        for park in exchange.under_way:
             if hands_over:
-                self._log.info("%s hands its host memory over to %s", waiter.id, kernel.id)
-                if not move.in_part:
-                    kernel.host.budget_bytes = 0  # it has taken by itself what it needs
-            together.commit(kernel, move)
+                self._log.info("%s hands its host memory over to %s", waiter.id, park.kernel.id)
+                if not park.in_part:
+                    park.kernel.host.budget_bytes = 0  # it has taken by itself what it needs
+            self._moves.commit(park)
         priority = entitlements_of(waiter, self._state.settings).priority
         self._state.last_served.take(waiter.account.charged_user or "", priority, needs, now)
-        self._bring_in(waiter, needs, exchange)
-        for kernel, move in self._parks(exchange) if hands_over else ():
-            for key in move.prepared & kernel.processes.keys():
-                process = kernel.processes[key]
-                lacks = process.resident_bytes if move.in_part else move.lacks[key]
-                self._promise(process, min(lacks, process.resident_bytes))
+        comes = Resume(waiter.id, needs, "others leave the GPU for it", Cause.CELL)
+        self._moves.resume(waiter, comes, exchange=exchange)
+        for park in exchange.under_way if hands_over else ():
+            self._promise_lots(park)
 
-    def _call_off(self, exchange: Exchange, failure: tuple[Status, str]) -> None:
-        self._decided(exchange)
-        waiter = self._state.kernels.get(exchange.waiter_id)
-        if waiter is not None:
-            waiter.exchange_failed = True
-        self._log.info("%s does not change places: %s", exchange.waiter_id, failure[1])
-        for kernel, move in self._parks(exchange):
-            if move.phase is Phase.PREPARING:
-                move.is_called_off = True
-                together.abort(kernel, move, failure)
+    def abort(self, exchange: Exchange, failure: tuple[Status, str]) -> None:
+        """Call an exchange off."""
+        exchange.phase, waiter = Phase.ABORTING, exchange.kernel
+        if failure is NOT_NEEDED and not _is_awaited(exchange) and waiter.operation in (None, exchange):
+            # the gates of its victims were closed in vain
+            self._around.unused_room.was_left(waiter, exchange.began)
+        waiter.exchange_failed = True
+        self._log.info("%s does not change places: %s", waiter.id, failure[1])
+        for park in exchange.under_way:
+            if park.phase is Phase.PREPARING:
+                park.is_called_off = True
+                self._moves.abort(park, failure)
 
-    def _decided(self, exchange: Exchange) -> None:
-        exchange.is_decided = True
-        waiter = self._state.kernels.get(exchange.waiter_id)
-        if waiter is not None and waiter.exchange is exchange:
-            waiter.exchange = None
+    def _promise_lots(self, park: ParkMove) -> None:
+        for key, told in park.participants.items():
+            process = park.kernel.processes.get(key)
+            if process is not None and told.is_prepared:
+                lacks = process.resident_bytes if park.in_part else told.lacks_bytes
+                self._around.promise(process, min(lacks, process.resident_bytes))
+
+
+def _is_awaited(exchange: Exchange) -> bool:
+    """Return whether the waiter still waits, and for nothing else."""
+    waiter = exchange.kernel
+    return waiter.operation is exchange and waiter.residency is Residency.QUEUED

@@ -29,7 +29,7 @@ from ..protocol.wire import Status
 from ..state.gpus.gpu_processes import used_by
 from ..state.gpus.reservations import RETRY_TAKES_S, TAKEN_PART, Reserved
 from ..state.records.kernel import KernelRecord, MadeWay
-from ..state.records.moves import Claimed, Move
+from ..state.records.operations import Claimed, ParkMove, ResumeMove
 from ..state.registry import NodeState
 
 # a computing process is parked at its next call, and waits for the GPU (shim/src/mover/park.c)
@@ -51,13 +51,14 @@ class FailedParks:
     def __init__(self, state: NodeState, log: logging.Logger):
         self._state = state
         self._log = log
-        self._parked: list[tuple[KernelRecord, Move, float]] = []  # parked as their shims report, and when
+        self._parked: list[tuple[ParkMove, float]] = []  # parked as their shims report, and when
 
-    def park_begins(self, kernel: KernelRecord, move: Move) -> None:
+    def park_begins(self, park: ParkMove) -> None:
         """Note by GPU what the kernel claims to have, and what NVML shows of it by its pids; where it names none, how
         much memory in use belongs to no kernel.
         """
-        if move.for_kernel is None or kernel.account.charged_user is None:
+        kernel = park.kernel
+        if park.action.for_kernel is None or kernel.account.charged_user is None:
             return
         sizes = {uuid: gpu.resident_bytes for uuid, gpu in kernel.by_gpu().items()}
         pids = frozenset(process.pid for process in kernel.processes.values())
@@ -68,7 +69,7 @@ class FailedParks:
                 claims[uuid] = Claimed(min(size, named), named, pids)
             elif named is None and size >= LEAST_BYTES:
                 claims[uuid] = Claimed(size, self._unmanaged(uuid), None)
-        move.claims = claims
+        park.claims = claims
 
     def look(self, node: Node, now: float) -> None:
         """Count the parks that last so long that other kernels are parked too, and those that freed nothing."""
@@ -77,47 +78,48 @@ class FailedParks:
             if not seen.is_moving or seen.moves_since is None:
                 continue  # nearly all
             kernel = self._state.kernels.get(seen.id)
-            move = None if kernel is None else kernel.move
-            if kernel is None or move is None or not move.parks or move.for_kernel is None or move.is_late:
+            park = None if kernel is None else kernel.park
+            if park is None or park.action.for_kernel is None or park.is_late:
                 continue
-            if move.in_part or move.is_prepared or move.is_called_off:
+            if park.in_part or park.is_prepared or park.is_called_off:
                 continue  # it waits for others that prepare, or waited for them
-            if is_late(now - (PREEMPTS_WITHIN_S if move.preempts else 0.0), seen, node.speeds):
-                move.is_late = True
-                self._count(kernel, move, "it lasts too long", now)
+            if is_late(now - (PREEMPTS_WITHIN_S if park.action.preempts else 0.0), seen, node.speeds):
+                park.is_late = True
+                self._count(park, "it lasts too long", now)
 
-    def park_ended(self, kernel: KernelRecord, move: Move, failed: tuple[Status, str] | None) -> None:
+    def park_ended(self, park: ParkMove, failed: tuple[Status, str] | None) -> None:
         """Take note of an ended park; `failed`: why it came to nothing."""
-        if move.for_kernel is None or move.is_late or not kernel.processes:
+        if park.action.for_kernel is None or park.is_late or not park.kernel.processes:
             return
         now = time.monotonic()
         if failed is not None:
-            self._count(kernel, move, failed[1], now)
-        elif move.claims:
-            self._parked.append((kernel, move, now))
+            self._count(park, failed[1], now)
+        elif park.claims:
+            self._parked.append((park, now))
 
     def _look_for_hollow(self) -> None:
         """Check by the first figures that can show it whether parked memory has become free."""
         sample = self._state.gpus.sample
         for each in self._parked[:]:
-            kernel, move, parked_at = each
+            park, parked_at = each
             if sample is not None and sample.began <= parked_at + SHOWN_AFTER_S:
                 continue
             self._parked.remove(each)
-            if sample is not None and self._is_hollow(kernel, move, parked_at):
-                move.is_hollow = True
-                self._count(kernel, move, "its memory is not free", sample.began)
+            if sample is not None and self._is_hollow(park, parked_at):
+                park.is_hollow = True
+                self._count(park, "its memory is not free", sample.began)
 
-    def _is_hollow(self, kernel: KernelRecord, move: Move, parked_at: float) -> bool:
+    def _is_hollow(self, park: ParkMove, parked_at: float) -> bool:
         """Return whether the kernel's processes still have what the park was to free, by their pids. Where NVML names
         none: whether unmanaged memory has grown by that, less what others were granted.
 
         A program without a shim that took as much in the same second is mistaken for it then; that does little harm.
         """
+        kernel = park.kernel
         was_moved = kernel.move is not None or kernel.last_move.ended_at > parked_at
         measured = self._state.gpus.measured
-        for uuid in move.claims.keys() & measured.keys():
-            claimed = move.claims[uuid]
+        for uuid in park.claims.keys() & measured.keys():
+            claimed = park.claims[uuid]
             if claimed.pids is None:
                 given = sum(entry.bytes for entry in self._state.reservations.entries if entry.gpu == uuid)
                 stays = self._unmanaged(uuid) - claimed.before_bytes - given
@@ -137,12 +139,13 @@ class FailedParks:
         gpus = self._state.gpus
         return gpus.measured[uuid].used_bytes - gpus.managed_bytes(uuid)
 
-    def _count(self, kernel: KernelRecord, move: Move, why: str, now: float) -> None:
-        if self._state.failed_parks.failed(kernel.account.charged_user, move.began, now):
-            lasts = duration_in_words(self._state.failed_parks.until(kernel.account.charged_user) - now)
+    def _count(self, park: ParkMove, why: str, now: float) -> None:
+        user = park.kernel.account.charged_user
+        if self._state.failed_parks.failed(user, park.began, now):
+            lasts = duration_in_words(self._state.failed_parks.until(user) - now)
             self._log.warning(
                 "a park of %s for a waiter came to nothing (%s): for %s other users' kernels are asked first",
-                kernel.id,
+                park.kernel.id,
                 why,
                 lasts,
             )
@@ -177,9 +180,10 @@ class UnusedRoom:
             expecting = self._state.kernels.get(entry.kernel_id)
             if expecting is None:
                 continue
-            if entry.room is None and expecting.move is not None:
-                expecting.move.is_given_up = True
-                expecting.move.has_begun |= entry.is_verified
+            resume = expecting.operation
+            if entry.room is None and isinstance(resume, ResumeMove):
+                resume.is_given_up = True
+                resume.has_begun |= entry.is_verified
             if not entry.is_verified:
                 self._count(expecting, NOT_TAKEN, entry.began, now)
 

@@ -16,11 +16,10 @@ from ..model.snapshot import Residency
 from ..protocol.page import State
 from ..protocol.wire import CommandKind, Request, RequestKind, Status
 from ..state.records.kernel import OTHER_VERSION_WORDS, KernelRecord
-from ..state.records.moves import KERNEL_ENDED, Outcome
+from ..state.records.operations import KERNEL_ENDED, Outcome
 from ..state.records.process import Process
 from ..state.registry import NodeState
 from ..system.peers import pid_namespace_of
-from .moves import Moves
 
 BUSY_PATIENCE_S = 2.0  # work that the kernel had just submitted is given that long to end
 CANCEL_LASTS_S = 5.0
@@ -38,9 +37,8 @@ Done = asyncio.Future[Outcome]
 class UserRequests:
     """Takes users' requests; the next decision sees them."""
 
-    def __init__(self, state: NodeState, moves: Moves, log: logging.Logger, on_change: Callable[[], None]):
+    def __init__(self, state: NodeState, log: logging.Logger, on_change: Callable[[], None]):
         self._state = state
-        self._moves = moves
         self._log = log
         self._on_change = on_change
 
@@ -52,8 +50,8 @@ class UserRequests:
         only an interrupt ends the call.
         """
         was_wanted, other_version = kernel.requests.resume, kernel.other_version(time.monotonic())
-        self._moves.end_resume_request(
-            kernel, Outcome(Status.REFUSED, Refusal.PARK_ASKED, "it was asked to free the GPU since")
+        kernel.end_resume_request(
+            Outcome(Status.REFUSED, Refusal.PARK_ASKED, "it was asked to free the GPU since")
         )
         if kernel.residency in (Residency.PARKED, Residency.QUEUED) and kernel.move is None:
             done = _at_once(_parked_already(kernel, was_wanted=was_wanted))
@@ -126,7 +124,7 @@ class UserRequests:
         for process in reached(kernel.connected(), group):
             if process.connection is not None:
                 process.connection.command(CommandKind.CANCEL, argument=int(lasts * 1e9))
-        self._moves.end_resume_request(kernel, Outcome(Status.REFUSED, Refusal.CANCELLED, "interrupted"))
+        kernel.end_resume_request(Outcome(Status.REFUSED, Refusal.CANCELLED, "interrupted"))
         self._on_change()
 
     def end_cancel(self, kernel: KernelRecord) -> None:
@@ -167,8 +165,8 @@ class UserRequests:
 
     def ended(self, kernel: KernelRecord) -> None:
         """Answer the clients that wait for a move of a kernel that was shut down."""
-        for end in (self._moves.end_park_request, self._moves.end_resume_request):
-            end(kernel, KERNEL_ENDED)
+        kernel.end_park_request(KERNEL_ENDED)
+        kernel.end_resume_request(KERNEL_ENDED)
 
     def look_for_fulfilled(self, kernel: KernelRecord) -> None:
         """End requests that were fulfilled in another way, or cannot be fulfilled any more.
@@ -181,13 +179,13 @@ class UserRequests:
         ):
             parked = any(process.data.state is State.PARKED for process in kernel.processes.values())
             if not parked and kernel.move is None:
-                self._moves.end_resume_request(kernel, Outcome(Status.OK, None, "the GPU is back"))
+                kernel.end_resume_request(Outcome(Status.OK, None, "the GPU is back"))
         is_over = kernel.move is None and kernel.residency is not Residency.RESIDENT
         if kernel.requests.park_done is not None and is_over:
             outcome = Outcome(Status.NOTHING, Refusal.NOTHING_TO_MOVE, "the kernel uses no GPU now")
             if kernel.residency in (Residency.PARKED, Residency.QUEUED):
                 outcome = _parked_already(kernel, was_wanted=False)
-            self._moves.end_park_request(kernel, outcome)
+            kernel.end_park_request(outcome)
 
     def _answer_when_done(self, process: Process, request: Request, done: Done) -> None:
         process.open_requests += 1

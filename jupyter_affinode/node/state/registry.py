@@ -464,7 +464,7 @@ class NodeState:
             now=now,
         )
         if self.host.lots_promised and kernel.move is not None:
-            awaits = awaits_bytes(kernel, self.host.lots_promised, self.kernels)
+            awaits = awaits_bytes(kernel, self.host.lots_promised)
             seen = replace(seen, host=replace(seen.host, awaits_bytes=awaits))
         is_earlier = now <= self.pages_say_since_until  # may be a move that an earlier controller began
         if seen.residency is Residency.PARKING and kernel.move is None and not is_earlier:

@@ -15,6 +15,7 @@ from .gpus.gpu_table import GpuTable
 from .gpus.transfer_speeds import park_copies, resume_copies
 from .host.host_usage import host_use, on_disk_bytes
 from .records.kernel import KernelRecord
+from .records.operations import ResumeMove
 from .records.ownership import entitlements_of
 from .records.process import Process
 
@@ -73,7 +74,7 @@ def kernel_picture(
     """
     processes = Sorted.of(kernel)
     last_activity = max([process.last_activity for process in processes.all])
-    goes_alone = kernel.move is not None and not kernel.move.to_context
+    goes_alone = kernel.move is not None and not (kernel.park and kernel.park.action.to_context)
     return Kernel(
         id=kernel.id,
         residency=kernel.residency,
@@ -137,11 +138,12 @@ def _state(kernel: KernelRecord, processes: Sorted, now: float) -> Fields:
     """Return what can be done with the kernel, and what is under way."""
     holders, residency = processes.holders, kernel.residency
     is_split = residency is Residency.RESIDENT and any(process.is_parked for process in processes.linked)
-    is_under_way = bool(kernel.move or kernel.caches.drop or kernel.host.spill)
+    is_under_way = kernel.operation is not None and not kernel.awaits_exchange
+    resume = kernel.operation if isinstance(kernel.operation, ResumeMove) else None
     return {
         "is_parkable": all(process.is_parkable for process in holders),
         "is_out_of_reach": any(process.connection is None for process in holders),
-        "is_slow": kernel.move is not None and kernel.move.is_given_up and kernel.move.has_begun,
+        "is_slow": resume is not None and resume.is_given_up and resume.has_begun,
         "is_dying": all(process.is_dying for process in processes.all),
         "is_split": is_split,
         "is_moving": is_under_way or residency in (Residency.PARKING, Residency.RESUMING),
@@ -195,7 +197,7 @@ def _host_use(
 ) -> HostUse:
     """Return its use of host memory. Nothing of it is spilled while others prepare an exchange with it."""
     use = host_use(kernel, last_activity, lots_held, now)
-    return use if kernel.exchange is None else replace(use, spillable_bytes=0)
+    return replace(use, spillable_bytes=0) if kernel.awaits_exchange else use
 
 
 def _on_gpus(kernel: KernelRecord, gpus: GpuTable) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
@@ -234,8 +236,9 @@ def _moves_since(kernel: KernelRecord) -> float | None:
     A park that is none of ours began when we first heard of its processes. -inf for a resume that only a page shows: no
     waiter waits for what comes of it.
     """
-    if kernel.move is not None:
-        return -math.inf if kernel.move.is_given_up else kernel.move.began
+    move = kernel.move
+    if move is not None:
+        return -math.inf if isinstance(move, ResumeMove) and move.is_given_up else move.began
     if kernel.residency is Residency.RESUMING:
         return -math.inf
     if kernel.residency is not Residency.PARKING:
@@ -286,7 +289,7 @@ def _can_be_ended(kernel: KernelRecord, now: float) -> bool:
 
 
 def _can_drop_caches(kernel: KernelRecord, processes: Sorted, last_activity: float) -> bool:
-    asked = kernel.caches.dropped_at is not None and last_activity <= kernel.caches.dropped_at
+    asked = kernel.caches_dropped_at is not None and last_activity <= kernel.caches_dropped_at
     return not asked and any(process.drops_caches for process in processes.linked)
 
 

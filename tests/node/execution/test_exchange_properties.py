@@ -136,10 +136,10 @@ def test_a_victim_that_prepares_for_too_long_lets_the_others_go(virtual_time):
         shim.hear()
     quick.go_on()
     machine.deliver(quick)
-    assert kernels["k2"].exchange is not None
+    assert kernels["k2"].awaits_exchange
     machine.pass_time(60.0)
     machine.pass_time()
-    assert kernels["k2"].exchange is None and kernels["k1"].move.failure is not None
+    assert not kernels["k2"].awaits_exchange and kernels["k1"].move.failure is not None
     quick.hear()
     machine.deliver(quick)
     assert kernels["k0"].failures.park.retry_at <= virtual_time.now, "it is not to blame"

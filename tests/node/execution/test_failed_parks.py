@@ -213,13 +213,13 @@ def test_a_time_slice_that_ends_with_the_work_under_way_is_no_failure(preempts, 
     kernel = crowd.state.kernels["uid-1/honest"]
     crowd.state.refresh(NOW)
     park = Park(kernel.id, "its turn is over", preempts=preempts, for_kernel="uid-2/waiter")
-    crowd.moves.park(kernel, park, None)
+    crowd.operations.begin(kernel, park)
     crowd.process("uid-1/honest").page.say(state=State.PARKING, epoch=1)
     behind = []
     for seconds in (11.0, 6.0):  # 12 GiB take 1.7 s: late after 10.0 s, or 14.0 s
         now = crowd.clock.now = crowd.clock.now + seconds
         crowd.state.refresh(now)
-        crowd.moves.look_at_promises(crowd.state.snapshot(now, is_settled=True), now)
+        crowd.operations.look_at_promises(crowd.state.snapshot(now, is_settled=True), now)
         behind.append(crowd.state.failed_parks.until("uid-1") - NOW)
     assert behind == ([-NOW, 17 + FIRST_S] if preempts else [11 + FIRST_S] * 2)
 

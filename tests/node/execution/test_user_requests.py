@@ -13,7 +13,7 @@ from model_node import QUIET, Machine
 
 from jupyter_affinode.node.execution.user_requests import UserRequests
 from jupyter_affinode.node.state import registry as state
-from jupyter_affinode.node.state.records.moves import KERNEL_ENDED
+from jupyter_affinode.node.state.records.operations import KERNEL_ENDED
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_park_request_is_answered_when_the_process_ends(clock):
         machine = Machine(clock, {"GPU-1": 1000 * MIB})
         process = machine.start("k", {"GPU-1": 300 * MIB})
         kernel = machine.state.kernels["k"]
-        asked = UserRequests(machine.state, machine.moves, QUIET, lambda: None).park(kernel)
+        asked = UserRequests(machine.state, QUIET, lambda: None).park(kernel)
         machine.pass_time()
         assert kernel.move is not None
         machine.end_process(process)

@@ -11,12 +11,10 @@ import random
 from types import SimpleNamespace
 
 from jupyter_affinode.node.execution.allocations import Rooms
-from jupyter_affinode.node.execution.cache_drops import CacheDrops
 from jupyter_affinode.node.execution.effects import Effects, Parts
-from jupyter_affinode.node.execution.moves import Moves
 from jupyter_affinode.node.execution.notices import Notices
+from jupyter_affinode.node.execution.operations import Operations
 from jupyter_affinode.node.execution.room_requests import RoomRequests
-from jupyter_affinode.node.execution.spills import Spills
 from jupyter_affinode.node.execution.user_requests import UserRequests
 from jupyter_affinode.node.identity.identity import OWN_USER, Identity
 from jupyter_affinode.node.model.actions import Resume
@@ -26,7 +24,6 @@ from jupyter_affinode.node.policy.queue import waits_since
 from jupyter_affinode.node.policy.wait_estimates import estimate_waits
 from jupyter_affinode.node.protocol.page import Depth, PageData, PageError, PageFlag, PageGpu, State
 from jupyter_affinode.node.protocol.wire import (
-    CommandKind,
     HelloFlag,
     Notify,
     NotifyKind,
@@ -50,7 +47,6 @@ PROCESSES_MAX = 12
 GPUS = [gpu_uuid(bytes([number] * 16)) for number in range(4)]  # NVML knows the first two or three
 TOTAL = 16 * GIB
 FIRST_PID = 10_000_000  # no pid of this machine
-MOVES = (CommandKind.PARK, CommandKind.RESUME)
 QUIET = logging.Logger("hostile", level=logging.CRITICAL)
 
 
@@ -94,16 +90,14 @@ class Play:
         host = HostMemory(256 * GIB, self.dice.choice([0, 10 * GIB, 200 * GIB]))
         self.state = NodeState(self.settings(), host)
         observers = Observers(QUIET, Notices(self.state, lambda notice: None))
-        self.moves = Moves(self.state, QUIET, lambda: None, observers)
-        self.drops = CacheDrops(self.state, QUIET, lambda: None)
+        self.operations = Operations(self.state, QUIET, observers)
         self.rooms = Rooms(self.state, QUIET, observers)
-        user_requests = UserRequests(self.state, self.moves, QUIET, lambda: None)
+        user_requests = UserRequests(self.state, QUIET, lambda: None)
         lots = SimpleNamespace(
             give=lambda kernel, size: [], held_bytes=lambda key: 0, make_room=lambda size, host: None
         )
         requests = RoomRequests(self.state, QUIET, lambda: None)
-        self.spills = Spills(self.state, QUIET, lambda: None, observers)
-        parts = Parts(self.moves, self.drops, self.spills, user_requests, self.rooms, lots, requests)
+        parts = Parts(self.operations, user_requests, self.rooms, lots, requests)
         self.effects = Effects(self.state, QUIET, observers, lambda notice: None, parts)
 
     def size(self):
@@ -204,7 +198,7 @@ class Play:
             shim_version="1",
         )
         link = Link(self.pids[-1], identity)
-        self.moves.process_came(self.state.add_process(link, hello, HostilePage(self), self.clock.now))
+        self.operations.process_came(self.state.add_process(link, hello, HostilePage(self), self.clock.now))
 
     def something_happens(self):
         """To one process."""
@@ -220,7 +214,7 @@ class Play:
             self.state.disconnect(process)
             process.silent_since, process.is_stopped = now, dice.random() < 0.5
             process.rooms.clear()
-            self.moves.process_gone(process, kernel)
+            self.operations.process_gone(process, kernel)
         elif what == "ends":
             self.end(process)
         elif what == "wish":
@@ -238,25 +232,19 @@ class Play:
             message = Notify(dice.randrange(5), kind, self.size(), dice.choice(GPUS))
             self.rooms.take_notify(process, message, now)
         elif what == "wants":
-            self.moves.process_wants(process)
+            self.operations.process_wants(process)
         elif what == "reply" and process.connection.told:
             told = process.connection.told
             epoch = max(len(told) - dice.randrange(3), 1)
-            kind = told[epoch - 1]
-            if kind in MOVES:
-                status = dice.choice(list(Status))
-                self.moves.take_reply(process, Reply(epoch, kind, status, self.size(), 1.8e10, "said"))
-            elif kind is CommandKind.SPILL:
-                status = dice.choice(list(Status))
-                self.spills.take_reply(process, Reply(epoch, kind, status, self.size(), 1.8e10, "said"))
-            elif kind is CommandKind.DROP_CACHES:
-                self.drops.take_reply(process, Reply(epoch, kind, Status.OK, 0, 0.0, ""))
+            status = dice.choice(list(Status))
+            reply = Reply(epoch, told[epoch - 1], status, self.size(), 1.8e10, "said")
+            self.operations.take_reply(process, reply)
 
     def end(self, process):
         kernel = self.state.kernels[process.kernel_id]
         self.state.disconnect(process)
         self.state.remove_process(process, self.clock.now)
-        self.moves.process_gone(process, kernel)
+        self.operations.process_gone(process, kernel)
 
     def step(self):
         """Time passes, things happen, and the controller makes a pass."""
@@ -282,9 +270,7 @@ class Play:
                 }
             self.effects.carry_out(action, now)
         self.show(now)
-        self.moves.look_for_lost_replies(now)
-        self.drops.look(now)
-        self.spills.look(now)
+        self.operations.look(now)
         for process in self.state.stale_processes(now):
             self.end(process)
 

@@ -1,7 +1,7 @@
 """A machine of model processes (model_shim.py) and one real controller's heart, step by step under a virtual clock.
 
 Every message, every piece of work and every time-out is a step of its own, so that a test can put them in any order.
-`NodeState`, `Moves` and `decide` are the real ones.
+`NodeState`, `Operations` and `decide` are the real ones.
 """
 
 from __future__ import annotations
@@ -9,21 +9,23 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from model_shim import Link, Shim, Work
 
 from jupyter_affinode.node.execution import (
     cache_drops,
+    disk_transfers,
     exchanges,
     failed_moves,
-    group_commit,
     moves,
     notices,
-    spills,
+    operations,
+    outcomes,
     user_requests,
 )
-from jupyter_affinode.node.execution.moves import Moves
+from jupyter_affinode.node.execution.operations import Operations
 from jupyter_affinode.node.model.actions import Park, RefusePark, Resume
 from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.policy.decide import decide
@@ -53,12 +55,13 @@ class Clock:
         clock = cls()
         for module in (
             cache_drops,
+            disk_transfers,
             exchanges,
             failed_moves,
-            group_commit,
             moves,
             notices,
-            spills,
+            operations,
+            outcomes,
             user_requests,
         ):
             patch.setattr(module, "time", clock)
@@ -86,7 +89,7 @@ class Machine:
     def new_controller(self) -> None:
         """One that knows nothing."""
         self.state = NodeState(self.settings, HostMemory(1 << 50, 1 << 50))
-        self.moves = Moves(self.state, QUIET, lambda: None, Observers(QUIET), self.promise)
+        self.operations = Operations(self.state, QUIET, Observers(QUIET), promise=self.promise)
 
     def start(
         self,
@@ -115,7 +118,7 @@ class Machine:
         shim.key = process.key
         process.visible = None  # there is no such process that could be asked
         self.state.refresh(self.clock.now)
-        self.moves.process_came(process)
+        self.operations.process_came(process)
 
     def process(self, shim: Shim) -> Process:
         """The controller's record."""
@@ -125,9 +128,9 @@ class Machine:
         """The controller takes one message of a shim."""
         said = shim.outbox.popleft()
         if isinstance(said, Reply):
-            self.moves.take_reply(self.process(shim), said)
+            self.operations.take_reply(self.process(shim), said)
         else:
-            self.moves.process_wants(self.process(shim))
+            self.operations.process_wants(self.process(shim))
 
     def end_process(self, shim: Shim) -> None:
         """The process is killed."""
@@ -136,7 +139,7 @@ class Machine:
         shim.is_alive, process.connection = False, None
         kernel = self.state.kernels[shim.kernel_id]
         self.state.remove_process(process, self.clock.now)
-        self.moves.process_gone(process, kernel)
+        self.operations.process_gone(process, kernel)
 
     def kill_controller(self, reached: Callable[[int], int]) -> None:
         """Its last messages may not have been sent: of n in an inbox, `reached(n)` arrive."""
@@ -160,23 +163,24 @@ class Machine:
         self.state.gpus.take(NvmlSample(now, "0", gpus), self.settings)
         self.state.refresh(now)
         node = self.state.snapshot(now, is_settled=True)
-        self.moves.look_at_promises(node, now)
+        self.operations.look_at_promises(node, now)
         for action in decide(now, node, self.settings):
             kernel = self.state.kernels[action.kernel_id]
             if isinstance(action, Park):
-                self.moves.park(kernel, action, self.budget_bytes(action))
+                self.operations.begin(kernel, replace(action, budget_bytes=self.budget_bytes(action)))
             elif isinstance(action, Resume):
-                self.moves.resume(kernel, action)
+                self.operations.begin(kernel, action)
             else:
                 assert isinstance(action, RefusePark), action
-                self.moves.refuse_park(kernel, Status.REFUSED, action.slug, action.reason)
-        self.moves.look_for_lost_replies(now)
+                self.operations.refuse_park(kernel, Status.REFUSED, action.slug, action.reason)
+        self.operations.look(now)
 
     def promise(self, process: Process, size: int) -> None:
         """No process waits for host memory."""
 
-    def budget_bytes(self, action: Park) -> int | None:
+    def budget_bytes(self, action: Park) -> int:
         """There is host memory enough for all."""
+        return action.budget_bytes
 
     def free(self, uuid: str) -> int:
         """Of a GPU."""
@@ -224,7 +228,7 @@ class Machine:
     def check_at_rest(self) -> None:
         """Fail if anything is under way, reserved or half done."""
         self.check()
-        assert not [kernel for kernel in self.state.kernels.values() if kernel.move or kernel.exchange]
+        assert not [kernel for kernel in self.state.kernels.values() if kernel.operation]
         assert not self.state.reservations.entries
         for shim in self.shims:
             assert shim.work is None

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from model_node import Clock
 
-from jupyter_affinode.node.execution.moves import Moves
+from jupyter_affinode.node.execution.operations import Operations
 from jupyter_affinode.node.identity.identity import Identity
 from jupyter_affinode.node.model.actions import GrantRoom, Park, Resume
 from jupyter_affinode.node.model.gpu import NvmlGpu
@@ -85,7 +85,7 @@ class Heart:
         self.state = NodeState(settings, HostMemory(1 << 50, 1 << 50))
         self.state.pages_say_since_until = NOW - 1000.0
         quiet = log or logging.Logger("quiet", level=logging.CRITICAL)
-        self.moves = Moves(self.state, quiet, lambda: None, Observers(quiet))
+        self.operations = Operations(self.state, quiet, Observers(quiet))
         self.told: list[tuple[CommandKind, str, int]] = []
         self.seen = Node({}, (), Host(0))
         self.used = 0
@@ -117,26 +117,23 @@ class Heart:
         gpu = NvmlGpu(A, 0, "A GPU", TOTAL, self.used, TOTAL - self.used, 0, pids, self.used_by or {})
         self.state.take_sample(NvmlSample(now, "580", (gpu,)) if self.has_nvml else None)
         self.state.refresh(now)
-        self.moves.look_at_promises(self.seen, now)
+        self.operations.look_at_promises(self.seen, now)
         self.seen = self.state.snapshot(now, is_settled=True)
         for action in decide(now, self.seen, self.settings):
             kernel = self.state.kernels[action.kernel_id]
             if isinstance(action, Resume | GrantRoom):
                 self.state.last_served.take(kernel.account.charged_user or "", 0, [A], now)
-            if isinstance(action, Resume):
-                self.moves.resume(kernel, action)
-            else:
-                assert isinstance(action, Park), action
-                self.moves.park(kernel, action, None)
+            assert isinstance(action, Park | Resume), action
+            self.operations.begin(kernel, action)
 
     def reply(self, kernel_id: str, number: int, kind: CommandKind, status: Status, size: int = 0) -> None:
         """A shim answers."""
         self.state.refresh(self.clock.now)
-        self.moves.take_reply(self.process(kernel_id), Reply(number, kind, status, size, 0.1, ""))
+        self.operations.take_reply(self.process(kernel_id), Reply(number, kind, status, size, 0.1, ""))
 
     def look_for_lost_replies(self) -> None:
         """As each pass ends."""
-        self.moves.look_for_lost_replies(self.clock.now)
+        self.operations.look(self.clock.now)
 
 
 class FirstCommand:

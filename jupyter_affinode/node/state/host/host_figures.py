@@ -57,9 +57,9 @@ class HostFigures:
 
     def picture(self, kernels: Iterable[KernelRecord], now: float) -> Host:
         """Return the host for the policy's snapshot."""
-        spills = (kernel.host.spill for kernel in kernels)
+        transfers = (kernel.disk_transfer for kernel in kernels)
         spilling_bytes = sum(
-            spill.asked_bytes - spill.moved_bytes for spill in spills if spill is not None and not spill.reads
+            each.asked_bytes - each.moved_bytes for each in transfers if each is not None and not each.reads
         )
         return Host(
             self.memory.available_bytes,

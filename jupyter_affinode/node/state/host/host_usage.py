@@ -14,6 +14,7 @@ from ...protocol.wire import MOVE_BUDGET_SHIFT, CommandKind, Reply, Status
 from ...system.host_memory import HostMemory
 from ...system.lot_memory import Lot
 from ..records.kernel import KernelRecord
+from ..records.operations import Phase
 from ..records.process import Process
 from .lots import Borrower, LotStock
 
@@ -88,19 +89,15 @@ def copy_bytes(kernel: KernelRecord) -> int:
     return sum([process.data.copy_bytes for process in kernel.processes.values()])
 
 
-def awaits_bytes(
-    kernel: KernelRecord, promised: Mapping[int, int], kernels: Mapping[str, KernelRecord]
-) -> int:
+def awaits_bytes(kernel: KernelRecord, promised: Mapping[int, int]) -> int:
     """Return the lots reserved for its park, less its part of what the waiter hands over. `promised`: by process."""
     own = sum(promised.get(key, 0) for key in kernel.processes)
     exchange = kernel.move.exchange if kernel.move is not None else None
-    waiter = kernels.get(exchange.waiter_id) if exchange is not None else None
-    comes = waiter.move if waiter is not None else None
-    if not own or exchange is None or waiter is None or comes is None or comes.exchange is not exchange:
+    comes = exchange.kernel.move if exchange is not None else None
+    if not own or exchange is None or comes is None or comes.exchange is not exchange:
         return own
-    leave = [kernels[each] for each in exchange.parks if each in kernels]
-    in_all = sum(promised.get(key, 0) for each in leave for key in each.processes)
-    return max(own - copy_bytes(waiter) * own // in_all, 0)
+    in_all = sum(promised.get(key, 0) for park in exchange.parks for key in park.kernel.processes)
+    return max(own - copy_bytes(comes.kernel) * own // in_all, 0)
 
 
 def parks_take_bytes(kernels: Iterable[KernelRecord]) -> int:
@@ -110,9 +107,9 @@ def parks_take_bytes(kernels: Iterable[KernelRecord]) -> int:
     takes = 0
     for each in kernels:
         takes += reading_bytes(each)
-        if each.move is not None and each.move.parks:
+        if each.park is not None:
             most = sum(max(each.resident_bytes - _ready_bytes(each), 0) for each in _holders(each))
-            takes += min(each.host.budget_bytes or 0, most)
+            takes += min(each.host.budget_bytes, most)
     return takes
 
 
@@ -124,8 +121,11 @@ def _ready_bytes(process: Process, held: int = 0) -> int:
 
 def _may_spill(kernel: KernelRecord, now: float) -> dict[str, int]:
     """Return what the kernel can be told to write to disk, to drop there, or to read back."""
-    spill, retry_at = kernel.host.spill, max(kernel.host.spill_backoff.retry_at, kernel.host.spills_after)
-    if now < retry_at or (spill is not None and spill.failure is not None):
+    transfer, retry_at = (
+        kernel.disk_transfer,
+        max(kernel.host.spill_backoff.retry_at, kernel.host.spills_after),
+    )
+    if now < retry_at or (transfer is not None and transfer.problem is not None):
         return {}
     return {
         "spillable_bytes": sum(map(_spillable, spillers(kernel))),
@@ -183,11 +183,11 @@ def reading_bytes(kernel: KernelRecord) -> int:
 
 
 def _left_to_move(kernel: KernelRecord, *, reads: bool) -> int:
-    spill = kernel.host.spill
-    if spill is None or spill.is_ended or spill.reads is not reads:
+    transfer = kernel.disk_transfer
+    if transfer is None or transfer.phase is Phase.ABORTING or transfer.reads is not reads:
         return 0
-    more_on_disk = on_disk_bytes(kernel) - spill.before_bytes
-    return max(spill.asked_bytes - max(-more_on_disk if reads else more_on_disk, 0), 0)
+    more_on_disk = on_disk_bytes(kernel) - transfer.before_bytes
+    return max(transfer.asked_bytes - max(-more_on_disk if reads else more_on_disk, 0), 0)
 
 
 def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Process]) -> int:
@@ -196,8 +196,6 @@ def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Pr
     Shims take whole slabs, and count what the driver keeps beside each once it is registered. That comes out of the
     margin beside the reserve, so that a park begins wherever its contents fit.
     """
-    if kernel.host.budget_bytes is None:
-        return 0
     needs = {target.key: may_take_anew(kernel, target) for target in targets}
     share = int(kernel.host.budget_bytes * (needs[process.key] / sum(needs.values())))
     kernel.host.shares[process.key] = share

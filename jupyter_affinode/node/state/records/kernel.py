@@ -16,7 +16,7 @@ from ...model.backoff import Backoff
 from ...model.reasons import Cause, Refusal
 from ...model.snapshot import Residency
 from ...protocol.page import PageGpu, State
-from .moves import CacheDrop, Exchange, Move, Outcome, SpillRecord
+from .operations import KERNEL_ENDED, DiskTransfer, Exchange, Operation, Outcome, ParkMove, ResumeMove
 from .process import Process
 
 OTHER_VERSION_WORDS = {
@@ -167,18 +167,10 @@ class Past:
 
 
 @dataclass
-class Caches:
-    """Memory that its frameworks only cache on the GPU."""
-
-    drop: CacheDrop | None = None  # under way
-    dropped_at: float | None = None  # when it had last used the GPU, at the last one
-
-
-@dataclass
 class HostRecord:
     """What is known of a kernel's host memory, and what was asked for of it. Times are monotonic seconds."""
 
-    budget_bytes: int | None = None  # of the park under way; None: no limit
+    budget_bytes: int = 0  # of the park under way
     shares: dict[int, int] = field(default_factory=dict)  # of the budget, by process
     # a park was tried and takes at least this, by process
     short: dict[int, int] = field(default_factory=dict)
@@ -187,8 +179,7 @@ class HostRecord:
     trim_keep_bytes: int = 0  # … down to this
     # After parks refused for lack of host memory: until then that is not repeated, and unlikely parks are not tried.
     backoff: Backoff = field(default_factory=Backoff)
-    spill: SpillRecord | None = None  # under way
-    spill_backoff: Backoff = field(default_factory=Backoff)  # it came to nothing
+    spill_backoff: Backoff = field(default_factory=Backoff)  # transfers to or from disk that came to nothing
     spills_after: float = 0.0  # spills of its user's kernels kept others waiting in vain
     left_bytes: int | None = None  # what there was when a park failed although that should have been enough
 
@@ -210,14 +201,14 @@ class KernelRecord:
     placed: tuple[str, float] | None = None  # the GPU that it was told to use, and when
     # a shim of another version said HELLO in its name: which is older, and when that was
     refused: tuple[Refusal, float] | None = None
-    move: Move | None = None
-    exchange: Exchange | None = None  # others prepare to leave the GPU for it
+    operation: Operation | None = None  # under way in its processes, or that others prepare for it
     exchange_failed: bool = False  # one was called off since its last resume: its victims are parked first
     last_move: LastMove = field(default_factory=LastMove)
     failures: Failures = field(default_factory=Failures)
     made_way: MadeWay | None = None
     past: Past = field(default_factory=Past)
-    caches: Caches = field(default_factory=Caches)
+    # when it had last used the GPU, at the last time that its frameworks were asked to drop their caches
+    caches_dropped_at: float | None = None
     host: HostRecord = field(default_factory=HostRecord)
     cgroups: tuple[str, ...] = ()  # paths of the limits above its processes
     # what is shown
@@ -233,6 +224,40 @@ class KernelRecord:
     def because(self, words: str | None, code: Cause | None, **arguments: str) -> None:
         """Record why its residency changes: in words, where there is more to say than that it was used."""
         self.reason, self.reason_code, self.reason_args = words, code, arguments
+
+    @property
+    def move(self) -> ParkMove | ResumeMove | None:
+        """Return the park or resume under way."""
+        return self.operation if isinstance(self.operation, ParkMove | ResumeMove) else None
+
+    @property
+    def park(self) -> ParkMove | None:
+        """Return the park under way."""
+        return self.operation if isinstance(self.operation, ParkMove) else None
+
+    @property
+    def disk_transfer(self) -> DiskTransfer | None:
+        """Return the spill or the read from disk under way."""
+        return self.operation if isinstance(self.operation, DiskTransfer) else None
+
+    @property
+    def awaits_exchange(self) -> bool:
+        """Return whether others prepare to leave the GPU for it: nothing is under way in its own processes yet."""
+        return isinstance(self.operation, Exchange)
+
+    def end_park_request(self, outcome: Outcome) -> None:
+        """Answer the client that asked for a park; a kernel without processes has ended, whatever came of the park."""
+        self.requests.park = None
+        done, self.requests.park_done = self.requests.park_done, None
+        if done is not None:
+            done.set_result(outcome if self.processes else KERNEL_ENDED)
+
+    def end_resume_request(self, outcome: Outcome) -> None:
+        """Answer the client that asked for a resume, in the same way."""
+        self.requests.resume = False
+        done, self.requests.resume_done = self.requests.resume_done, None
+        if done is not None:
+            done.set_result(outcome if self.processes else KERNEL_ENDED)
 
     def other_version(self, now: float) -> Refusal | None:
         """Return which is older, the controller or the kernel, if its shim speaks another version of the protocol."""

@@ -7,9 +7,8 @@ import logging
 from dataclasses import replace
 
 import pytest
-from model_node import QUIET, Machine
+from model_node import Machine
 
-from jupyter_affinode.node.execution.spills import Spills
 from jupyter_affinode.node.model.actions import Park, ReadBack, Resume, Spill
 from jupyter_affinode.node.model.snapshot import HostUse, Kernel, Residency
 from jupyter_affinode.node.protocol.page import Depth, State
@@ -25,7 +24,6 @@ from jupyter_affinode.node.state.host.host_usage import (
     trim,
 )
 from jupyter_affinode.node.state.host.lots_beforehand import soon_wanted_bytes
-from jupyter_affinode.node.state.observer import Observers
 from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
 from jupyter_affinode.settings.policy import GIB, MIB, Settings
 
@@ -60,7 +58,7 @@ def test_a_cgroups_figure_is_current_whichever_process_was_read_last(clock, limi
         limits[shim.pid] = {"/all": (2 * GIB, 64 * GIB)}
     machine.state.host.read_limits(machine.state.kernels.values())
     record = machine.state.kernels["parked"]
-    machine.moves.park(record, Park(record.id, "asked"), None)
+    machine.operations.begin(record, Park(record.id, "asked"))
     machine.settle_one(machine.shims[1])
     assert record.residency.value == "parked"
     for shim in machine.shims:
@@ -95,9 +93,9 @@ def test_what_was_asked_back_before_a_move_says_nothing_of_what_is_kept_after_it
     trim(record, 0, "", clock.now)
     assert host_use(record, 0.0, {}, clock.now).trimmable_bytes == 0
     clock.now += 3
-    machine.moves.park(record, Park(record.id, "asked"), None)
+    machine.operations.begin(record, Park(record.id, "asked"))
     machine.settle_one(machine.shims[0])
-    machine.moves.resume(record, Resume(record.id, {GPU: GIB}, "asked"))
+    machine.operations.begin(record, Resume(record.id, {GPU: GIB}, "asked"))
     machine.settle_one(machine.shims[0])
     kept(record, 4 * GIB)
     use = host_use(record, 0.0, {}, clock.now)
@@ -167,7 +165,7 @@ def test_no_waiter_waits_for_what_a_page_alone_claims_to_give_back(clock):
 
 
 def refuse(machine, record, *, found_less):
-    machine.moves.refuse_park(
+    machine.operations.refuse_park(
         record, Status.NO_HOST_ROOM, "no-host-memory", "short", was_tried=True, found_less=found_less
     )
 
@@ -229,17 +227,16 @@ def test_what_a_spill_may_have_written_counts_until_its_process_says_what_it_wro
     record, disk = machine.state.kernels["k"], machine.state.host.disk
     (process,) = record.processes.values()
     process.data = replace(process.data, state=State.PARKED, copy_bytes=8 * GIB)
-    spills = Spills(machine.state, QUIET, lambda: None, Observers(QUIET))
-    spills.begin(record, Spill("k", 4 * GIB, "asked"))
+    machine.operations.begin(record, Spill("k", 4 * GIB, "asked"))
     assert disk.written_bytes(clock.now) == 4 * GIB
     if answer == "written":
-        epoch = record.host.spill.pending[process.key]
-        spills.take_reply(process, Reply(epoch, CommandKind.SPILL, Status.REVOKED, GIB, 0.1, ""))
+        epoch = record.operation.participants[process.key].epoch
+        machine.operations.take_reply(process, Reply(epoch, CommandKind.SPILL, Status.REVOKED, GIB, 0.1, ""))
         assert disk.written_bytes(clock.now) == GIB
         return
     if answer == "the process ends":
         machine.end_process(machine.shims[0])
-        spills.look(clock.now)
+        machine.operations.look(clock.now)
     else:
         later = Disk()
         later.recall(json.loads(json.dumps(disk.stored_bytes)), clock.now)
@@ -260,15 +257,14 @@ def test_what_is_read_back_counts_as_taken_until_it_was_and_nothing_as_written(c
     (process,) = record.processes.values()
     process.data = replace(process.data, state=State.PARKED, disk_bytes=8 * GIB)
     assert host_use(record, 0.0, {}, clock.now).readable_bytes == on_disk_bytes(record) > 0
-    spills = Spills(machine.state, QUIET, lambda: None, Observers(QUIET))
-    spills.begin(record, ReadBack("k", 1 * GIB, "asked"))
+    machine.operations.begin(record, ReadBack("k", 1 * GIB, "asked"))
     use = host_use(record, 0.0, {}, clock.now)
     assert (use.reading_bytes, use.spilling_bytes) == (1 * GIB, 0)
     assert parks_take_bytes([record]) == 1 * GIB
-    epoch = record.host.spill.pending[process.key]
+    epoch = record.operation.participants[process.key].epoch
     size = 0 if status is Status.NO_HOST_ROOM else 1 * GIB
-    spills.take_reply(process, Reply(epoch, CommandKind.READ_BACK, status, size, 0.1, "short"))
-    assert record.host.spill is None and disk.written_bytes(clock.now) == 0
+    machine.operations.take_reply(process, Reply(epoch, CommandKind.READ_BACK, status, size, 0.1, "short"))
+    assert record.operation is None and disk.written_bytes(clock.now) == 0
     process.data = replace(process.data, state=State.PARKED, disk_bytes=8 * GIB)
     use = host_use(record, 0.0, {}, clock.now)
     assert use.reading_bytes == 0

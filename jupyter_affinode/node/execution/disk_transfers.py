@@ -1,0 +1,187 @@
+"""Spills, and reads back into host memory: passes the policy's choice to the shims, and learns from the results.
+
+The shim writes, and stops by itself as soon as a call waits for the GPU. A user's request for the GPU, which no call
+waits for, is passed to it here. Whatever was not written by then is still in host memory. What is read back is for a
+kernel that waits, so calls do not end that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from ...settings.policy import MIB
+from ...units import bytes_in_words, duration_in_words
+from ..model.actions import ReadBack, Spill
+from ..protocol.wire import CommandKind, Reply, Status
+from ..state.host.host_usage import on_disk_bytes, readers, spillers, with_copy_on_disk
+from ..state.observer import SpillEnded
+from ..state.records.kernel import KernelRecord
+from ..state.records.operations import DiskTransfer, Participant, Phase
+from ..state.records.process import Process
+from ..system.host_memory import memory_of_process
+from .kind import Kind, Surroundings
+
+BEGINS_WITHIN_S = 2.0
+STALLED_S = 10.0  # without progress for so long, others do not wait for it any more
+OWED_MAX_BYTES = 512 * MIB  # the half of the largest lot
+GIVEN_UP_S = 60.0  # after that its answer is not waited for either
+
+
+class DiskTransfers(Kind[DiskTransfer]):
+    """Carries out spills and reads."""
+
+    def __init__(self, around: Surroundings):
+        super().__init__(around)
+        # by user: half of what was said to be written, as far as it is not free yet
+        self._owed_bytes: dict[str, int] = {}
+
+    def begin(self, kernel: KernelRecord, action: Spill | ReadBack) -> None:
+        """Tell the kernel's processes how much each is to write or to read, or to drop what they only retain on
+        disk.
+        """
+        now = time.monotonic()
+        transfer = kernel.operation = DiskTransfer(
+            kernel=kernel,
+            began=now,
+            command=CommandKind.READ_BACK if isinstance(action, ReadBack) else CommandKind.SPILL,
+            asked_bytes=action.bytes,
+            before_bytes=on_disk_bytes(kernel),
+            was_wanted=kernel.wants_since is not None,
+            progress_at=now,
+        )
+        for process, size in _shares(kernel, action):
+            if process.connection is not None:
+                had_bytes = self._memory_of(process, kernel)
+                epoch = process.connection.command(
+                    transfer.command,
+                    argument=size,
+                    reason=self._state.settings.spill_dir,
+                    lasts_s=BEGINS_WITHIN_S,
+                )
+                transfer.participants[process.key] = Participant(epoch, had_bytes=had_bytes)
+        size_in_words = bytes_in_words(action.bytes)
+        if transfer.reads:
+            self._log.info("%s comes back from disk (%s): %s", kernel.id, size_in_words, action.reason)
+        elif action.bytes:
+            self._state.host.disk.begin_writing(_user(kernel), action.bytes, now)
+            self._log.info("%s goes to disk (%s): %s", kernel.id, size_in_words, action.reason)
+
+    def take_reply(self, transfer: DiskTransfer, process: Process, reply: Reply) -> None:
+        """Note that a process has written or read what it was told to, or could not, and what it gave back."""
+        kernel, had = transfer.kernel, transfer.participants[process.key].had_bytes
+        has = self._memory_of(process, kernel)
+        if has is None or had is None:
+            transfer.freed_bytes = None
+        elif transfer.freed_bytes is not None:
+            transfer.freed_bytes += had - has
+        is_ended = transfer.phase is Phase.ABORTING
+        if reply.status is Status.REVOKED and not (reply.bytes or is_ended or _may_end_itself(kernel)):
+            transfer.problem, transfer.is_deception = "it ended without cause", True
+        if reply.status is not Status.REVOKED and (reply.status is not Status.OK or not reply.bytes):
+            how = "be read" if transfer.reads else "go to disk"
+            transfer.problem = reply.text or f"none of it can {how}"
+
+    def _memory_of(self, process: Process, kernel: KernelRecord) -> int | None:
+        """Return the host memory that a process has; None where it need not, or cannot, be known."""
+        return memory_of_process(process.pid) if kernel.account.charged_user is not None else None
+
+    def _compare_freed(self, transfer: DiskTransfer) -> None:
+        """Note what a user's kernels said that they wrote and did not give back.
+
+        Slabs and lots are given back whole, and a program may take memory meanwhile: so half of it counts, and the next
+        spill may make up for it.
+        """
+        user = transfer.kernel.account.charged_user
+        if user is None or transfer.reads or transfer.freed_bytes is None or not transfer.asked_bytes:
+            return
+        owes = max(self._owed_bytes.pop(user, 0) + transfer.moved_bytes // 2 - transfer.freed_bytes, 0)
+        if owes > OWED_MAX_BYTES:
+            transfer.problem, transfer.is_deception = "it gave back no host memory", True
+        elif owes:
+            self._owed_bytes[user] = owes
+
+    def look(self, transfer: DiskTransfer, now: float) -> None:
+        """End a transfer that is not wanted any more, and stop waiting for one that is gone or makes no progress."""
+        kernel, is_ended = transfer.kernel, transfer.phase is Phase.ABORTING
+        moved = abs(on_disk_bytes(kernel) - transfer.before_bytes)
+        if moved > transfer.progress_bytes:
+            transfer.progress_bytes, transfer.progress_at = moved, now
+        stalled_s = now - transfer.progress_at
+        if stalled_s > STALLED_S and not is_ended:
+            transfer.problem = transfer.problem or "the disk makes no progress"
+            self._state.failed_spills.failed(kernel.account.charged_user, transfer.began, now)
+        is_wanted = kernel.wants_since is not None and not (transfer.was_wanted or transfer.reads)
+        if (is_wanted or stalled_s > STALLED_S) and not is_ended:
+            self._end_early(transfer)
+        connected = {process.key for process in kernel.connected()}
+        for key, told in transfer.awaited.items():
+            if key not in connected or stalled_s > GIVEN_UP_S:
+                told.is_lost = True
+                transfer.problem = transfer.problem or "the disk, or the kernel, does not answer"
+                # One that has ended has given its memory back.
+                transfer.is_deception = transfer.is_deception or key in kernel.processes
+
+    def _end_early(self, transfer: DiskTransfer) -> None:
+        """Have its processes stop after the chunks that they are writing."""
+        transfer.phase = Phase.ABORTING
+        for process in transfer.kernel.connected():
+            told = transfer.awaited.get(process.key)
+            if told is not None and told.epoch is not None and process.connection is not None:
+                process.connection.command(CommandKind.ABORT, request=told.epoch)
+
+    def end(self, transfer: DiskTransfer) -> None:
+        """Learn from how it went: what is not tried again for a while, and how fast the disk is."""
+        kernel, now = transfer.kernel, time.monotonic()
+        self._state.refresh(now)
+        self._compare_freed(transfer)
+        if transfer.is_deception:
+            self._state.failed_spills.failed(kernel.account.charged_user, transfer.began, now)
+        if not transfer.asked_bytes and on_disk_bytes(kernel) >= transfer.before_bytes:
+            transfer.problem = "it keeps on disk what it should forget"
+        if transfer.problem is not None:
+            again = duration_in_words(kernel.host.spill_backoff.fail(now))
+            what = "reading back" if transfer.reads else "the spill of"
+            self._log.warning("%s %s failed: %s; tried again in %s", what, kernel.id, transfer.problem, again)
+        elif transfer.moved_bytes:
+            kernel.host.spill_backoff.succeed()
+        if transfer.asked_bytes:
+            self._note_moved(transfer, now)
+
+    def _note_moved(self, transfer: DiskTransfer, now: float) -> None:
+        kernel, moved, took_s = transfer.kernel, transfer.moved_bytes, now - transfer.began
+        how_much = bytes_in_words(moved), duration_in_words(took_s)
+        if transfer.reads:
+            self._log.info("%s: %s read from disk in %s", kernel.id, *how_much)
+            return
+        if not transfer.lost:  # else a process did not say how much it wrote
+            disk = self._state.host.disk
+            disk.end_writing(_user(kernel), transfer.asked_bytes, moved, transfer.began)
+            if moved and not transfer.is_deception:
+                disk.take_written(moved, took_s)
+        ended = SpillEnded("ok" if transfer.problem is None else "failed", moved, took_s)
+        self._around.observer.spill_ended(kernel, ended)
+        self._log.info("%s: %s written to disk in %s", kernel.id, *how_much)
+
+
+def _user(kernel: KernelRecord) -> str:
+    """Return the user that the kernel counts for, as in the snapshot."""
+    return kernel.account.charged_user or ""
+
+
+def _may_end_itself(kernel: KernelRecord) -> bool:
+    """Return whether it may end a spill: for a call that waits, or because it is about to end."""
+    return kernel.wants_since is not None or any(process.is_dying for process in kernel.processes.values())
+
+
+def _shares(kernel: KernelRecord, action: Spill | ReadBack) -> Iterator[tuple[Process, int]]:
+    """Yield how many bytes of the action are for each process."""
+    left = action.bytes
+    if isinstance(action, Spill) and not action.bytes:
+        yield from ((process, 0) for process in with_copy_on_disk(kernel))
+        return
+    for process in readers(kernel) if isinstance(action, ReadBack) else spillers(kernel):
+        has = process.data.disk_bytes if isinstance(action, ReadBack) else process.data.copy_bytes
+        if size := min(left, has):
+            left -= size
+            yield process, size
