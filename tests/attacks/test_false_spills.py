@@ -130,7 +130,7 @@ def test_a_user_whose_spills_come_to_nothing_is_not_asked_again_and_again(spilli
     scene = spilling_scene
     program = scene.program(HONEST, "thesis", 200)
     assert program.is_well() and program.uses_gpu()
-    # A user is judged by the words for a GiB (execution/spills.py); else no more may be written in a day just then.
+    # A user is judged by the words for a GiB (execution/disk_transfers.py); else no more may be written in a day.
     change(scene, spill_daily_bytes=16 * DAILY)
     with scene.attack("false_spills", "4", "400", how):
         reserve(scene, SHORT)
