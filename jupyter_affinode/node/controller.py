@@ -54,6 +54,7 @@ from .state.records.process import read_host_bytes
 from .state.registry import NodeState
 from .state.room_requests import RequestedRoom
 from .state.servers import ServerWatch
+from .state.snapshot_builder import kernel_picture, snapshot
 from .system.closing import Closing
 from .system.host_memory import host_memory
 from .system.lot_memory import LOT_NAME
@@ -141,7 +142,7 @@ class Controller:
         self.history = make_history(self.state, self.metrics, options, self.log)
         self.today = Today(self.state)
         self.setting_times = SettingTimes()
-        self._snapshot = Node({}, (), self.state.snapshot(self.began, is_settled=False).host)
+        self._snapshot = Node({}, (), snapshot(self.state, self.began, is_settled=False).host)
         self._seen: dict[str, Kernel] = {}  # its kernels
         self._waiting = Waiting([], {})
         self._looked_at = self._looked_at_all = 0.0
@@ -248,7 +249,7 @@ class Controller:
         """Return one kernel as it is now, for the API."""
         now = time.monotonic()
         self.read_pages_of(kernel, now)
-        seen = self.state.picture(kernel, now)
+        seen = kernel_picture(self.state, kernel, now)
         waits = seen is not None and (seen.wants_since is not None or bool(seen.rooms))
         if (
             waits != (kernel.id in self._waiting.estimates)
@@ -402,7 +403,7 @@ class Controller:
             read_host_bytes(self.state.processes(), now, decides=decides)
         self.operations.look_at_promises(self._snapshot, now)  # before another kernel is chosen
         is_complete = self._has_run_for(now) >= self.state.settings.settle_s * COMPLETE_AFTER_SETTLING
-        self._snapshot = self.state.snapshot(now, is_settled=self._is_settled(now), is_complete=is_complete)
+        self._snapshot = snapshot(self.state, now, is_settled=self._is_settled(now), is_complete=is_complete)
         self._seen = {kernel.id: kernel for kernel in self._snapshot.kernels}
         self._look_at_queue(self._snapshot, now)
 
@@ -435,7 +436,7 @@ class Controller:
             except Exception:  # a kernel's failure must not affect the others
                 self.log.exception("could not carry out %s", action)
         if actions:  # else it was looked at just now
-            self._look_at_queue(self.state.snapshot(now, is_settled=self._snapshot.is_settled), now)
+            self._look_at_queue(snapshot(self.state, now, is_settled=self._snapshot.is_settled), now)
 
     def _look_at_queue(self, node: Node, now: float) -> None:
         queue = waiters(node, self.state.settings)

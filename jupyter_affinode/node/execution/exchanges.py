@@ -28,6 +28,7 @@ from ..policy.reclaim.exchange import room_to_begin
 from ..protocol.wire import Status
 from ..state.records.operations import Exchange, ParkMove, Phase
 from ..state.records.ownership import entitlements_of
+from ..state.snapshot_builder import snapshot
 from .kind import Kind, Surroundings
 from .moves import Moves
 
@@ -54,7 +55,7 @@ class Exchanges(Kind[Exchange]):
     def commit(self, exchange: Exchange) -> None:
         """Park all victims and resume the waiter, if there will be room for it."""
         now, waiter = time.monotonic(), exchange.kernel
-        node = self._state.snapshot(now, is_settled=True)
+        node = snapshot(self._state, now, is_settled=True)
         hands_over = exchange.hands_over
         needs = room_to_begin(now, node, self._state.settings, waiter.id, hands_over=hands_over)
         if needs is None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from ...settings.policy import Settings
 from ..link.connection import Connection
 from ..model.backoff import UserBackOff
 from ..model.gpu import NvmlGpu
 from ..model.pauses import Pauses
-from ..model.snapshot import Kernel, Node, Reservation, Residency
+from ..model.snapshot import Node, Residency
 from ..policy.placement import PLACED_LASTS_S, Newcomer, newcomers_by_gpu, place
 from ..policy.queue import LastServed
 from ..protocol.page import State
@@ -26,20 +25,17 @@ from .gpus.context_depth import (
     context_objection,
     kernel_needs,
     may_be_going_to,
-    open_gpus,
     read_visible,
 )
-from .gpus.gpu_processes import busy, by_gpu, look, percent_by_process, shown_bytes
+from .gpus.gpu_processes import busy, by_gpu, percent_by_process, shown_bytes
 from .gpus.gpu_table import GpuTable
 from .gpus.reservations import ReservationBook, ShownBytes
 from .gpus.transfer_speeds import MoveSpeeds
 from .host.host_figures import HostFigures
-from .host.host_usage import awaits_bytes
 from .persistence import StoredRequests
 from .records.kernel import KernelRecord
 from .records.process import BadPages, Process, read_pages, within
 from .room_requests import RequestedRoom
-from .snapshot_builder import kernel_picture
 from .stuck import Stuck, stuck
 
 HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link for longer runs without a shim
@@ -218,10 +214,6 @@ class NodeState:
         self._refresh_kernel(kernel, now)
         return bad
 
-    def picture(self, kernel: KernelRecord, now: float) -> Kernel | None:
-        """Return one kernel as its pages that were read last show it; None without processes."""
-        return self._kernel(kernel, self._open_gpus(), now) if kernel.processes else None
-
     def refresh(self, now: float) -> BadPages:
         """Read every page and update the table; return the processes whose page is malformed, for the caller
         to drop.
@@ -338,50 +330,6 @@ class NodeState:
         """Return the bytes of lots that each process shows, by its key."""
         return {process.key: process.data.lot_bytes for process in self.processes()}
 
-    def snapshot(self, now: float, *, is_settled: bool, is_complete: bool = True) -> Node:
-        """Return the snapshot for a decision."""
-        failed = self.failed_parks
-        look(
-            self.kernels.values(),
-            self.gpus.measured,
-            lambda kernel: failed.is_remembered(kernel.account.charged_user, now),
-        )
-        speeds, are_open = self.speeds.by_gpu(), self._open_gpus()
-        kernels = tuple(
-            self._kernel(kernel, are_open, now) for kernel in self.kernels.values() if kernel.processes
-        )
-        if not is_complete:
-            kernels = tuple(self._undescribed(seen, now) for seen in kernels)
-        self.pauses.look(kernels, now)
-        reservations = [
-            Reservation(entry.kernel_id, entry.gpu, entry.bytes, entry.is_taken(now))
-            for entry in self.reservations.entries
-        ]
-        gpus = self.gpus.snapshot(now)
-        requests = tuple(
-            request.picture(
-                gpus,
-                reservations,
-                self.settings,
-                served_after=max(
-                    pauses.until(request.record.account.charged_user)
-                    for pauses in (self.unused_room, self.asked_room)
-                ),
-            )
-            for request in self.room_requests.values()
-        )
-        return Node(
-            gpus,
-            kernels + requests,
-            self.host.picture(self.kernels.values(), now),
-            tuple(reservations),
-            is_settled,
-            is_complete,
-            speeds,
-            self.last_served.seen(),
-            self.pauses.lengths_s,
-        )
-
     def _needs_of_earlier_resume(self, kernel: KernelRecord) -> dict[str, int]:
         """Return what a resume that an earlier controller began may take, by GPU: that room is reserved for it.
 
@@ -435,42 +383,6 @@ class NodeState:
             kernel.residency, kernel.residency_since = residency, now
         if kernel.held_until is not None and kernel.held_until <= now:
             kernel.held_until = None
-
-    def _undescribed(self, seen: Kernel, now: float) -> Kernel:
-        """Return a kernel that no server has described as one to leave alone, while servers may not have connected yet.
-
-        What they report of its cell, and of an opt-out, matters.
-        """
-        if self.kernels[seen.id].server.description is not None:
-            return seen
-        return replace(seen, retry_at=max(seen.retry_at, now + self.settings.settle_s))
-
-    def _open_gpus(self) -> frozenset[str]:
-        return open_gpus(self.processes(), self.gpus, self.settings)
-
-    def _kernel(self, kernel: KernelRecord, are_open: frozenset[str], now: float) -> Kernel:
-        may_park_context = self.context_objection(kernel) is None
-        kernel.host.spills_after = self.failed_spills.until(kernel.account.charged_user)
-        seen = kernel_picture(
-            kernel,
-            self.settings,
-            self.gpus,
-            self.host.lots_held,
-            may_park_context=may_park_context,
-            are_open=are_open,
-            demoted_until=self.failed_parks.until(kernel.account.charged_user),
-            served_after=self.unused_room.until(kernel.account.charged_user),
-            disk_bytes_per_s=self.host.disk.read_bytes_per_s,
-            now=now,
-        )
-        if self.host.lots_promised and kernel.move is not None:
-            awaits = awaits_bytes(kernel, self.host.lots_promised)
-            seen = replace(seen, host=replace(seen.host, awaits_bytes=awaits))
-        is_earlier = now <= self.pages_say_since_until  # may be a move that an earlier controller began
-        if seen.residency is Residency.PARKING and kernel.move is None and not is_earlier:
-            # no command told it to park, or gave it host memory for that
-            return replace(seen, moves_since=-math.inf, host=replace(seen.host, budget_bytes=0))
-        return seen
 
 
 def _remembered_s(process: Process) -> float:

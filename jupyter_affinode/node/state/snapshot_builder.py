@@ -1,23 +1,25 @@
-"""Makes a kernel's part of the snapshot from its record and its processes' pages."""
+"""Makes the snapshot from the records and the processes' pages."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...settings.policy import Settings
-from ..model.snapshot import HostUse, Kernel, Residency, RoomRequest
+from ..model.snapshot import Gpu, HostUse, Kernel, Node, Reservation, Residency, RoomRequest
 from ..protocol.page import Depth, PageGpu, State, UnmovableReason
-from .gpus.context_depth import freed_with_context, kernel_needs, other_gpus
+from .gpus.context_depth import freed_with_context, kernel_needs, open_gpus, other_gpus
+from .gpus.gpu_processes import look
 from .gpus.gpu_table import GpuTable
 from .gpus.transfer_speeds import park_copies, resume_copies
-from .host.host_usage import host_use, on_disk_bytes
+from .host.host_usage import awaits_bytes, host_use, on_disk_bytes
 from .records.kernel import KernelRecord
 from .records.operations import ResumeMove
 from .records.ownership import entitlements_of
 from .records.process import Process
+from .registry import NodeState
+from .room_requests import RequestedRoom
 
 Fields = dict[str, Any]  # some of a `Kernel`'s, by name
 
@@ -53,48 +55,100 @@ class Sorted(NamedTuple):
         return len(self.using) == 1 and self.using[0].data.depth is not Depth.CONTEXT
 
 
-def kernel_picture(
-    kernel: KernelRecord,
-    settings: Settings,
-    gpus: GpuTable,
-    lots_held: Mapping[int, int],
-    *,
-    may_park_context: bool,
-    are_open: frozenset[str],
-    demoted_until: float,
-    served_after: float,
-    disk_bytes_per_s: float,
-    now: float,
-) -> Kernel:
-    """Return a kernel that has processes, for the snapshot.
+def snapshot(state: NodeState, now: float, *, is_settled: bool, is_complete: bool = True) -> Node:
+    """Return the snapshot for a decision; `now` in monotonic seconds."""
+    failed = state.failed_parks
+    look(
+        state.kernels.values(),
+        state.gpus.measured,
+        lambda kernel: failed.is_remembered(kernel.account.charged_user, now),
+    )
+    are_open = open_gpus(state.processes(), state.gpus, state.settings)
+    kernels = tuple(
+        _kernel(state, kernel, are_open, now) for kernel in state.kernels.values() if kernel.processes
+    )
+    if not is_complete:
+        kernels = tuple(_undescribed(state, seen, now) for seen in kernels)
+    state.pauses.look(kernels, now)
+    reservations = [
+        Reservation(entry.kernel_id, entry.gpu, entry.bytes, entry.is_taken(now))
+        for entry in state.reservations.entries
+    ]
+    gpus = state.gpus.snapshot(now)
+    requests = tuple(
+        _requested_room(state, each, gpus, reservations) for each in state.room_requests.values()
+    )
+    return Node(
+        gpus,
+        kernels + requests,
+        state.host.picture(state.kernels.values(), now),
+        tuple(reservations),
+        is_settled,
+        is_complete,
+        state.speeds.by_gpu(),
+        state.last_served.seen(),
+        state.pauses.lengths_s,
+    )
 
-    `lots_held`: bytes by process. `may_park_context`: whether its CUDA context may be parked. `are_open`: the GPUs that
-    kernels may migrate to. `demoted_until`: other kernels are parked first until then. `served_after`: it gets no room
-    before. `disk_bytes_per_s`: how fast the disk is read. `now` in monotonic seconds.
-    """
-    processes = Sorted.of(kernel)
+
+def kernel_picture(state: NodeState, kernel: KernelRecord, now: float) -> Kernel | None:
+    """Return one kernel as its pages that were read last show it; None without processes."""
+    if not kernel.processes:
+        return None
+    return _kernel(state, kernel, open_gpus(state.processes(), state.gpus, state.settings), now)
+
+
+def _kernel(state: NodeState, kernel: KernelRecord, are_open: frozenset[str], now: float) -> Kernel:
+    """Return a kernel that has processes. `are_open`: the GPUs that kernels may migrate to."""
+    processes, user = Sorted.of(kernel), kernel.account.charged_user
     last_activity = max([process.last_activity for process in processes.all])
+    may_park_context = state.context_objection(kernel) is None
     goes_alone = kernel.move is not None and not (kernel.park and kernel.park.action.to_context)
+    frees_context = may_park_context and not goes_alone
     return Kernel(
         id=kernel.id,
         residency=kernel.residency,
         may_park_context=may_park_context,
-        context_frees_bytes=freed_with_context(kernel, gpus) if may_park_context and not goes_alone else {},
-        migration_targets=other_gpus(kernel, are_open, gpus, now),
+        context_frees_bytes=freed_with_context(kernel, state.gpus) if frees_context else {},
+        migration_targets=other_gpus(kernel, are_open, state.gpus, now),
         cgroups=kernel.cgroups,
-        host=_host_use(kernel, last_activity, lots_held, now),
-        demoted_until=demoted_until,
-        served_after=served_after,
-        disk_return_s=disk_return_s(kernel, disk_bytes_per_s),
-        **_memory(kernel, processes, gpus),
+        host=_host_use(state, kernel, last_activity, now),
+        demoted_until=state.failed_parks.until(user),
+        served_after=state.unused_room.until(user),
+        disk_return_s=_disk_return_s(kernel, state.host.disk.read_bytes_per_s),
+        **_memory(kernel, processes, state.gpus),
         **_use(kernel, processes, last_activity),
-        **_state(kernel, processes, now),
+        **_state(state, kernel, processes, now),
         **_request_fields(kernel, now),
-        **_entitlement_fields(kernel, settings),
+        **_entitlement_fields(kernel, state.settings),
     )
 
 
-def disk_return_s(kernel: KernelRecord, bytes_per_s: float) -> float:
+def _undescribed(state: NodeState, seen: Kernel, now: float) -> Kernel:
+    """Return a kernel that no server has described as one to leave alone, while servers may not have connected yet.
+
+    What they report of its cell, and of an opt-out, matters.
+    """
+    if state.kernels[seen.id].server.description is not None:
+        return seen
+    return replace(seen, retry_at=max(seen.retry_at, now + state.settings.settle_s))
+
+
+def _requested_room(
+    state: NodeState, request: RequestedRoom, gpus: dict[str, Gpu], reservations: list[Reservation]
+) -> Kernel:
+    user = request.record.account.charged_user
+    served_after = max(state.unused_room.until(user), state.asked_room.until(user))
+    return request.picture(gpus, reservations, state.settings, served_after=served_after)
+
+
+def _is_untold(state: NodeState, kernel: KernelRecord, now: float) -> bool:
+    """Return whether its page shows a park that no command told it, nor one of an earlier controller's."""
+    is_earlier = now <= state.pages_say_since_until
+    return kernel.residency is Residency.PARKING and kernel.move is None and not is_earlier
+
+
+def _disk_return_s(kernel: KernelRecord, bytes_per_s: float) -> float:
     """Return how long reading a parked kernel's memory back from disk takes."""
     if kernel.residency not in (Residency.PARKED, Residency.QUEUED, Residency.RESUMING):
         return 0.0
@@ -134,7 +188,7 @@ def _use(kernel: KernelRecord, processes: Sorted, last_activity: float) -> Field
     }
 
 
-def _state(kernel: KernelRecord, processes: Sorted, now: float) -> Fields:
+def _state(state: NodeState, kernel: KernelRecord, processes: Sorted, now: float) -> Fields:
     """Return what can be done with the kernel, and what is under way."""
     holders, residency = processes.holders, kernel.residency
     is_split = residency is Residency.RESIDENT and any(process.is_parked for process in processes.linked)
@@ -147,7 +201,7 @@ def _state(kernel: KernelRecord, processes: Sorted, now: float) -> Fields:
         "is_dying": all(process.is_dying for process in processes.all),
         "is_split": is_split,
         "is_moving": is_under_way or residency in (Residency.PARKING, Residency.RESUMING),
-        "moves_since": _moves_since(kernel),
+        "moves_since": -math.inf if _is_untold(state, kernel, now) else _moves_since(kernel),
         "can_be_ended": _can_be_ended(kernel, now),
         "is_ending": kernel.ending.reason is not None,
     }
@@ -192,12 +246,15 @@ def _may_hand_over(processes: Sorted) -> bool:
     return processes.is_alone or not any(process.is_parked for process in processes.all)
 
 
-def _host_use(
-    kernel: KernelRecord, last_activity: float, lots_held: Mapping[int, int], now: float
-) -> HostUse:
+def _host_use(state: NodeState, kernel: KernelRecord, last_activity: float, now: float) -> HostUse:
     """Return its use of host memory. Nothing of it is spilled while others prepare an exchange with it."""
-    use = host_use(kernel, last_activity, lots_held, now)
-    return replace(use, spillable_bytes=0) if kernel.awaits_exchange else use
+    kernel.host.spills_after = state.failed_spills.until(kernel.account.charged_user)
+    use = host_use(kernel, last_activity, state.host.lots_held, now)
+    if kernel.awaits_exchange:
+        use = replace(use, spillable_bytes=0)
+    if state.host.lots_promised and kernel.move is not None:
+        use = replace(use, awaits_bytes=awaits_bytes(kernel, state.host.lots_promised))
+    return replace(use, budget_bytes=0) if _is_untold(state, kernel, now) else use
 
 
 def _on_gpus(kernel: KernelRecord, gpus: GpuTable) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:

@@ -15,6 +15,7 @@ from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.victims.eviction_cost import is_late
 from jupyter_affinode.node.protocol.page import State
 from jupyter_affinode.node.protocol.wire import CommandKind, Status
+from jupyter_affinode.node.state.snapshot_builder import snapshot
 from jupyter_affinode.settings.policy import GIB
 
 LIARS = 30
@@ -219,7 +220,7 @@ def test_a_time_slice_that_ends_with_the_work_under_way_is_no_failure(preempts, 
     for seconds in (11.0, 6.0):  # 12 GiB take 1.7 s: late after 10.0 s, or 14.0 s
         now = crowd.clock.now = crowd.clock.now + seconds
         crowd.state.refresh(now)
-        crowd.operations.look_at_promises(crowd.state.snapshot(now, is_settled=True), now)
+        crowd.operations.look_at_promises(snapshot(crowd.state, now, is_settled=True), now)
         behind.append(crowd.state.failed_parks.until("uid-1") - NOW)
     assert behind == ([-NOW, 17 + FIRST_S] if preempts else [11 + FIRST_S] * 2)
 

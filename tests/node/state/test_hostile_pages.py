@@ -36,6 +36,7 @@ from jupyter_affinode.node.state.host import host_figures
 from jupyter_affinode.node.state.host.host_figures import disk_used_bytes
 from jupyter_affinode.node.state.observer import Observers
 from jupyter_affinode.node.state.registry import NodeState
+from jupyter_affinode.node.state.snapshot_builder import snapshot
 from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
 from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.node.views import serializers as describe
@@ -259,7 +260,7 @@ class Play:
         self.state.host.disk.look(
             self.state.settings, disk_used_bytes(self.state.kernels.values()), now, QUIET
         )
-        node = self.state.snapshot(now, is_settled=True, is_complete=self.dice.random() < 0.7)
+        node = snapshot(self.state, now, is_settled=True, is_complete=self.dice.random() < 0.7)
         actions = decide(now, node, self.state.settings)
         assert len({action.kernel_id for action in actions}) == len(actions), actions
         elsewhere = {kernel.id: kernel.migration_targets for kernel in node.kernels}
@@ -275,7 +276,7 @@ class Play:
             self.end(process)
 
     def show(self, now):
-        seen = self.state.snapshot(now, is_settled=True)
+        seen = snapshot(self.state, now, is_settled=True)
         kernels, told = (
             {kernel.id: kernel for kernel in seen.kernels},
             estimate_waits(now, seen, self.state.settings),

@@ -34,6 +34,7 @@ from jupyter_affinode.node.protocol.wire import PROTOCOL_VERSION, Hello, HelloFl
 from jupyter_affinode.node.state.observer import Observers
 from jupyter_affinode.node.state.records.process import Process
 from jupyter_affinode.node.state.registry import NodeState
+from jupyter_affinode.node.state.snapshot_builder import snapshot
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.settings.policy import Settings
@@ -162,7 +163,7 @@ class Machine:
         )
         self.state.gpus.take(NvmlSample(now, "0", gpus), self.settings)
         self.state.refresh(now)
-        node = self.state.snapshot(now, is_settled=True)
+        node = snapshot(self.state, now, is_settled=True)
         self.operations.look_at_promises(node, now)
         for action in decide(now, node, self.settings):
             kernel = self.state.kernels[action.kernel_id]

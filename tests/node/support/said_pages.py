@@ -21,6 +21,7 @@ from jupyter_affinode.node.state.gpus import gpu_processes
 from jupyter_affinode.node.state.observer import Observers
 from jupyter_affinode.node.state.records.process import Process
 from jupyter_affinode.node.state.registry import NodeState
+from jupyter_affinode.node.state.snapshot_builder import snapshot
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.settings.policy import GIB, Settings
@@ -118,7 +119,7 @@ class Heart:
         self.state.take_sample(NvmlSample(now, "580", (gpu,)) if self.has_nvml else None)
         self.state.refresh(now)
         self.operations.look_at_promises(self.seen, now)
-        self.seen = self.state.snapshot(now, is_settled=True)
+        self.seen = snapshot(self.state, now, is_settled=True)
         for action in decide(now, self.seen, self.settings):
             kernel = self.state.kernels[action.kernel_id]
             if isinstance(action, Resume | GrantRoom):

@@ -20,6 +20,7 @@ from jupyter_affinode.node.state.gpus import gpu_processes
 from jupyter_affinode.node.state.gpus.reservations import NOTHING_COMES_S
 from jupyter_affinode.node.state.host.host_usage import has_gpu_memory
 from jupyter_affinode.node.state.registry import NodeState
+from jupyter_affinode.node.state.snapshot_builder import snapshot
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.node.views.serializers import node_json
@@ -39,7 +40,7 @@ def kernels(clock):
 
 def reserved(kernels, now):
     kernels.refresh(now)
-    return sum(each.bytes for each in kernels.snapshot(now, is_settled=True).reservations)
+    return sum(each.bytes for each in snapshot(kernels, now, is_settled=True).reservations)
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
@@ -142,7 +143,7 @@ def test_a_page_that_claims_to_be_parking_delays_no_other_park(kernels, is_share
         gpu = NvmlGpu(GPU, 0, "A GPU", TOTAL, TOTAL - 10 * GIB, 10 * GIB, 0)
         kernels.take_sample(NvmlSample(now, "580", (gpu,)))
         kernels.refresh(now)
-        actions = decide(now, kernels.snapshot(now, is_settled=True), kernels.settings)
+        actions = decide(now, snapshot(kernels, now, is_settled=True), kernels.settings)
         parked = [action.kernel_id for action in actions if isinstance(action, Park)]
         assert parked == ["uid-1/honest"]
 
@@ -153,7 +154,7 @@ def test_no_kernel_is_taken_to_have_more_on_a_gpu_than_there_is(kernels):
     page.say(gpus=(PageGpu(GPU, 1 << 50, 0, (0,) * 8), PageGpu("GPU-unknown", 1 << 50, 0, (0,) * 8)))
     comes(kernels, page, 1.0)
     kernels.refresh(2.0)
-    (seen,) = kernels.snapshot(2.0, is_settled=True).kernels
+    (seen,) = snapshot(kernels, 2.0, is_settled=True).kernels
     assert seen.resident_bytes == {GPU: TOTAL, "GPU-unknown": TOTAL}
 
 
@@ -176,7 +177,7 @@ def lots_given(kernels, pids, used):
     gpu = NvmlGpu(GPU, 0, "A GPU", TOTAL, used, TOTAL - used, 0, frozenset(pids or ()), pids or {})
     kernels.take_sample(NvmlSample(9.0, "580", (gpu if pids is not None else replace(gpu, pids=None),)))
     kernels.refresh(10.0)
-    actions = decide(10.0, kernels.snapshot(10.0, is_settled=True), kernels.settings)
+    actions = decide(10.0, snapshot(kernels, 10.0, is_settled=True), kernels.settings)
     return {action.kernel_id: action.lot_bytes for action in actions if isinstance(action, Park | GiveLots)}
 
 
@@ -210,7 +211,7 @@ def test_of_a_kernels_processes_only_those_with_gpu_memory_get_lots(lots):
     lots_given(lots, None, 0)
     assert not has_gpu_memory(liar)
     lots.take_sample(None)
-    lots.snapshot(11.0, is_settled=True)
+    snapshot(lots, 11.0, is_settled=True)
     assert has_gpu_memory(liar), "without NVML there is no better figure"
 
 
@@ -221,7 +222,7 @@ def test_no_kernel_is_parked_before_its_server_can_have_spoken_for_it(kernels):
     kernels.refresh(1000.0)
 
     def parks(*, is_complete):
-        node = kernels.snapshot(5000.0, is_settled=True, is_complete=is_complete)
+        node = snapshot(kernels, 5000.0, is_settled=True, is_complete=is_complete)
         return [action for action in decide(5000.0, node, kernels.settings) if isinstance(action, Park)]
 
     assert not parks(is_complete=False)
@@ -251,7 +252,7 @@ def claims(kernels, pids, used, *uuids):
     ]
     kernels.take_sample(NvmlSample(9.0, "580", tuple(gpus)))
     kernels.refresh(10.0)
-    return {each.id: each.resident_bytes for each in kernels.snapshot(10.0, is_settled=True).kernels}
+    return {each.id: each.resident_bytes for each in snapshot(kernels, 10.0, is_settled=True).kernels}
 
 
 @pytest.fixture
@@ -276,7 +277,7 @@ def test_a_claim_on_another_gpu_counts_there_alone(kernels, names):
     page.say(gpus=(PageGpu(GPU, GIB, 0, (0,) * 8), PageGpu(other, 30 * GIB, 0, (0,) * 8)))
     comes(kernels, page, 1.0, pid=5)
     claims(kernels, {5: 2 * GIB}, 2 * GIB, GPU, other)
-    (seen,) = kernels.snapshot(10.0, is_settled=True).kernels
+    (seen,) = snapshot(kernels, 10.0, is_settled=True).kernels
     assert seen.resident_bytes == {GPU: GIB, other: 2 * GIB}
     assert seen.frees_bytes[other] == 2 * GIB
 
@@ -310,7 +311,7 @@ def test_figures_from_before_a_kernels_last_move_say_nothing_of_it(kernels):
     kernels.kernels["uid-1/k"].last_move.ended_at = 9.5
     assert claims(kernels, {}, 0) == {"uid-1/k": {GPU: 30 * GIB}}
     kernels.take_sample(None)
-    (seen,) = kernels.snapshot(11.0, is_settled=True).kernels
+    (seen,) = snapshot(kernels, 11.0, is_settled=True).kernels
     assert seen.resident_bytes == {GPU: 30 * GIB}, "without NVML there is no better figure"
 
 
@@ -322,6 +323,6 @@ def test_of_a_gpu_without_memory_figures_pages_are_all_that_is_known(kernels, na
     gpu = NvmlGpu(GPU, 0, "A GPU", TOTAL, 0, TOTAL, 0, frozenset({5}), {5: 0})
     kernels.take_sample(NvmlSample(9.0, "580", (gpu,), unsized=("GPU-unsized",)))
     kernels.refresh(10.0)
-    node = kernels.snapshot(10.0, is_settled=True)
+    node = snapshot(kernels, 10.0, is_settled=True)
     assert node.kernels[0].resident_bytes == {"GPU-unsized": GIB, "GPU-made-up": 0}
     assert not node.gpus["GPU-unsized"].is_measured

@@ -11,6 +11,7 @@ from jupyter_affinode.node.model.backoff import UserBackOff
 from jupyter_affinode.node.protocol.page import State
 from jupyter_affinode.node.protocol.wire import CommandKind, Status
 from jupyter_affinode.node.state.gpus.reservations import NOTHING_COMES_S, UNSEEN_LASTS_S
+from jupyter_affinode.node.state.snapshot_builder import snapshot
 from jupyter_affinode.settings.policy import GIB, MIB
 
 MOVE_S = 0.5  # an honest resume on an empty GPU
@@ -191,7 +192,7 @@ def test_a_resume_that_stops_half_way_is_seen_to_have_memory_if_it_took_any(take
     heart.used = taken
     while heart.state.reservations.entries:
         heart.pass_time()
-    seen = heart.state.snapshot(heart.clock.now, is_settled=True)
+    seen = snapshot(heart.state, heart.clock.now, is_settled=True)
     (kernel,) = (each for each in seen.kernels if each.id == "uid-1/slow")
     assert kernel.is_slow is (taken > 0)
 
@@ -220,7 +221,7 @@ def test_a_kernel_that_comes_after_all_meets_the_driver_and_not_another_kernel(s
     kernel = heart.state.kernels["uid-1/late"]
     assert kernel.move is None
     assert (kernel.wants_since is None) is (status is Status.OK), "it keeps its place while it waits"
-    room = heart.state.snapshot(heart.clock.now, is_settled=True)
+    room = snapshot(heart.state, heart.clock.now, is_settled=True)
     assert sum(each.bytes for each in room.reservations) in (20 * GIB, 60 * GIB), "the other's alone"
 
 

@@ -24,6 +24,7 @@ from jupyter_affinode.node.state.host.host_usage import (
     trim,
 )
 from jupyter_affinode.node.state.host.lots_beforehand import soon_wanted_bytes
+from jupyter_affinode.node.state.snapshot_builder import kernel_picture, snapshot
 from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
 from jupyter_affinode.settings.policy import GIB, MIB, Settings
 
@@ -64,7 +65,7 @@ def test_a_cgroups_figure_is_current_whichever_process_was_read_last(clock, limi
     for shim in machine.shims:
         limits[shim.pid] = {"/all": (40 * GIB, 64 * GIB)}
     machine.state.host.read_limits(machine.state.kernels.values())
-    host = machine.state.snapshot(clock.now, is_settled=True).host
+    host = snapshot(machine.state, clock.now, is_settled=True).host
     assert host.headroom_bytes == {"/all": 40 * GIB}
 
 
@@ -73,7 +74,7 @@ def test_a_limit_that_several_share_counts_for_all_of_them_beside_their_own(cloc
     for shim in machine.shims:
         limits[shim.pid] = {f"/all/{shim.kernel_id}": (8 * GIB, 8 * GIB), "/all": (3 * GIB, 16 * GIB)}
     machine.state.host.read_limits(machine.state.kernels.values())
-    node = machine.state.snapshot(clock.now, is_settled=True)
+    node = snapshot(machine.state, clock.now, is_settled=True)
     assert [kernel.cgroups for kernel in node.kernels] == [("/all/a", "/all"), ("/all/b", "/all")]
     assert node.host.headroom_bytes == {"/all/a": 8 * GIB, "/all/b": 8 * GIB, "/all": 3 * GIB}
 
@@ -160,7 +161,7 @@ def test_no_waiter_waits_for_what_a_page_alone_claims_to_give_back(clock):
     (process,) = machine.state.kernels["k"].processes.values()
     machine.shims[0].state = State.RESUMING
     machine.state.refresh(clock.now)
-    seen = machine.state.picture(machine.state.kernels[process.kernel_id], clock.now)
+    seen = kernel_picture(machine.state, machine.state.kernels[process.kernel_id], clock.now)
     assert seen.residency.value == "resuming" and seen.moves_since < clock.now - 1e6
 
 
@@ -176,7 +177,7 @@ def test_a_park_refused_for_host_memory_is_possible_as_soon_as_there_is_enough(c
     for _ in range(10):
         refuse(machine, record, found_less=False)
     machine.state.read_pages_of(record, clock.now)
-    seen = machine.state.picture(record, clock.now)
+    seen = kernel_picture(machine.state, record, clock.now)
     assert seen.retry_at <= clock.now  # not kept from anything: the policy sees what there is
     assert seen.host.retry_at > clock.now + 20  # nothing is said again, and nothing unlikely tried
 
