@@ -178,7 +178,7 @@ class Controller:
         self.closing = Closing()
         self.clean_up = CleanUp(log)
         self._nvml = NvmlReader(self._take_sample, log, nvml.read)
-        looks = Looks(self.read_pages_of, self._nvml.look, self.kernel_json, self.poke)
+        looks = Looks(self.read_pages_of, self._nvml.sample_soon, self.kernel_json, self.poke)
         self._shims = Shims(state, self.access, log, self._parts, looks)
 
     def start(self) -> None:
@@ -197,7 +197,7 @@ class Controller:
         )
         ledger = self.history.ledger
         self._restoring = self._loop.create_task(self.today.restore(None if ledger is None else ledger.path))
-        self._nvml.look()
+        self._nvml.sample_soon()
         self._tick()
 
     def close(self) -> None:
@@ -332,7 +332,7 @@ class Controller:
         """Check now and then what no shim reports, and whether any kernel needs this controller."""
         if now - self._looked_at >= apart_s:
             self._looked_at = now
-            self._nvml.look()
+            self._nvml.sample_soon()
             self.state.look_at_parents(now)
         sample = self.state.gpus.sample
         if sample is not None and now - sample.began > NVML_HANGS_AFTER_S:
@@ -359,7 +359,7 @@ class Controller:
             self.events.publish()
             awaits_verdict = any(kernel.made_way is not None for kernel in self.state.kernels.values())
             if self.state.reservations.awaits_sample or awaits_verdict:
-                self._nvml.look()
+                self._nvml.sample_soon()
         except Exception:  # a controller that stopped here would leave kernels waiting for ever
             self.log.exception("a pass failed")
         finally:
@@ -376,7 +376,7 @@ class Controller:
         )
         wanted = self._lots_beforehand.wanted_bytes(self._snapshot, self.state.settings, most, now)
         users = len({kernel.charged_user for kernel in kernels})
-        self.lots.look(self.state.settings, host, self.state.lots_mapped(), wanted, now, users)
+        self.lots.adjust(self.state.settings, host, self.state.lots_mapped(), wanted, now, users)
 
     def read_pages_of(self, kernel: KernelRecord, now: float) -> None:
         """Read one kernel's pages; a process whose page is malformed is dropped."""
@@ -398,10 +398,10 @@ class Controller:
             memory = host_memory()
             host.memory = replace(memory, available_bytes=memory.available_bytes - self.lots.making_bytes)
             host.read_limits(kernels)
-            host.disk.look(self.state.settings, disk_used_bytes(kernels), now, self.log)
+            host.disk.measure(self.state.settings, disk_used_bytes(kernels), now, self.log)
             decides = bool(host.disk.limit_bytes) and self.access.is_shared
             read_host_bytes(self.state.processes(), now, decides=decides)
-        self.operations.look_at_promises(self._snapshot, now)  # before another kernel is chosen
+        self.operations.count_broken_promises(self._snapshot, now)  # before another kernel is chosen
         is_complete = self._has_run_for(now) >= self.state.settings.settle_s * COMPLETE_AFTER_SETTLING
         self._snapshot = snapshot(self.state, now, is_settled=self._is_settled(now), is_complete=is_complete)
         self._seen = {kernel.id: kernel for kernel in self._snapshot.kernels}
@@ -426,7 +426,7 @@ class Controller:
             return False
         if self._standby is None:
             return True
-        return self._standby.look(now, self.state.gpus.measured if self._nvml_answered else None)
+        return self._standby.check(now, self.state.gpus.measured if self._nvml_answered else None)
 
     def _decide(self, now: float) -> None:
         actions = decide(now, self._snapshot, self.state.settings)
@@ -447,7 +447,7 @@ class Controller:
 
     def _moved(self) -> None:
         """Read the GPUs' figures again: a move ended, or is to be tried again."""
-        self._nvml.look()
+        self._nvml.sample_soon()
         self.poke()
 
     def _take_sample(self, sample: NvmlSample | None) -> None:
@@ -470,11 +470,11 @@ class Controller:
 
     def _tidy(self, now: float) -> None:
         """End requests that no shim will answer, and forget what is gone."""
-        self.operations.look(now)
+        self.operations.expire(now)
         look_for_unended(self.state.kernels, now, self.log, self.poke)
         self.accounts.tidy(now)
-        self.servers.look(self.events.places())
-        self.stored_requests.look(self.state.kernels.values(), now, self.state.host.disk.stored_bytes)
+        self.servers.watch_all(self.events.places())
+        self.stored_requests.save(self.state.kernels.values(), now, self.state.host.disk.stored_bytes)
         for process in self.state.stale_processes(now):
             self._shims.forget(process, lives=process.watch is not None)  # its end would have been seen
         for kernel in list(self.state.kernels.values()):

@@ -39,7 +39,7 @@ class CacheDrops(Kind[CacheDrop]):
         if reply.status not in (Status.OK, Status.NOTHING):
             self._log.info("process %d dropped no caches: %s", process.pid, reply.status.name.lower())
 
-    def look(self, drop: CacheDrop, now: float) -> None:
+    def expire(self, drop: CacheDrop, now: float) -> None:
         """Stop waiting for processes that are gone, or take too long."""
         connected = {process.key for process in drop.kernel.connected()}
         for key, told in drop.awaited.items():

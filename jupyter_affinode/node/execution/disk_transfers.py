@@ -101,7 +101,7 @@ class DiskTransfers(Kind[DiskTransfer]):
         elif owes:
             self._owed_bytes[user] = owes
 
-    def look(self, transfer: DiskTransfer, now: float) -> None:
+    def expire(self, transfer: DiskTransfer, now: float) -> None:
         """End a transfer that is not wanted any more, and stop waiting for one that is gone or makes no progress."""
         kernel, is_ended = transfer.kernel, transfer.phase is Phase.ABORTING
         moved = abs(on_disk_bytes(kernel) - transfer.before_bytes)

@@ -71,7 +71,7 @@ class FailedParks:
                 claims[uuid] = Claimed(size, self._unmanaged(uuid), None)
         park.claims = claims
 
-    def look(self, node: Node, now: float) -> None:
+    def count_late(self, node: Node, now: float) -> None:
         """Count the parks that last so long that other kernels are parked too, and those that freed nothing."""
         self._look_for_hollow()
         for seen in node.kernels:
@@ -170,7 +170,7 @@ class UnusedRoom:
             before = _borne_out_bytes(waiter) or 0
             waiter.made_way = MadeWay(now, asked, before, frozenset(rooms), waiter.wants_since)
 
-    def look(self, now: float) -> None:
+    def count_unused(self, now: float) -> None:
         """Count the expired reservations, and what other users' kernels made way for in vain."""
         for kernel in self._state.kernels.values():
             if kernel.made_way is not None:

@@ -42,7 +42,7 @@ class Kind(Generic[Kept]):
     def take_reply(self, operation: Kept, process: Process, reply: Reply) -> None:
         """Learn from a process's last reply."""
 
-    def look(self, operation: Kept, now: float) -> None:
+    def expire(self, operation: Kept, now: float) -> None:
         """Mark the participants whose reply is not waited for any more; called in each pass."""
 
     def end(self, operation: Kept) -> None:

@@ -136,7 +136,7 @@ class Moves(Kind[Move]):
             move.participants.clear()  # none was told
         _pass_on(move, CommandKind.ABORT, failure[1])
 
-    def look(self, move: Move, now: float) -> None:
+    def expire(self, move: Move, now: float) -> None:
         """Give up the processes whose last reply will not come, or is not worth waiting for."""
         for key, told in move.awaited.items():
             told.is_lost = _is_lost(move, told, move.kernel.processes.get(key), now)

@@ -120,17 +120,17 @@ class Operations:
             told.is_lost = True
         self._go_on(kernel)
 
-    def look(self, now: float) -> None:
+    def expire(self, now: float) -> None:
         """End operations that no shim will answer any more, and those that are not wanted any more."""
         for kernel in list(self._state.kernels.values()):
             if kernel.operation is not None:
-                self._kinds[type(kernel.operation)].look(kernel.operation, now)
+                self._kinds[type(kernel.operation)].expire(kernel.operation, now)
                 self._go_on(kernel)
 
-    def look_at_promises(self, node: Node, now: float) -> None:
+    def count_broken_promises(self, node: Node, now: float) -> None:
         """Count the parks that last too long and the room that is not taken; `node` is the last snapshot."""
-        self._failed_parks.look(node, now)
-        self._unused_room.look(now)
+        self._failed_parks.count_late(node, now)
+        self._unused_room.count_unused(now)
 
     def _go_on(self, kernel: KernelRecord) -> None:
         """Decide on the kernel's operation if that is due, and end it if it is over."""

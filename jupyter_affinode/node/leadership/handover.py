@@ -87,7 +87,7 @@ class Standby:
         self._holders: list[str] | None = None  # None: not known yet
         self._told: list[str] = []
 
-    def look(self, now: float, gpus: Mapping[str, NvmlGpu] | None) -> bool:
+    def check(self, now: float, gpus: Mapping[str, NvmlGpu] | None) -> bool:
         """Return whether it is over; check the locks now and then, and never again once it is.
 
         `gpus` are those that NVML sees; None as long as it has not answered.

@@ -132,7 +132,7 @@ class History(Observer):
 
     def looked(self, now: float, queue: Sequence[Waiter]) -> None:
         """See observer.Observer."""
-        for ended in self._waits.look(now, queue, self._state.kernels):
+        for ended in self._waits.take_queue(now, queue, self._state.kernels):
             self._figures.waited(ended)
             self._write_wait(ended)
         if now - self._looked_at >= LOOK_EVERY_S:
@@ -164,7 +164,7 @@ class History(Observer):
         wall = self._wall()
         self._write_gone(wall)
         seen = [self._seen(kernel) for kernel in self._state.kernels.values() if kernel.processes]
-        for kernel, gpu, sums in self._meter.look(now, wall, seen):
+        for kernel, gpu, sums in self._meter.count(now, wall, seen):
             self._figures.metered(kernel, gpu, sums)
         self._figures.seen(seen, now)
         self._users = {}
@@ -175,7 +175,7 @@ class History(Observer):
             self.ledger.usage(usage)
             self._write_kernels(self.ledger, seen, now, wall)
             self._write_samples(self.ledger, wall)
-            self.ledger.look(now, wall)
+            self.ledger.write_due(now, wall)
 
     def _seen(self, kernel: KernelRecord) -> Seen:
         gpus = self._gpus(kernel)

@@ -98,7 +98,7 @@ class Meter:
         self._seen: dict[str, Seen] = {}
         self._looked_at: float | None = None
 
-    def look(self, now: float, wall: float, kernels: Iterable[Seen]) -> list[tuple[Seen, str, ByteSeconds]]:
+    def count(self, now: float, wall: float, kernels: Iterable[Seen]) -> list[tuple[Seen, str, ByteSeconds]]:
         """Count the time since the last look; `wall` is the wall clock's seconds at `now`.
 
         Return what was counted by kernel and GPU, for callers that sum it up otherwise.

@@ -43,7 +43,7 @@ class WaitWatch:
         """Note that an allocation of the kernel was denied."""
         self._denied.add(kernel_id)
 
-    def look(
+    def take_queue(
         self, now: float, queue: Sequence[Waiter], kernels: Mapping[str, KernelRecord]
     ) -> Iterator[WaitEnded]:
         """Yield the waits that ended since the last look. However many of its calls wait, a kernel waits once."""

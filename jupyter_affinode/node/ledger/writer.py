@@ -97,7 +97,7 @@ class Ledger:
         copied = Batch(filling.at, list(filling.events), dict(filling.kernels), samples=list(filling.samples))
         return self._written_last, copied
 
-    def look(self, now: float, wall: float) -> None:
+    def write_due(self, now: float, wall: float) -> None:
         """Have written what is due; `now` is monotonic, `wall` the wall clock."""
         if now - self._flushed_at >= _patience(self._filling) and not self._batches.full():
             self._flushed_at = now

@@ -23,7 +23,7 @@ class Pauses:
         self._by_user: dict[str, deque[float]] = {}
         self._lengths: tuple[float, ...] | None = ()
 
-    def look(self, kernels: Iterable[Kernel], now: float) -> None:
+    def learn(self, kernels: Iterable[Kernel], now: float) -> None:
         """Note from a snapshot when each kernel was used last; one that waits for the GPU is in use. `now` in monotonic
         seconds.
         """

@@ -71,7 +71,7 @@ def estimate_waits(now: float, node: Node, settings: Settings) -> dict[str, Wait
     had = view.plan.served  # all count as served in order
     for _, waiter in in_service_order(view.plan.queue, had, now, settings):
         if waiter.kernel.id not in found:
-            look = view.look(waiter, ahead)
+            look = view.explain(waiter, ahead)
             found[waiter.kernel.id] = WaitEstimate(
                 len(found) + 1,
                 waiter.since,
@@ -107,7 +107,7 @@ class _View:
             if waiter.room is not None:  # it needs no slot, but it takes one
                 self.note(waiter)
 
-    def look(self, waiter: Waiter, ahead: Mapping[str, int]) -> Look:
+    def explain(self, waiter: Waiter, ahead: Mapping[str, int]) -> Look:
         """Return why a waiter waits, and until when if that can be said."""
         plan, kernel = self.plan, waiter.kernel
         if not plan.node.is_settled:

@@ -156,7 +156,7 @@ class StoredRequests:
             kernel.ending.reason, kernel.ending.for_kernel = stored.end_asked, stored.end_for
             kernel.ending.asked_at, kernel.ending.is_recalled = now, True
 
-    def look(
+    def save(
         self,
         kernels: Iterable[KernelRecord],
         now: float,

@@ -219,7 +219,7 @@ class NodeState:
         to drop.
         """
         bad = read_pages(self.processes(), self.gpus.sizes, now)
-        for size, seconds in self.speeds.look(
+        for size, seconds in self.speeds.learn(
             self.processes(), self.gpus.sizes, lambda process: self._last_move_s(process, now)
         ):
             self.host.disk.take_read(size, seconds)

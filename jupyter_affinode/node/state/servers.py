@@ -36,7 +36,7 @@ class ServerWatch:
         kernel.server.pid, kernel.server.place = pid, None
         self._watch(pid)
 
-    def look(self, places: Container[str] = ()) -> None:
+    def watch_all(self, places: Container[str] = ()) -> None:
         """Watch the processes that describe a kernel, and no others: each watch costs a descriptor. `places`: from
         where events are followed.
         """

@@ -10,7 +10,7 @@ from ...settings.policy import Settings
 from ..model.snapshot import Gpu, HostUse, Kernel, Node, Reservation, Residency, RoomRequest
 from ..protocol.page import Depth, PageGpu, State, UnmovableReason
 from .gpus.context_depth import freed_with_context, kernel_needs, open_gpus, other_gpus
-from .gpus.gpu_processes import look
+from .gpus.gpu_processes import bear_out
 from .gpus.gpu_table import GpuTable
 from .gpus.transfer_speeds import park_copies, resume_copies
 from .host.host_usage import awaits_bytes, host_use, on_disk_bytes
@@ -58,7 +58,7 @@ class Sorted(NamedTuple):
 def snapshot(state: NodeState, now: float, *, is_settled: bool, is_complete: bool = True) -> Node:
     """Return the snapshot for a decision; `now` in monotonic seconds."""
     failed = state.failed_parks
-    look(
+    bear_out(
         state.kernels.values(),
         state.gpus.measured,
         lambda kernel: failed.is_remembered(kernel.account.charged_user, now),
@@ -69,7 +69,7 @@ def snapshot(state: NodeState, now: float, *, is_settled: bool, is_complete: boo
     )
     if not is_complete:
         kernels = tuple(_undescribed(state, seen, now) for seen in kernels)
-    state.pauses.look(kernels, now)
+    state.pauses.learn(kernels, now)
     reservations = [
         Reservation(entry.kernel_id, entry.gpu, entry.bytes, entry.is_taken(now))
         for entry in state.reservations.entries

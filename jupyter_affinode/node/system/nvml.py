@@ -276,7 +276,7 @@ class NvmlReader:
         self._dead: tuple[int, ...] = ()
         threading.Thread(target=self._work, name="affinode-nvml", daemon=True).start()
 
-    def look(self) -> None:
+    def sample_soon(self) -> None:
         """Have a sample taken that begins after now."""
         if self._is_looking:
             self._look_again = True
@@ -325,7 +325,7 @@ class NvmlReader:
         self._on_sample(result)
         if self._look_again:
             self._look_again = False
-            self.look()
+            self.sample_soon()
 
     def _tell_dead(self, dead: tuple[int, ...]) -> None:
         self._dead = dead

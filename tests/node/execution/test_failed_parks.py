@@ -140,7 +140,7 @@ class Crowd(Heart):
             if at <= now:
                 self.due.remove((at, kernel_id, number, status))
                 self.reply(kernel_id, number, CommandKind.PARK, status, 40 * GIB)
-        self.look_for_lost_replies()
+        self.expire()
 
     def until_the_honest_one_is_asked(self, most_s):
         while self.clock.now < NOW + most_s:
@@ -220,7 +220,7 @@ def test_a_time_slice_that_ends_with_the_work_under_way_is_no_failure(preempts, 
     for seconds in (11.0, 6.0):  # 12 GiB take 1.7 s: late after 10.0 s, or 14.0 s
         now = crowd.clock.now = crowd.clock.now + seconds
         crowd.state.refresh(now)
-        crowd.operations.look_at_promises(snapshot(crowd.state, now, is_settled=True), now)
+        crowd.operations.count_broken_promises(snapshot(crowd.state, now, is_settled=True), now)
         behind.append(crowd.state.failed_parks.until("uid-1") - NOW)
     assert behind == ([-NOW, 17 + FIRST_S] if preempts else [11 + FIRST_S] * 2)
 

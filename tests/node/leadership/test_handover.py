@@ -71,7 +71,7 @@ def test_the_lock_of_a_user_who_has_nothing_on_the_gpu_is_not_waited_for(tmp_pat
             assert users_controllers(gpus("GPU-1", pids=pids)) == holders, pids
         assert users_controllers(gpus("GPU-2", pids=[theirs])) == []
         waiting = Standby(logging.getLogger("standby"))
-        assert waiting.look(waiting._began + 1, gpus("GPU-1", pids=[others]))
+        assert waiting.check(waiting._began + 1, gpus("GPU-1", pids=[others]))
 
 
 @contextlib.contextmanager
@@ -100,13 +100,13 @@ def test_the_holder_of_a_users_lock_is_waited_for_but_not_for_ever(tmp_path, mon
         assert users_controllers(gpus("GPU-2")) == []
         waiting = Standby(logging.getLogger("standby"))
         began = waiting._began
-        assert not waiting.look(began + 1, gpus("GPU-1"))
-        assert not waiting.look(began + 2, gpus("GPU-1"))
-        assert waiting.look(began + handover.PATIENCE_S + 1, gpus("GPU-1"))
+        assert not waiting.check(began + 1, gpus("GPU-1"))
+        assert not waiting.check(began + 2, gpus("GPU-1"))
+        assert waiting.check(began + handover.PATIENCE_S + 1, gpus("GPU-1"))
         assert "not given way" in caplog.text
     free = Standby(logging.getLogger("standby"))
-    assert not free.look(began + 1, None)
-    assert free.look(began + 2, gpus("GPU-1"))
+    assert not free.check(began + 1, None)
+    assert free.check(began + 2, gpus("GPU-1"))
 
 
 @contextlib.contextmanager
@@ -159,8 +159,8 @@ def test_a_users_folder_that_never_answers_is_waited_for_but_stops_nothing(monke
     waiting = Standby(logging.getLogger("standby"))
     began = waiting._began
     for second in (1, 2, 3):
-        assert not waiting.look(began + second, gpus("GPU-1"))
-    assert waiting.look(began + handover.PATIENCE_S + 1, gpus("GPU-1"))
+        assert not waiting.check(began + second, gpus("GPU-1"))
+    assert waiting.check(began + handover.PATIENCE_S + 1, gpus("GPU-1"))
     goes_on.set()
 
 
@@ -168,7 +168,7 @@ def test_where_users_locks_cannot_be_seen_no_controller_is_waited_for(tmp_path, 
     """As where the unit was given a /tmp that is not there; else nothing would ever be decided."""
     monkeypatch.setattr(handover, "USERS_FOLDERS", tmp_path / "nowhere")
     assert users_controllers(gpus("GPU-1")) == []
-    assert Standby(logging.getLogger("test")).look(1.0, gpus("GPU-1"))
+    assert Standby(logging.getLogger("test")).check(1.0, gpus("GPU-1"))
 
 
 def test_only_an_administrator_starts_the_machines_controller(tmp_path, monkeypatch):

@@ -263,7 +263,7 @@ async def until(condition, ledger, wall=NOW):
     """Let the ledger work until something is so."""
 
     def looked():
-        ledger.look(asyncio.get_running_loop().time(), wall)
+        ledger.write_due(asyncio.get_running_loop().time(), wall)
         return condition()
 
     await waiting.until(looked, message=lambda: f"problem: {ledger.problem}")
@@ -389,7 +389,7 @@ def test_what_waits_for_a_thread_that_hangs_is_bounded(folder, impatient, monkey
             ledger.event(event(NOW + number))
             ledger.kernel(KernelRow(f"k{number}", "u", NOW, NOW, None, False))
             ledger.user(f"u{number}", "u")
-            ledger.look(asyncio.get_running_loop().time() + number, NOW)
+            ledger.write_due(asyncio.get_running_loop().time() + number, NOW)
         goes_on.set()
 
     story(folder / "l", tell)
@@ -443,7 +443,7 @@ async def until(condition, ledger, kind):
     while not condition():
         for _ in range(100):
             ledger.event(EventRow(1.0, kind, "k", "alice"))
-        ledger.look(loop.time(), 1.0)
+        ledger.write_due(loop.time(), 1.0)
         await asyncio.sleep(0.005)
 
 async def main():

@@ -41,10 +41,10 @@ def total(usage):
 
 def test_memory_counts_from_look_to_look_as_the_earlier_look_found_it():
     meter = Meter()
-    meter.look(10.0, NOON, [seen(held=100)])
-    meter.look(12.0, NOON + 2, [seen(parked=100)])
-    meter.look(13.0, NOON + 3, [])
-    meter.look(20.0, NOON + 10, [])
+    meter.count(10.0, NOON, [seen(held=100)])
+    meter.count(12.0, NOON + 2, [seen(parked=100)])
+    meter.count(13.0, NOON + 3, [])
+    meter.count(20.0, NOON + 10, [])
     usage = meter.take()
     assert usage.by_key == {UsageKey(20000, "alice", "G"): ByteSeconds(200.0, 0.0, 100.0)}
     assert usage.measured_s == {20000: 10.0}
@@ -66,8 +66,8 @@ def test_memory_counts_from_look_to_look_as_the_earlier_look_found_it():
 )
 def test_use_is_a_call_in_flight_or_activity_less_than_a_second_ago(before, after, used_s):
     meter = Meter()
-    meter.look(100.0, NOON, [before])
-    meter.look(102.0, NOON + 2, [after] if after else [])
+    meter.count(100.0, NOON, [before])
+    meter.count(102.0, NOON + 2, [after] if after else [])
     sums = total(meter.take())
     assert sums.held == 16.0
     assert sums.used == pytest.approx(8 * used_s)
@@ -77,8 +77,8 @@ def test_use_is_a_call_in_flight_or_activity_less_than_a_second_ago(before, afte
 def test_a_stretch_over_midnight_is_split_there():
     meter = Meter()
     midnight = 20001 * DAY_S
-    meter.look(0.0, midnight - 1, [seen(held=10)])
-    meter.look(4.0, midnight + 3, [])
+    meter.count(0.0, midnight - 1, [seen(held=10)])
+    meter.count(4.0, midnight + 3, [])
     usage = meter.take()
     assert {key.day: sums.held for key, sums in usage.by_key.items()} == {20000: 10.0, 20001: 30.0}
     assert usage.measured_s == {20000: 1.0, 20001: 3.0}
@@ -86,10 +86,10 @@ def test_a_stretch_over_midnight_is_split_there():
 
 def test_setting_the_clock_changes_the_day_but_no_duration():
     meter = Meter()
-    meter.look(0.0, NOON, [seen(held=10)])
-    meter.look(1.0, NOON - 5 * DAY_S, [seen(held=10)])
-    meter.look(2.0, NOON + 9 * DAY_S, [seen(held=10)])
-    meter.look(3.0, NOON + 9 * DAY_S + 1, [])
+    meter.count(0.0, NOON, [seen(held=10)])
+    meter.count(1.0, NOON - 5 * DAY_S, [seen(held=10)])
+    meter.count(2.0, NOON + 9 * DAY_S, [seen(held=10)])
+    meter.count(3.0, NOON + 9 * DAY_S + 1, [])
     usage = meter.take()
     assert total(usage).held == pytest.approx(30.0)
     assert sum(usage.measured_s.values()) == pytest.approx(3.0)
@@ -98,10 +98,10 @@ def test_setting_the_clock_changes_the_day_but_no_duration():
 
 def test_time_without_looks_is_not_counted():
     meter = Meter()
-    meter.look(0.0, NOON, [seen(held=10)])
-    meter.look(GAP_MAX_S + 1, NOON + GAP_MAX_S + 1, [seen(held=10)])
+    meter.count(0.0, NOON, [seen(held=10)])
+    meter.count(GAP_MAX_S + 1, NOON + GAP_MAX_S + 1, [seen(held=10)])
     assert meter.take() == Usage()
-    meter.look(GAP_MAX_S + 2, NOON + GAP_MAX_S + 2, [])
+    meter.count(GAP_MAX_S + 2, NOON + GAP_MAX_S + 2, [])
     assert total(meter.take()).held == 10.0
 
 
@@ -142,7 +142,7 @@ def test_whatever_happens_sums_are_those_of_the_looks_and_use_is_within_what_was
     for drawn_s, jump, kernels in looks:
         earlier, now, wall = now, now + drawn_s, wall + drawn_s + jump
         length = now - earlier  # as a look at clocks sees it: sums are rounded
-        meter.look(now, wall, kernels)
+        meter.count(now, wall, kernels)
         if before is not None and length <= GAP_MAX_S:
             counted_s += length
             for kernel in before:

@@ -18,24 +18,24 @@ def used(name, at, user=""):
 def test_the_time_between_two_uses_is_a_pause_and_a_shorter_one_is_computing():
     seen = Pauses()
     for at in (0.0, 5.0, 5.3, 5.9, 8.9):
-        seen.look([used("k", at), used("other", 0.0)], at)
+        seen.learn([used("k", at), used("other", 0.0)], at)
     assert [round(length, 6) for length in seen.lengths_s] == [3.0, 5.0]
 
 
 def test_a_kernel_that_waits_for_the_gpu_is_in_use_until_it_has_it():
     seen, waiting = Pauses(), parked("k", waits=0.0)
-    seen.look([used("k", NOW - 4.0)], NOW - 4.0)
+    seen.learn([used("k", NOW - 4.0)], NOW - 4.0)
     for now in (NOW, NOW + 7.0):
-        seen.look([waiting], now)
-    seen.look([used("k", NOW + 7.5)], NOW + 7.5)
+        seen.learn([waiting], now)
+    seen.learn([used("k", NOW + 7.5)], NOW + 7.5)
     assert seen.lengths_s == (4.0,)
 
 
 def test_what_has_not_used_the_gpu_yet_or_has_ended_makes_no_pause():
     seen = Pauses()
-    seen.look([replace(used("new", 0.0), residency=Residency.NONE), used("gone", 0.0)], 0.0)
-    seen.look([used("new", 50.0)], 50.0)
-    seen.look([used("gone", 90.0), used("new", 60.0)], 90.0)
+    seen.learn([replace(used("new", 0.0), residency=Residency.NONE), used("gone", 0.0)], 0.0)
+    seen.learn([used("new", 50.0)], 50.0)
+    seen.learn([used("gone", 90.0), used("new", 60.0)], 90.0)
     assert seen.lengths_s == (10.0,)
 
 

@@ -257,7 +257,7 @@ class Play:
             self.state.take_sample(self.sample())
         self.state.refresh(now)
         self.state.host.read_limits(self.state.kernels.values())
-        self.state.host.disk.look(
+        self.state.host.disk.measure(
             self.state.settings, disk_used_bytes(self.state.kernels.values()), now, QUIET
         )
         node = snapshot(self.state, now, is_settled=True, is_complete=self.dice.random() < 0.7)
@@ -271,7 +271,7 @@ class Play:
                 }
             self.effects.carry_out(action, now)
         self.show(now)
-        self.operations.look(now)
+        self.operations.expire(now)
         for process in self.state.stale_processes(now):
             self.end(process)
 

@@ -83,7 +83,7 @@ def test_no_second_kernel_is_ended_because_the_controller_forgot_the_first(
 @pytest.mark.parametrize(("uses_gpu", "end"), [(True, "for another"), (False, None)])
 def test_a_kernel_that_was_restarted_meanwhile_is_not_ended_for_what_it_had(tmp_path, uses_gpu, end):
     path = tmp_path / FILE_NAME
-    StoredRequests(path, LOG).look([KernelRecord("k", ending=Ending("for another", for_kernel="older"))], 0.0)
+    StoredRequests(path, LOG).save([KernelRecord("k", ending=Ending("for another", for_kernel="older"))], 0.0)
     stored_requests = StoredRequests(path, LOG)
     stored_requests.read(100.0, DAY_S)
     kernel = KernelRecord("k", processes={1: SimpleNamespace(uses_gpu=uses_gpu)})
@@ -104,7 +104,7 @@ def file(tmp_path):
     """A file that says that a kernel is held for a year."""
     path = tmp_path / FILE_NAME
     kernel = KernelRecord("kept", held_until=time.monotonic() + 365 * DAY_S)
-    StoredRequests(path, LOG).look([kernel], 0.0)
+    StoredRequests(path, LOG).save([kernel], 0.0)
     assert path.stat().st_mode & 0o777 == 0o600
     return path
 
@@ -156,7 +156,7 @@ def test_long_descriptions_of_other_kernels_do_not_hide_a_hold(file):
     crowd = [KernelRecord("\U0001f600" * 252 + str(number)) for number in range(4096)]
     for kernel in crowd:
         kernel.describe(priority=-(10**4200))
-    StoredRequests(file, LOG).look([*crowd, KernelRecord("kept", held_until=1e9)], 0.0)
+    StoredRequests(file, LOG).save([*crowd, KernelRecord("kept", held_until=1e9)], 0.0)
     assert held_until(file, 100.0) == 100.0 + DAY_S
 
 
@@ -164,8 +164,8 @@ def test_a_disk_that_is_full_costs_nothing_else_and_is_tried_again(tmp_path, cap
     path = tmp_path / "nowhere" / FILE_NAME
     stored_requests, kernel = StoredRequests(path, LOG), KernelRecord("kept", held_until=1e9)
     for now in (0.0, 1.0, 2.0):
-        stored_requests.look([kernel], now)
+        stored_requests.save([kernel], now)
     assert len(caplog.records) == 1
     path.parent.mkdir()
-    stored_requests.look([kernel], 60.0)
+    stored_requests.save([kernel], 60.0)
     assert held_until(path, 100.0) == 100.0 + DAY_S

@@ -120,9 +120,9 @@ def test_a_server_that_could_not_be_watched_at_once_is_watched_later(monkeypatch
         with monkeypatch.context() as patch:
             patch.setattr(os, "pidfd_open", no_descriptors)
             watch.speaks_for(process.pid, kernel)
-            watch.look()
+            watch.watch_all()
         assert kernel.server.pid == process.pid
-        watch.look()
+        watch.watch_all()
         end(process)
         await until(lambda: kernel.server.pid is None)
 
@@ -137,10 +137,10 @@ def test_a_server_without_kernels_takes_no_descriptor():
             before = open_files(PIDFD)
             for process in processes:
                 watch.speaks_for(process.pid, kernel)
-            watch.look()
+            watch.watch_all()
             assert open_files(PIDFD) == before + 1
             del state.kernels["k"]
-            watch.look()
+            watch.watch_all()
             assert open_files(PIDFD) == before
         finally:
             for process in processes:

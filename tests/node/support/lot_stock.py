@@ -70,7 +70,7 @@ def with_stock(**options):
 async def filled(stock, settings=LOTS, host=PLENTY, mapped=NONE_YET, wanted=0, users=1):
     """Look until the stock is full."""
     while True:
-        stock.look(settings, host, mapped, wanted, time.monotonic(), users)
+        stock.adjust(settings, host, mapped, wanted, time.monotonic(), users)
         if stock._making is None:
             return
         await stock._making

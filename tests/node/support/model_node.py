@@ -164,7 +164,7 @@ class Machine:
         self.state.gpus.take(NvmlSample(now, "0", gpus), self.settings)
         self.state.refresh(now)
         node = snapshot(self.state, now, is_settled=True)
-        self.operations.look_at_promises(node, now)
+        self.operations.count_broken_promises(node, now)
         for action in decide(now, node, self.settings):
             kernel = self.state.kernels[action.kernel_id]
             if isinstance(action, Park):
@@ -174,7 +174,7 @@ class Machine:
             else:
                 assert isinstance(action, RefusePark), action
                 self.operations.refuse_park(kernel, Status.REFUSED, action.slug, action.reason)
-        self.operations.look(now)
+        self.operations.expire(now)
 
     def promise(self, process: Process, size: int) -> None:
         """No process waits for host memory."""

@@ -118,7 +118,7 @@ class Heart:
         gpu = NvmlGpu(A, 0, "A GPU", TOTAL, self.used, TOTAL - self.used, 0, pids, self.used_by or {})
         self.state.take_sample(NvmlSample(now, "580", (gpu,)) if self.has_nvml else None)
         self.state.refresh(now)
-        self.operations.look_at_promises(self.seen, now)
+        self.operations.count_broken_promises(self.seen, now)
         self.seen = snapshot(self.state, now, is_settled=True)
         for action in decide(now, self.seen, self.settings):
             kernel = self.state.kernels[action.kernel_id]
@@ -132,9 +132,9 @@ class Heart:
         self.state.refresh(self.clock.now)
         self.operations.take_reply(self.process(kernel_id), Reply(number, kind, status, size, 0.1, ""))
 
-    def look_for_lost_replies(self) -> None:
+    def expire(self) -> None:
         """As each pass ends."""
-        self.operations.look(self.clock.now)
+        self.operations.expire(self.clock.now)
 
 
 class FirstCommand:

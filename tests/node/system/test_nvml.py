@@ -187,7 +187,7 @@ def test_an_unforeseen_error_does_not_end_the_looks(monkeypatch):
     async def body():
         reader = NvmlReader(taken.append, logging.getLogger("test"), read)
         for number in (1, 2):
-            reader.look()
+            reader.sample_soon()
             await until(lambda number=number: len(taken) == number)
         reader.close()
 

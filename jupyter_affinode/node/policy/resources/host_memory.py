@@ -117,7 +117,7 @@ class HostRoom:
         self.take(kernel, takes)
         return takes
 
-    def is_passing(self, kernel: Kernel, size: int) -> None:
+    def count_passing(self, kernel: Kernel, size: int) -> None:
         """Count `size` bytes of a kernel as in transit: they make room for a waiter, or can be released afterwards."""
         more = size - self._passing.get(kernel.id, 0)
         if more > 0:

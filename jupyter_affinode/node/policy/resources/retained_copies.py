@@ -41,7 +41,7 @@ class RetainedCopies:
                 self._ready[each.id] = each
                 self._count(self._gives, each, self._most(each))
             elif use.trimmable_bytes:  # it can be asked in a later pass
-                room.is_passing(each, use.trimmable_bytes)
+                room.count_passing(each, use.trimmable_bytes)
 
     def _most(self, kernel: Kernel) -> int:
         """Return the bytes that a kernel can release now. A parked kernel releases what it used to move once it spills
@@ -56,7 +56,7 @@ class RetainedCopies:
         kernel = self._ready.pop(kernel_id, None)
         if kernel is not None:
             self._count(self._gives, kernel, -self._most(kernel))
-            self._room.is_passing(kernel, self._most(kernel) - asked_bytes)
+            self._room.count_passing(kernel, self._most(kernel) - asked_bytes)
 
     def left(self, short: Shortage, kernels: Collection[Kernel], *, to_disk: bool = True) -> Shortage:
         """Return what is still short when all others but `kernels` have released what they can."""

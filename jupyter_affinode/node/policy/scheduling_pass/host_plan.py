@@ -192,7 +192,7 @@ class HostPlan:
         needs = self.room.needs(kernel)
         self.room.take_lots(kernel, needs.lot_bytes)
         self.room.take(kernel, needs.probable_bytes)
-        self.room.is_passing(kernel, needs.probable_bytes + needs.lot_bytes + kernel.host.retained_bytes)
+        self.room.count_passing(kernel, needs.probable_bytes + needs.lot_bytes + kernel.host.retained_bytes)
 
     def release(self, asks: Shortage) -> Sequence[Action]:
         """Return actions that have others release what is missing, and a little more."""

@@ -65,7 +65,7 @@ class Plan:
                 self.expect_end(kernel)
             elif kernel.residency in AWAY:  # it is being written to disk or read, or that has just ended
                 self.host.room.take(kernel, kernel.host.reading_bytes)
-                self.host.room.is_passing(kernel, self.host.disk.rest(kernel))
+                self.host.room.count_passing(kernel, self.host.disk.rest(kernel))
 
     def _is_parking(self, kernel: Kernel) -> bool:
         """Return whether the kernel's GPU memory is on its way to the host, or about to be."""
@@ -138,7 +138,7 @@ class Plan:
             if not found.is_coming:
                 return False
             for kernel in (waiter, *kernels):
-                self.host.room.is_passing(kernel, kernel.movable_bytes)
+                self.host.room.count_passing(kernel, kernel.movable_bytes)
             self._await([waiter, *kernels], found.asks)
             self.host.room.charge(self.host.room.charges_of_hand_over(waiter, kernels))
             return True
@@ -146,7 +146,7 @@ class Plan:
             told = replace(park, kernel_id=kernel.id, budget_bytes=budget, lot_bytes=lots)
             self.act(replace(told, exchanges=True, hands_over=True))
             self._expect_room(kernel)
-            self.host.room.is_passing(kernel, kernel.movable_bytes)
+            self.host.room.count_passing(kernel, kernel.movable_bytes)
         self._decided_with_others(waiter)
         return True
 
@@ -377,7 +377,7 @@ class Plan:
     def _passes(self, kernel: Kernel, size: int) -> None:
         """Count `size` bytes of host memory of a kernel that is being parked as memory that it can release later."""
         if kernel.demoted_until <= self.now:
-            self.host.room.is_passing(kernel, size)
+            self.host.room.count_passing(kernel, size)
 
     def _note_resuming(self, kernel: Kernel) -> None:
         """Note that a kernel is being resumed; the copy that it leaves in the host can be released then.
@@ -387,4 +387,4 @@ class Plan:
         """
         for part in (kernel.resume_bytes, kernel.resident_bytes):
             self._on_the_move.update(uuid for uuid, size in part.items() if size)
-        self.host.room.is_passing(kernel, sum(kernel.resume_bytes.values()))
+        self.host.room.count_passing(kernel, sum(kernel.resume_bytes.values()))

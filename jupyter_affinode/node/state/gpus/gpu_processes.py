@@ -143,7 +143,7 @@ class Claim(NamedTuple):
     is_doubted: bool  # parks of its user came to nothing
 
 
-def look(
+def bear_out(
     kernels: Iterable[KernelRecord],
     measured: Mapping[str, NvmlGpu],
     is_doubted: Callable[[KernelRecord], bool],

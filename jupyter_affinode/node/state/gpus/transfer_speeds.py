@@ -112,7 +112,7 @@ class MoveSpeeds:
         # How many parks and resumes of a process were looked at, and the host memory that it had when last on the GPU.
         self._seen: dict[int, tuple[int, int, int]] = {}
 
-    def look(
+    def learn(
         self,
         processes: Iterable[Process],
         sizes: Mapping[str, int] | None,

@@ -37,7 +37,7 @@ class Disk:
         self._read_rate: float | None = None
         self._write_rate: float | None = None
 
-    def look(self, settings: Settings, used_bytes: int, now: float, log: logging.Logger) -> None:
+    def measure(self, settings: Settings, used_bytes: int, now: float, log: logging.Logger) -> None:
         """Measure the room; `used_bytes`: what kernels have there already, by their pages."""
         if not settings.spill_dir:
             self.limit_bytes, self.problem = 0, None

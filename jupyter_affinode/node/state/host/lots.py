@@ -210,7 +210,7 @@ class LotStock:
             return bool(self._found_bytes)
         return False
 
-    def look(
+    def adjust(
         self,
         settings: Settings,
         host: HostMemory,

@@ -174,7 +174,7 @@ def learning(*pages, lasts=1.0, size=16 * GIB):
     """What is learnt from the pages of one process, one after the other; `lasts`: its moves, as we saw them."""
     speeds = MoveSpeeds()
     for seen in [process(), *pages]:
-        speeds.look([seen], {A: size}, lambda each: lasts)
+        speeds.learn([seen], {A: size}, lambda each: lasts)
     return speeds
 
 
@@ -193,7 +193,7 @@ def test_slow_first_touches_of_host_memory_make_no_later_park_look_slow():
     speeds = MoveSpeeds()
     for number in range(10):
         for seen in parked_in(10.7, number, kept=0):
-            speeds.look([seen], {A: 16 * GIB}, lambda each: 20.0)
+            speeds.learn([seen], {A: 16 * GIB}, lambda each: 20.0)
     keeps = of_size(10 * GIB, host=HostUse(retained_bytes=10 * GIB))
     lots = of_size(10 * GIB, host=HostUse(lot_bytes=10 * GIB))
     half = of_size(10 * GIB, host=HostUse(retained_bytes=5 * GIB))
@@ -212,7 +212,7 @@ def test_later_parks_teach_the_machines_speed_and_first_touches_are_forgotten_wh
         nonlocal number
         for _ in range(times):
             for seen in parked_in(seconds, number, kept=kept):
-                speeds.look([seen], {A: 16 * GIB}, lambda each: 20.0)
+                speeds.learn([seen], {A: 16 * GIB}, lambda each: 20.0)
             number += 1
 
     take(10.7, 5, kept=0)
@@ -241,7 +241,7 @@ def test_each_move_teaches_once_and_only_what_was_copied_counts():
     back = process(parks=1, resumes=1, last_park=(10 * GIB, 0.1), last_resume=(10 * GIB, 0.2), zeros=10 * GIB)
     speeds = learning(fast, back)
     assert speeds.by_gpu()[A].resume_fixed_s > once[A].resume_fixed_s
-    speeds.look([], {A: 16 * GIB}, lambda each: 1.0)
+    speeds.learn([], {A: 16 * GIB}, lambda each: 1.0)
     assert speeds.by_gpu()[A].park_bytes_per_s == pytest.approx(once[A].park_bytes_per_s)
 
 
@@ -254,17 +254,17 @@ def test_a_page_teaches_nothing_that_was_not_seen():
     assert learning(moved(huge, slow)).by_gpu() == learning(moved(16 * GIB, 1.0)).by_gpu()
     assert learning(moved(GIB, 1.0), lasts=None).by_gpu() == {}, "we told it of no move"
     unseen = MoveSpeeds()
-    unseen.look([moved(GIB, 1.0)], {A: GIB}, lambda each: 1.0)
+    unseen.learn([moved(GIB, 1.0)], {A: GIB}, lambda each: 1.0)
     assert unseen.by_gpu() == {}, "what it did before we knew it"
     for sizes in ({}, None):
         unseen = MoveSpeeds()
         for seen in (process(), moved(GIB, 1.0)):
-            unseen.look([seen], sizes, lambda each: 1.0)
+            unseen.learn([seen], sizes, lambda each: 1.0)
         assert unseen.by_gpu() == {}, "a GPU that NVML does not know"
     known = learning(moved(GIB, 1.0))
-    known.look([], None, lambda each: 1.0)
+    known.learn([], None, lambda each: 1.0)
     assert known.by_gpu(), "NVML may be back in a moment"
-    known.look([], {B: GIB}, lambda each: 1.0)
+    known.learn([], {B: GIB}, lambda each: 1.0)
     assert known.by_gpu() == {}, "it is gone"
 
 

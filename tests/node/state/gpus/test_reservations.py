@@ -55,7 +55,7 @@ class Rivals(Heart):
         """A pass, and what fakes do with their commands."""
         self.told.clear()
         self.pass_time(0.25)
-        self.look_for_lost_replies()
+        self.expire()
         for kind, name, number in self.told:
             if kind is CommandKind.RESUME and name.startswith("uid-666"):
                 self.asked.append(self.clock.now)

@@ -237,7 +237,7 @@ def test_what_a_spill_may_have_written_counts_until_its_process_says_what_it_wro
         return
     if answer == "the process ends":
         machine.end_process(machine.shims[0])
-        machine.operations.look(clock.now)
+        machine.operations.expire(clock.now)
     else:
         later = Disk()
         later.recall(json.loads(json.dumps(disk.stored_bytes)), clock.now)
@@ -280,7 +280,7 @@ def test_a_folder_that_others_may_change_takes_no_parked_memory_and_the_log_says
     tmp_path.chmod(mode)
     disk, settings = Disk(), replace(Settings(), spill_dir=str(tmp_path))
     for now in (0.0, 10.0):
-        disk.look(settings, 0, now, logging.getLogger("test"))
+        disk.measure(settings, 0, now, logging.getLogger("test"))
     told = [record.getMessage() for record in caplog.records]
     assert (disk.limit_bytes > 0, disk.problem is None, len(told)) == (may, may, 0 if may else 1)
     assert all(f"chmod 1777 {tmp_path}" in text for text in told)

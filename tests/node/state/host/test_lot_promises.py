@@ -118,7 +118,7 @@ async def test_a_process_that_has_ended_or_connected_again_is_promised_nothing(s
     for key in (1, 7, 8):
         stock.promise(promised_to(key, []), MIB)
     stock.follow(9, 7)
-    stock.look(LOTS, PLENTY, {8: 0}, 0, time.monotonic())
+    stock.adjust(LOTS, PLENTY, {8: 0}, 0, time.monotonic())
     assert stock.promised() == {8: MIB}
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     ends = Borrower(8, lambda on_end: ProcessWatch(os.pidfd_open(process.pid), on_end))
@@ -151,7 +151,7 @@ def test_what_is_lent_never_comes_out_of_the_reserve_or_of_what_others_may_take(
 
     async def body(stock):
         settings = LOTS.changed(lot_bytes=None, host_reserve_bytes=320 * MIB)
-        stock.look(settings, PLENTY, NONE_YET, 0, time.monotonic())
+        stock.adjust(settings, PLENTY, NONE_YET, 0, time.monotonic())
         stock.promise(promised_to(7, lent), 128 * MIB)
         for more, held in ((31, 0), (1, 32), (64, 96), (128, 128)):
             free[0] += more * MIB + (reserve + parks_take if not held and not free[0] else 0)

@@ -108,14 +108,14 @@ async def test_a_process_that_has_ended_has_no_lot_mapped(stock):
 
 @with_stock()
 async def test_lots_of_an_earlier_controller_count_too(stock):
-    stock.look(LOTS, PLENTY, {1: 32 * MIB}, 0, time.monotonic())
+    stock.adjust(LOTS, PLENTY, {1: 32 * MIB}, 0, time.monotonic())
     assert stock._making is None
 
 
 @with_stock()
 async def test_under_pressure_what_was_not_handed_out_is_given_back(stock):
     await filled(stock)
-    stock.look(LOTS.changed(host_reserve_bytes=GIB), HostMemory(64 * GIB, GIB - MIB), {}, 0, 0.0)
+    stock.adjust(LOTS.changed(host_reserve_bytes=GIB), HostMemory(64 * GIB, GIB - MIB), {}, 0, 0.0)
     assert stock.ready_bytes == 0
     assert stock._making is None or not await stock._making
 
@@ -129,7 +129,7 @@ async def test_where_half_of_the_margin_is_gone_all_of_it_is_made_free_again(sto
     short = GIB + margin // 2 - 1
     # The last: the host does not show it yet.
     for available, ready in ((GIB + margin // 2, 512 * MIB), (short, 256 * MIB), (short, 256 * MIB)):
-        stock.look(settings, HostMemory(64 * GIB, available), NONE_YET, 0, time.monotonic())
+        stock.adjust(settings, HostMemory(64 * GIB, available), NONE_YET, 0, time.monotonic())
         assert stock.ready_bytes == ready
     if stock._making is not None:
         await stock._making
@@ -138,7 +138,7 @@ async def test_where_half_of_the_margin_is_gone_all_of_it_is_made_free_again(sto
 @with_stock()
 async def test_a_smaller_bound_gives_back_what_is_over_it(stock):
     await filled(stock)
-    stock.look(LOTS.changed(lot_bytes=0), PLENTY, {}, 0, time.monotonic())
+    stock.adjust(LOTS.changed(lot_bytes=0), PLENTY, {}, 0, time.monotonic())
     assert stock.ready == []
 
 
@@ -200,7 +200,7 @@ async def test_a_lot_that_is_lent_is_never_cut_for_want_of_room(stock):
     await filled(stock)
     ((_, lot),) = stock.give(borrower(7, forget=lambda lot: None), 10 * MIB)
     stock.make_room(64 * GIB, HostMemory(64 * GIB, 0))
-    stock.look(LOTS.changed(lot_bytes=0, host_reserve_bytes=GIB), HostMemory(64 * GIB, 0), NONE_YET, 0, 1e9)
+    stock.adjust(LOTS.changed(lot_bytes=0, host_reserve_bytes=GIB), HostMemory(64 * GIB, 0), NONE_YET, 0, 1e9)
     assert stock.given_bytes == 64 * MIB and not cut(lot.descriptor)
 
 
@@ -221,7 +221,7 @@ async def test_without_a_setting_the_stock_is_what_parks_may_soon_take_and_half_
         (256 * MIB, 2 * UNWANTED_S - 2, 512 * MIB),
         (256 * MIB, 2 * UNWANTED_S, 256 * MIB),
     ):
-        stock.look(auto, PLENTY, NONE_YET, wanted, now + later)
+        stock.adjust(auto, PLENTY, NONE_YET, wanted, now + later)
         assert stock.ready_bytes == ready
 
 
@@ -318,9 +318,9 @@ def test_a_lot_that_cannot_be_made_is_tried_again_later_only(error):
     async def body(stock):
         await filled(stock)
         assert len(tries) == 1
-        stock.look(LOTS, PLENTY, {}, 0, time.monotonic())
+        stock.adjust(LOTS, PLENTY, {}, 0, time.monotonic())
         assert len(tries) == 1 and stock._making is None
-        stock.look(LOTS, PLENTY, {}, 0, time.monotonic() + AGAIN_AFTER_S + 1)
+        stock.adjust(LOTS, PLENTY, {}, 0, time.monotonic() + AGAIN_AFTER_S + 1)
         await stock._making
         assert len(tries) == 2
 
