@@ -11,9 +11,8 @@ from typing import Any
 
 from .. import environment
 from ..python_command import module_command
-from . import messages
 from .keeper import LINE_BYTES_MAX, SOCKET_NAME
-from .messages import Message
+from .messages import Undelivered
 from .records import Owner, Record, from_json, to_json
 
 START_S = 10.0
@@ -73,9 +72,9 @@ class Keeper:
         """Have a kernel kept from now on. What it says from then on reaches the next server."""
         await self._ask("hand_over", record=to_json(record))
 
-    async def deliver(self, kernel_id: str, undelivered: list[Message]) -> None:
+    async def deliver(self, kernel_id: str, undelivered: Undelivered) -> None:
         """Give what this server got of a kernel that it handed over, and delivered to no client."""
-        await self._ask("deliver", kernel=kernel_id, messages=messages.to_json(undelivered))
+        await self._ask("deliver", kernel=kernel_id, undelivered=undelivered.to_json())
 
     def tell_delivered(self, kernel_id: str, reader: str, channel: str, header: bytes) -> None:
         """Say that a tab has got a message, given by its header; left out while the keeper is far behind.
@@ -93,10 +92,9 @@ class Keeper:
             Ended(from_json(each["record"]), each["at"]) for each in answer["ended"]
         ]
 
-    async def take(self, kernel_id: str) -> tuple[list[Message], int]:
-        """Take an adopted kernel's messages, and how many more did not fit. From now on this server has the kernel."""
-        answer = await self._ask("take", kernel=kernel_id)
-        return messages.from_json(answer["messages"]), answer["dropped"]
+    async def take(self, kernel_id: str) -> Undelivered:
+        """Take what the tabs of an adopted kernel have not got. From now on this server has the kernel."""
+        return Undelivered.from_json(await self._ask("take", kernel=kernel_id))
 
     async def list_kept(self) -> list[Kept]:
         """Return all kernels that are kept, whatever server they are for."""

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import environment
-from . import messages
 from .kept_kernel import CLOSED, OPEN, KeptKernel
+from .messages import Undelivered
 from .records import FOLDER_NAME, Owner, Record, Records, from_json, to_json
 
 SOCKET_NAME = "keeper.sock"
@@ -133,7 +133,7 @@ class Keeper:
     def _deliver(self, writer: asyncio.StreamWriter, request: Answer) -> None:
         """Take what a server got of a kernel that it handed over, and did not deliver."""
         if request["kernel"] in self._servers[writer]:
-            self._kernels[request["kernel"]].put_before(messages.from_json(request["messages"]))
+            self._kernels[request["kernel"]].put_before(Undelivered.from_json(request["undelivered"]))
 
     def _adopt(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
         """Give a server all kept kernels of its name and root folder, and say which of them have ended."""
@@ -155,9 +155,7 @@ class Keeper:
         """Give an adopted kernel's messages, and keep it no longer; they stay here until they are delivered."""
         if request["kernel"] not in self._servers[writer]:
             raise LookupError(f"kernel {request['kernel']} is not this server's")
-        kernel = self._kernels[request["kernel"]]
-        dropped = kernel.dropped
-        return {"messages": messages.to_json(kernel.take()), "dropped": dropped}
+        return self._kernels[request["kernel"]].take().to_json()
 
     def _list(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
         """Say which kernels are kept."""

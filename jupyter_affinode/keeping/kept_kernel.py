@@ -9,8 +9,8 @@ import logging
 import os
 import signal
 import time
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -21,7 +21,7 @@ from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..client.kernel_messages import KernelMessages
 from ..threads import on_own_thread
 from ..time_of_day import clock_in_words
-from .messages import OUTPUT, Message, Outbox, header_of, parent_of
+from .messages import OUTPUT, Message, Outbox, Undelivered, header_of, parent_of, request_of
 from .processes import Adopted
 from .records import Record
 
@@ -29,14 +29,15 @@ CONNECTED_S = 1.0  # how long a connection to a kernel on this machine may take
 POLITE_S, TERM_S = 5.0, 5.0  # until SIGTERM, and from then until SIGKILL
 SPEAKING, SPEAK_EVERY_S = "controller", 10.0
 READING = ("shell", "control", "stdin")  # channels whose messages go to one client
+READERS_MAX, INPUTS_MAX = 8, 20  # tabs of one kernel that it is the client of, and cells whose code it has
 OPEN, CLOSED = "busy", "idle"
 
 
 class KeptKernel:
-    """Listens to a kernel's output always, and has what the tab that was the last to read has not got yet.
+    """Listens to a kernel's output always, and has what each tab that reads it has not got yet.
 
-    A server says what it delivered to that tab, so what a server that is killed did not is here. While no server has
-    the kernel the keeper is that tab's client, so that the answer to a cell that still runs comes here.
+    A server says what it delivered to which tab, so what a server that is killed did not is here. While no server has
+    the kernel the keeper is the tabs' client, so that the answer to a cell that still runs comes here.
     """
 
     def __init__(
@@ -51,15 +52,20 @@ class KeptKernel:
         self.dying: asyncio.Task[None] | None = None
         self.heard_at = time.monotonic()  # its last message
         self.open_cells: set[str] = set()
-        self.outbox = Outbox()
+        self._outboxes = {session: Outbox() for session in record.readers}
+        self._inputs: OrderedDict[str, Message] = (
+            OrderedDict()
+        )  # the kernel's word of the newest cells, by request
         self._process = Adopted(record.process)
         self._ended = ended
         self._log = log
         self._context = zmq.asyncio.Context.instance()
         self._output = self._connected(OUTPUT, zmq.SUB)
-        self._reading: dict[str, zmq.asyncio.Socket] = {}
+        self._reading: dict[tuple[str, str], zmq.asyncio.Socket] = {}  # by a tab's session and the channel
         self._loop = asyncio.get_running_loop()
-        self._tasks = {OUTPUT: self._loop.create_task(self._listen(OUTPUT, self._output))}
+        self._tasks: dict[object, asyncio.Task[None]] = {
+            OUTPUT: self._loop.create_task(self._listen_to_output())
+        }
         self._loop.add_reader(self._process.fileno(), self._has_ended)
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -68,21 +74,17 @@ class KeptKernel:
         """Whether no server has it."""
         return self.kept_since is not None
 
-    @property
-    def dropped(self) -> int:
-        """How many messages of its output did not fit."""
-        return self.outbox.dropped
-
     def belongs_to(self, record: Record) -> None:
         """Take a newer record of it; its ports stay while its process is the same."""
-        if record.reader != self.record.reader:
-            self.outbox.clear()
+        for session in set(self.record.readers) - set(record.readers):
+            self._outboxes.pop(session, None)
+        for session in record.readers:
+            self._outboxes.setdefault(session, Outbox())
         self.record = record
 
-    def delivered(self, reader: str, channel: str, header: bytes) -> None:
-        """Forget what its tab has got. A tab that is the reader now, and was not before, may be news here."""
-        self.belongs_to(replace(self.record, reader=reader))
-        self.outbox.delivered(channel, header)
+    def delivered(self, session: str, channel: str, header: bytes) -> None:
+        """Forget what a tab has got. One that no record named yet may be news here."""
+        self._outboxes.setdefault(session, Outbox()).delivered(channel, header)
 
     def close(self) -> None:
         """Stop listening, and forget it; the kernel goes on."""
@@ -106,54 +108,70 @@ class KeptKernel:
             self._expiry = self._loop.call_later(self.record.keep_s, self._expire)
         if self.record.is_managed:
             self._tasks[SPEAKING] = self._loop.create_task(self._speak())
-        if self.record.reader:
-            await asyncio.gather(*(self._read(channel) for channel in READING))
+        sessions = list(self._outboxes)[-READERS_MAX:]
+        await asyncio.gather(*(self._read(session, channel) for session in sessions for channel in READING))
 
-    def put_before(self, messages: list[Message]) -> None:
+    def put_before(self, undelivered: Undelivered) -> None:
         """Take what its server got and did not deliver."""
-        self.outbox.put_before(messages)
+        for session, messages in undelivered.messages.items():
+            self._outboxes.setdefault(session, Outbox()).put_before(messages)
 
-    def take(self) -> list[Message]:
+    def take(self) -> Undelivered:
         """Return its messages for the server that has it now, which says when they are delivered."""
         self.kept_since = None
         if self._expiry is not None:
             self._expiry.cancel()
-        for name in (SPEAKING, *READING):
+        for name in (SPEAKING, *self._reading):
             if name in self._tasks:
                 self._tasks.pop(name).cancel()
-        for channel in list(self._reading):
-            self._reading.pop(channel).close(linger=0)
-        return self.outbox.all()
+        for name in list(self._reading):
+            self._reading.pop(name).close(linger=0)
+        messages = {session: outbox.all() for session, outbox in self._outboxes.items()}
+        dropped = {session: outbox.dropped for session, outbox in self._outboxes.items() if outbox.dropped}
+        wanted = {request_of(frames) for each in messages.values() for _, frames in each} | self.open_cells
+        inputs = [message for request, message in self._inputs.items() if request in wanted]
+        return Undelivered(messages, dropped, inputs)
 
-    async def _read(self, channel: str) -> None:
-        """Be the client whose tab was the last to read, and return once the kernel knows that."""
-        if channel in self._reading:
+    async def _read(self, session: str, channel: str) -> None:
+        """Be the client of a tab, and return once the kernel knows that."""
+        name = (session, channel)
+        if name in self._reading:
             return
         socket = self._made(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, self.record.reader.encode())
+        socket.setsockopt(zmq.IDENTITY, session.encode())
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         try:
             socket.connect(self._address(channel))
-            self._reading[channel] = socket
-            self._tasks[channel] = self._loop.create_task(self._listen(channel, socket))
+            self._reading[name] = socket
+            self._tasks[name] = self._loop.create_task(self._listen(session, channel, socket))
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(recv_monitor_message(monitor), CONNECTED_S)
         finally:
             with contextlib.suppress(zmq.ZMQError):
                 socket.disable_monitor()
 
-    async def _listen(self, channel: str, socket: zmq.asyncio.Socket) -> None:
+    async def _listen_to_output(self) -> None:
+        while True:
+            frames = await self._output.recv_multipart()
+            self.heard_at = time.monotonic()
+            self._follow_cells(frames)
+            for outbox in self._outboxes.values():
+                outbox.add(OUTPUT, frames)
+
+    async def _listen(self, session: str, channel: str, socket: zmq.asyncio.Socket) -> None:
         while True:
             frames = await socket.recv_multipart()
             self.heard_at = time.monotonic()
-            if channel == OUTPUT:
-                self._follow_cells(frames)
-            if self.record.reader:
-                self.outbox.add(channel, frames)
+            self._outboxes.setdefault(session, Outbox()).add(channel, frames)
 
     def _follow_cells(self, frames: list[bytes]) -> None:
         """Know whether a cell runs: the controller parks no kernel of which it believes that one does."""
-        if b"status" not in header_of(frames):
+        kind = header_of(frames)
+        if b"execute_input" in kind:
+            self._inputs[request_of(frames)] = (OUTPUT, frames)
+            if len(self._inputs) > INPUTS_MAX:
+                self._inputs.popitem(last=False)
+        if b"status" not in kind:
             return
         with contextlib.suppress(ValueError, LookupError, TypeError):
             parent, state = json.loads(parent_of(frames)), json.loads(frames[-1])["execution_state"]

@@ -1,10 +1,13 @@
-"""A kernel's messages that its tab has not got yet: the newest, as many as a tab takes at once."""
+"""A kernel's messages that a tab has not got yet: the newest, as many as a tab takes at once."""
 
 from __future__ import annotations
 
 import base64
+import json
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 DELIMITER = b"<IDS|MSG>"
 OUTPUT = "iopub"
@@ -18,8 +21,30 @@ _Name = tuple[
 ]  # the channel, and the header: two clients' copies of a message have these in common
 
 
+@dataclass
+class Undelivered:
+    """What the tabs of a kernel have not got, by their sessions."""
+
+    messages: dict[str, list[Message]] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)  # how many messages of output did not fit
+    inputs: list[Message] = field(
+        default_factory=list
+    )  # the kernel's word of the cells that these messages are of
+
+    def to_json(self) -> dict[str, object]:
+        """Return it as JSON."""
+        messages = {session: to_json(messages) for session, messages in self.messages.items()}
+        return {"messages": messages, "dropped": self.dropped, "inputs": to_json(self.inputs)}
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Undelivered:
+        """Return what `to_json` gave. Raises ValueError or LookupError."""
+        messages = {session: from_json(messages) for session, messages in told["messages"].items()}
+        return cls(messages, told["dropped"], from_json(told["inputs"]))
+
+
 class Outbox:
-    """The messages of one kernel, oldest first. Where there is more output than fits, the oldest goes; answers stay."""
+    """The messages for one tab, oldest first. Where there is more output than fits, the oldest goes; answers stay."""
 
     def __init__(self) -> None:
         """Begin with none. The newest message is kept, however large it is."""
@@ -69,11 +94,6 @@ class Outbox:
         """Return all of them."""
         return [*self._output.values(), *self._answers]
 
-    def clear(self) -> None:
-        """Forget all."""
-        self._forget_output()
-        self._answers.clear()
-
     def _forget_output(self) -> None:
         self._output.clear()
         self._bytes, self.dropped, self._expected = 0, 0, None
@@ -91,12 +111,6 @@ class Outbox:
         return name
 
 
-def joined(earlier: Sequence[Message], later: Iterable[Message]) -> list[Message]:
-    """Return two clients' messages of one kernel as one list, each once."""
-    here = {_name(message) for message in earlier}
-    return [*earlier, *(message for message in later if _name(message) not in here)]
-
-
 def parent_of(frames: Sequence[bytes]) -> bytes:
     """Return the frame that names what a message answers; b"" for one that is no Jupyter message."""
     try:
@@ -111,6 +125,14 @@ def header_of(frames: Sequence[bytes]) -> bytes:
         return frames[list(frames).index(DELIMITER) + 2]
     except (ValueError, IndexError):
         return b""
+
+
+def request_of(frames: Sequence[bytes]) -> str:
+    """Return the id of the request that a message answers; "" for one that answers none."""
+    try:
+        return str(json.loads(parent_of(frames))["msg_id"])
+    except (ValueError, LookupError, TypeError):
+        return ""
 
 
 def to_json(messages: Iterable[Message]) -> list[list[object]]:

@@ -43,7 +43,7 @@ class Record:
     description: dict[str, Any] = field(default_factory=dict)  # what the controller is told of it
     sessions: list[dict[str, Any]] = field(default_factory=list)  # id, path, name, type
     info: dict[str, Any] | None = None  # its kernel_info_reply, if it has told: a busy kernel does not
-    reader: str = ""  # the client session that reads its messages: the last tab's
+    readers: list[str] = field(default_factory=list)  # the client sessions of its tabs, the newest last
     keep_s: float = 0.0  # for how long no server may have it
     place: str = "process"
     version: int = VERSION

@@ -28,7 +28,7 @@ from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 
 from ..client.api import ControllerRefused, ControllerUnavailable
 from ..keeping.client import Ended, Keeper, KeeperRefused, KeeperUnavailable, Kept, connected, is_there
-from ..keeping.messages import Message, joined, parent_of
+from ..keeping.messages import Undelivered
 from ..keeping.processes import ProcessName
 from ..keeping.records import Owner, Record
 from ..provisioning.kernelspec import scheduling_fields
@@ -36,12 +36,11 @@ from ..provisioning.provisioner import AffinodeProvisioner
 from ..time_of_day import clock_in_words
 from .controller_watch import NodeWatch, cancelled
 from .readers import Readers
+from .replay import Replay
 
 LOOK_EVERY_S = 2.0
 HAND_OVER_S = 8.0  # for all kernels: a Hub kills its servers 10 s after it asked them to end
 PARK_S = 5.0  # of these
-SUBSCRIBED_S = 1.0
-CHANNELS = ("iopub", "shell", "control", "stdin")
 OFF_THE_GPU = ("none", "parked")
 CONTAINERS_FIRST = (
     "tini",
@@ -68,6 +67,7 @@ class KeptKernels:
         self._keeper: Keeper | None = None
         self._told: dict[str, Record] = {}  # what the keeper knows of each kernel
         self._given_away: list[Any] = []  # kernel managers, whose end would delete their connection files
+        self._replay = Replay(self._manager)
         self._unseen: dict[str, Kept] = {}  # adopted kernels that no tab has attached to
         self._stay: set[str] = set()  # kernels that run on when the server ends
         self._readers = Readers(self._delivered, self._look)
@@ -198,43 +198,10 @@ class KeptKernels:
             )
 
     async def _read_on(self, record: Record, manager: Any) -> None:
-        """Have the tab that read a kernel's messages get those that came meanwhile, when it attaches again."""
+        """Have the tabs that read a kernel's messages get those that came meanwhile, when they attach again."""
         assert self._keeper is not None
-        kernel_id = record.kernel_id
-        if not record.reader:
-            await self._keeper.take(kernel_id)  # no client waits for them
-            return
-        self._readers.adopted(kernel_id, record.reader)
-        identity = record.reader.encode()
-        channels = {name: getattr(manager, f"connect_{name}")(identity=identity) for name in CHANNELS}
-        for name, stream in channels.items():
-            stream.channel = name
-        self._manager.start_buffering(kernel_id, f"{kernel_id}:{record.reader}", channels)
-        buffer = self._manager._kernel_buffers[kernel_id]
-        question = await self._subscribed(manager, buffer)
-        taken, dropped = await self._keeper.take(kernel_id)
-        if dropped and taken:
-            taken.insert(0, _note_of_loss(manager, taken[0], dropped))
-        buffer["buffer"] = [
-            message for message in joined(taken, buffer["buffer"]) if question not in parent_of(message[1])
-        ]
-
-    async def _subscribed(self, manager: Any, buffer: dict[str, Any]) -> bytes:
-        """Wait until a kernel's output comes in, by a question to it, whose id is returned; not for ever."""
-        control = manager.connect_control()
-        try:
-            question: str = manager.session.send(control, "kernel_info_request")["header"]["msg_id"]
-            end = asyncio.get_running_loop().time() + SUBSCRIBED_S
-            while asyncio.get_running_loop().time() < end:
-                if any(
-                    channel == "iopub" and question.encode() in parent_of(frames)
-                    for channel, frames in buffer["buffer"]
-                ):
-                    break
-                await asyncio.sleep(0.01)
-        finally:
-            control.close(linger=0)
-        return question.encode()
+        await self._replay.begin(record.kernel_id, manager, record.readers)
+        self._replay.put_before(record.kernel_id, await self._keeper.take(record.kernel_id))
 
     def _note_signals(self) -> None:
         """Tell an end by a signal, as a Hub or systemd ends servers, from one that the user chose in the menu.
@@ -293,6 +260,8 @@ class KeptKernels:
     async def on_kernel_action(self, logger: Any, schema_id: str, data: dict[str, Any]) -> None:
         """Look at once after what the server's `kernel_actions` events tell."""
         self._look()
+        if data.get("action") == "shutdown":
+            self._replay.end(str(data.get("kernel_id")))
 
     async def _keep_up(self) -> None:
         while True:
@@ -369,7 +338,9 @@ class KeptKernels:
                 if session["kernel"]["id"] == kernel_id
             ],
             info=_kernel_info(manager),
-            reader=self._readers.last(kernel_id),
+            readers=list(
+                dict.fromkeys([*self._replay.awaited(kernel_id), *self._readers.of(kernel_id)]),
+            ),
             keep_s=self._keep_s,
         )
 
@@ -425,11 +396,17 @@ class KeptKernels:
         await self._app.kernel_websocket_connection_class.close_all()
         for kernel_id in stay:
             await self._keeper.hand_over(records[kernel_id])
-            buffer = self._manager._kernel_buffers.get(kernel_id)
-            if buffer and buffer["buffer"]:
-                await self._keeper.deliver(kernel_id, buffer["buffer"])
+            await self._keeper.deliver(kernel_id, self._undelivered(kernel_id))
             self._taken_out(kernel_id)
         self._log.info("%d kernels run on without this server.", len(stay))
+
+    def _undelivered(self, kernel_id: str) -> Undelivered:
+        """Return what tabs did not get: those that have not attached again, and the last that was closed."""
+        undelivered = self._replay.end(kernel_id)
+        buffer = self._manager._kernel_buffers.get(kernel_id)
+        if buffer:
+            undelivered.messages[buffer["session_key"].partition(":")[2]] = buffer["buffer"]
+        return undelivered
 
     async def _staying(self, records: dict[str, Record]) -> list[str]:
         """Return the kernels that are to run on: for "parked", those that use no GPU memory once they were parked."""
@@ -491,18 +468,6 @@ def _kernel_info(manager: Any) -> dict[str, Any] | None:
     """Return what a kernel said of itself when its first tab asked."""
     told = getattr(manager, "_kernel_info_future", None)
     return told.result() if told is not None and told.done() and not told.cancelled() else None
-
-
-def _note_of_loss(manager: Any, first: Message, dropped: int) -> Message:
-    """Return a message that says in the cell's output that there was more."""
-    text = f"[{dropped} messages of output from the time without a server did not fit and are missing here]\n"
-    try:
-        parent = json.loads(parent_of(first[1]))
-    except ValueError:
-        parent = {}
-    message = manager.session.msg("stream", {"name": "stderr", "text": text}, parent=parent)
-    message["parent_header"] = parent
-    return "iopub", [b"stream", *manager.session.serialize(message)]
 
 
 def _obituary(ended: Ended) -> str:

@@ -21,30 +21,26 @@ class Readers:
     """Follows the server's connections between tabs and kernels."""
 
     def __init__(self, delivered: Callable[[str, str, str, bytes], None], changed: Callable[[], None]):
-        """`delivered` is called with a kernel, the tab that is its reader, a channel, and a message's header."""
+        """`delivered` is called with a kernel, the session of a tab, a channel, and a message's header."""
         self._delivered = delivered
         self._changed = changed
-        # By kernel, the client sessions of tabs and their connections. The last is the reader: it opened last.
+        # By kernel, the client sessions of tabs and their connections, the newest last; None: it is closed.
         self._open: dict[str, dict[str, Any]] = {}
 
     def watch(self, settings: dict[str, Any]) -> None:
         """Have all connections from now on be followed. Called with the settings of the server's application."""
         settings[SETTING] = _followed(settings[SETTING], self)
 
-    def last(self, kernel_id: str) -> str:
-        """Return the client session of the tab that was the last to open a kernel's messages; "" for none."""
-        return next(reversed(self._open.get(kernel_id, {})), "")
-
-    def adopted(self, kernel_id: str, reader: str) -> None:
-        """Take over an earlier server's reader."""
-        self._open.setdefault(kernel_id, {}).setdefault(reader, None)
+    def of(self, kernel_id: str) -> list[str]:
+        """Return the client sessions of the tabs that read a kernel's messages, the newest last."""
+        return list(self._open.get(kernel_id, {}))
 
     def forget(self, kernel_id: str) -> None:
         """Forget a kernel that has ended."""
         self._open.pop(kernel_id, None)
 
     def opened(self, connection: Any) -> None:
-        """Take a tab as the reader of its kernel."""
+        """Take a tab as a reader of its kernel."""
         tabs = self._open.setdefault(connection.kernel_id, {})
         for session, other in list(tabs.items()):
             if other is None or session == connection.session.session:
@@ -53,7 +49,7 @@ class Readers:
         self._changed()
 
     def closed(self, connection: Any) -> None:
-        """Take another tab as the reader, if there is one. A tab that closed last comes back, perhaps."""
+        """Take a tab as a reader no longer, unless it is the last: that comes back, perhaps."""
         tabs, session = self._open.get(connection.kernel_id, {}), connection.session.session
         if tabs.get(session) is not connection:
             return  # it is open again
@@ -64,10 +60,10 @@ class Readers:
         self._changed()
 
     def passed_on(self, connection: Any, stream: Any, frames: Sequence[bytes]) -> None:
-        """Tell of a message of a kernel's reader, once it is out of this process's hands."""
+        """Tell of a message to a tab, once it is out of this process's hands."""
         session = connection.session.session
         header = header_of(frames)
-        if session != self.last(connection.kernel_id) or not header:
+        if not header:
             return
         channel = stream if isinstance(stream, str) else getattr(stream, "channel", "")
         tell = partial(self._delivered, connection.kernel_id, session, channel, header)

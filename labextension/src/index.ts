@@ -3,6 +3,7 @@ import { bannerPlugin } from './notebook/banner';
 import { browserTabPlugin } from './notebook/browserTab';
 import { chipPlugin } from './notebook/chip';
 import { focusPlugin } from './notebook/focus';
+import { missedOutputPlugin } from './notebook/missedOutput';
 import { announcementsPlugin, noticesPlugin } from './notices/plugin';
 import { panelPlugin } from './panel/plugin';
 import { modelPlugin } from './plugin';
@@ -24,6 +25,7 @@ const plugins: JupyterFrontEndPlugin<unknown>[] = [
   noticesPlugin,
   announcementsPlugin,
   focusPlugin,
+  missedOutputPlugin,
   statusBarPlugin,
   runningPlugin
 ];

@@ -43,6 +43,8 @@ def test_a_tab_goes_on_by_itself_with_a_cell_that_ran_through_its_servers_restar
     notebook = page.open_notebook("kept.ipynb", lab_cells.allocate(64), COUNTING, lab_cells.READ)
     notebook.run_cell(0)
     kernel = notebook.kernel_id()
+    page.command("console:create", kernelPreference={"id": kernel})  # another tab, and the last to attach
+    expect(page.page.locator(".jp-CodeConsole")).to_be_visible()
     notebook.start_cell(1)
     wait_until(lambda: "5" in notebook.output(1).split())
     stop(server)
@@ -62,6 +64,75 @@ def dismiss_error(page):
     dialog = page.page.get_by_role("dialog", name="Server Connection Error")
     if dialog.is_visible():
         dialog.get_by_role("button", name="Close").click()
+
+
+# A picture of one pixel, as plotting libraries display theirs.
+DRAWING = """
+from IPython.display import Image, display
+import base64, pathlib
+png = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+display(Image(base64.b64decode(png)))
+pathlib.Path("done").touch()
+"""
+
+
+@pytest.mark.long
+def test_a_reloaded_notebook_has_what_its_cells_printed_and_drew_without_a_server(
+    server, open_lab, wait_until
+):
+    """One cell ran already, the next began meanwhile; what had been saved is there once."""
+    page = open_lab()
+    notebook = page.open_notebook("reloaded.ipynb", COUNTING, DRAWING, "1 + 1")
+    notebook.start_cell(0)
+    notebook.start_cell(1)
+    wait_until(lambda: "5" in notebook.output(0).split())
+    page.command("docmanager:save")
+    stop(server)
+    wait_until((server.machine.work / "done").exists)
+    start(server)
+    page.load()
+    page.command("docmanager:open", path="reloaded.ipynb")
+    notebook = Notebook(page, "reloaded.ipynb")
+    notebook.wait_for_kernel()
+    wait_until(lambda: "79" in notebook.output(0).split())
+    shown = [int(number) for number in notebook.output(0).split()]
+    assert shown[:6] == [0, 1, 2, 3, 4, 5] and shown == sorted(set(shown))
+    assert shown[-60:] == list(range(20, 80))  # what the tab had shown and not saved went with the page
+    expect(notebook.activate().locator(".jp-OutputArea img")).to_have_count(1)
+    prompts = notebook.activate().locator(".jp-InputPrompt")
+    expect(prompts).to_have_text(["[1]:", "[2]:", "[ ]:"])
+    assert notebook.run_cell(2) == "2"
+    expect(notebook.activate().locator(".jp-OutputArea img")).to_have_count(1)
+
+
+@pytest.mark.long
+def test_a_widget_works_after_a_restart_of_the_server_and_after_a_reload(server, open_lab):
+    pytest.importorskip("ipywidgets", reason="pip install --group apart")
+    page = open_lab()
+    made = "import ipywidgets\nslider = ipywidgets.IntSlider(value=3)\nslider"
+    notebook = page.open_notebook("widget.ipynb", made, "slider.value", "slider.value = 8")
+    slider = page.page.get_by_role("slider")
+    notebook.run_cell(0)
+    expect(slider).to_have_attribute("aria-valuenow", re.compile("^3"))
+    stop(server)
+    is_connected = """isConnected => [...window.jupyterapp.shell.widgets('main')].some(({ sessionContext: context }) =>
+        (context?.session.kernel.connectionStatus === 'connected') === isConnected && context)"""
+    page.page.wait_for_function(is_connected, arg=False)
+    start(server)
+    page.page.wait_for_function(is_connected, arg=True, timeout=180_000)
+    dismiss_error(page)
+    for value in (4, 9):
+        slider.press("ArrowRight")
+        expect(slider).to_have_attribute("aria-valuenow", re.compile(f"^{value}"))
+        assert notebook.run_cell(1) == str(value)
+        notebook.run_cell(2)
+        expect(slider).to_have_attribute("aria-valuenow", re.compile("^8"))
+        page.command("docmanager:save")
+        page.load()
+        page.command("docmanager:open", path="widget.ipynb")
+        notebook = Notebook(page, "widget.ipynb")
+        notebook.wait_for_kernel()
+        expect(slider).to_have_attribute("aria-valuenow", re.compile("^8"))
 
 
 @pytest.mark.long

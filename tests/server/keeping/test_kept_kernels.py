@@ -204,6 +204,66 @@ async def test_what_a_kernel_asks_and_says_without_a_server_reaches_the_tab(serv
     await telling.close()
 
 
+async def test_each_of_several_tabs_gets_its_answers_and_the_output(server):
+    """A notebook's cell runs through the restart; a console that was opened after it does not take its answer."""
+    kernel = server.start_kernel(path="work.ipynb")
+    notebook, console = await Tab(kernel.id).attach(server), await Tab(kernel.id).attach(server)
+    first = console.run("print('from the console')")
+    await until(lambda: console.is_done(first))
+    enough = Path(server.machine.folder, "enough")
+    cell = notebook.run(COUNTING.format(until=str(enough)))
+    question = console.send("kernel_info_request", {})  # answered when the cell has ended
+    await until(lambda: "3\n" in notebook.text(cell))
+    for how in (
+        signal.SIGTERM,
+        signal.SIGKILL,
+    ):  # what a tab did not fetch before the second end it gets after it
+        again(server, how)
+    await notebook.attach(server)
+    await console.attach(server)
+    enough.touch()
+    await until(lambda: notebook.is_done(cell) and question in console.replies)
+    counted = [int(number) for number in notebook.text(cell).split()]
+    assert counted == list(range(len(counted)))
+    assert console.text(cell) == notebook.text(cell)
+    assert cell not in console.replies
+    await notebook.close()
+    await console.close()
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+async def test_a_new_tab_gets_the_output_that_no_tab_read_and_is_told_of_which_cell_it_is(server, ends_first):
+    kernel = server.start_kernel(path="work.ipynb")
+    tab = await Tab(kernel.id).attach(server)
+    enough = Path(server.machine.folder, "enough")
+    code = COUNTING.format(until=str(enough))
+    cell, after = tab.run(code), tab.run("print('after', value)")
+    await until(lambda: "3\n" in tab.text(cell))
+    server.process.terminate()
+    server.process.wait(timeout=60)
+    if ends_first:
+        enough.touch()
+        kernel.wait_for_ready()
+    server.start(KEEP, port=server.port)
+    await tab.close()
+    new, newer = await Tab(kernel.id).attach(server), await Tab(kernel.id).attach(server)
+    if not ends_first:
+        enough.touch()
+    await until(lambda: "after counted" in new.text(after))
+    (told,) = [each for each in new.outputs[cell] if each["header"]["msg_type"] == "affinode_missed_output"]
+    assert told["content"]["cells"][cell] == {"code": code, "execution_count": 1}
+    if ends_first:
+        assert told["content"]["cells"][after]["code"] == "print('after', value)"
+    before, counted = ([int(number) for number in each.text(cell).split()] for each in (tab, new))
+    assert [*before, *counted] == list(range(len(before) + len(counted)))
+    kernels_own = [each["header"]["session"] for each in new.outputs[cell]]
+    assert len(set(kernels_own)) == 1  # JupyterLab drops what others send
+    if ends_first:
+        assert newer.text(cell) == ""
+    for each in (new, newer):
+        await each.close()
+
+
 def test_an_end_from_the_menu_ends_all_kernels_and_leaves_nothing(server, wait_until):
     machine, kernel = server.machine, server.start_kernel(path="work.ipynb")
     pid = kernel.pid
