@@ -103,7 +103,7 @@ static bool share_for(unsigned what, uint64_t bytes, const CUmemAllocationProp *
 static void note(unsigned what, bool done)
 {
 	if ((what & TRAIT_SHARES) && done)
-		checkpoint_refuse("it shares GPU memory with other processes or devices");
+		checkpoint_refuse(REASON_SHARES_MEMORY);
 	if (what & TRAIT_CHANGES_CONTEXTS)
 		shadows_forget_contexts();
 }
@@ -158,7 +158,7 @@ void *around_for(const char *name, bool wide, void *real)
 		return real;
 	thunk = thunk_bind(wide ? &wide_pool : &int_pool, real, what, NULL);
 	if (!thunk)
-		checkpoint_refuse("more driver entry points than there are wrappers");
+		checkpoint_refuse(REASON_WRAPPERS_USED_UP);
 	return thunk ? thunk : real;
 }
 

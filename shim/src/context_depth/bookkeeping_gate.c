@@ -148,7 +148,7 @@ static void *thunk(void *next, bool wide, enum meanwhile meanwhile)
 	void *thunk = thunk_bind(wide ? &wide_pool : &int_pool, next, meanwhile, NULL);
 
 	if (!thunk)
-		checkpoint_refuse("more driver entry points than there are wrappers");
+		checkpoint_refuse(REASON_WRAPPERS_USED_UP);
 	return thunk ? thunk : next;
 }
 

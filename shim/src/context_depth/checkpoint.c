@@ -40,18 +40,18 @@ static bool driver_can_checkpoint(void)
 void context_depth_start(void)
 {
 	static const struct depth_moves moves = {checkpoint_objection, checkpoint_out, checkpoint_in};
-	const char *why = NULL;
+	enum reason why = NO_REASON;
 
 	mover_set_depth(&moves);
 	shadows_tell = shadows_tell_driver;
 	if (!checkpoint_is_asked())
 		return;
 	if (!driver_can_checkpoint())
-		why = "this driver cannot checkpoint a process (needs CUDA 12.8)";
+		why = REASON_DRIVER_TOO_OLD;
 	if (!why)
-		why = device_count_known() ? gpu_memory_start(device_at(0)->uuid) : "no GPU is known";
+		why = device_count_known() ? gpu_memory_start(device_at(0)->uuid) : REASON_NO_GPU_KNOWN;
 	if (!why && !gpu_locks_make())
-		why = "no lock file can be had for the GPU";
+		why = REASON_NO_LOCK_FILE;
 	if (!why)
 		migration_start();
 	shadows_start();
@@ -82,7 +82,7 @@ bool checkpoint_lock_gpus(const uint8_t *to, uint64_t ns)
 	return true;
 }
 
-struct device *checkpoint_only_device(const char **why)
+struct device *checkpoint_only_device(enum reason *why)
 {
 	struct device *device = NULL;
 	unsigned contexts = 0;
@@ -94,14 +94,14 @@ struct device *checkpoint_only_device(const char **why)
 		contexts++;
 	}
 	if (contexts > 1)
-		*why = "the process uses several CUDA contexts";
+		*why = REASON_SEVERAL_CONTEXTS;
 	for (int i = 0; i < device_count_known() && !*why; i++) {
 		unsigned int flags;
 		int active = 0;
 
 		driver.cuDevicePrimaryCtxGetState(device_at(i)->ordinal, &flags, &active);
 		if (active && device != device_at(i))
-			*why = "the process uses several GPUs";
+			*why = REASON_SEVERAL_GPUS;
 	}
 	return device;
 }

@@ -9,8 +9,8 @@
 #include "protocol.h"
 #include "state/depth.h"
 
-/* By the mover, while the driver answers: what stands in the way of it; NULL: nothing yet.  */
-const char *checkpoint_objection(void);
+/* By the mover, while the driver answers: what stands in the way of it; NO_REASON: nothing yet.  */
+enum reason checkpoint_objection(void);
 
 /* By the mover, parked and with the gate closed: take the context off the GPU. On failure the process is where it was, at
  * memory depth, and `why` says what was in the way.  */

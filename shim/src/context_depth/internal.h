@@ -29,5 +29,5 @@ int checkpoint_state(void);
 /* Lock all of the process's GPUs, or another one alone (its UUID), waiting `ns` at most.  */
 bool checkpoint_lock_gpus(const uint8_t *to, uint64_t ns);
 
-/* The one device and context in use; NULL, or *why not. While the driver answers.  */
-struct device *checkpoint_only_device(const char **why);
+/* The one device and context in use; NULL, or *why not, which is NO_REASON before. While the driver answers.  */
+struct device *checkpoint_only_device(enum reason *why);

@@ -69,35 +69,35 @@ static bool is_under_mps(const struct device *device)
 	       (driver.cuDeviceGetAttribute(&mps, MPS_ENABLED, device->ordinal) == CUDA_SUCCESS && mps);
 }
 
-/* What forbids it now, while the driver still answers; NULL: nothing.  */
-static const char *objection(struct device **device)
+/* What forbids it now, while the driver still answers; NO_REASON: nothing.  */
+static enum reason objection(struct device **device)
 {
-	const char *why = checkpoint_refusal();
+	enum reason why = checkpoint_refusal();
 
 	if (!checkpoint_is_asked())
-		return "context depth was not asked for (AFFINODE_DEPTH)";
+		return REASON_DEPTH_NOT_ASKED;
 	if (why)
 		return why;
 	if (checkpoint_age_ns() < YOUNG_NS)
-		return "the process has just begun";
+		return REASON_JUST_BEGUN;
 	*device = checkpoint_only_device(&why);
 	if (why)
 		return why;
 	if (!*device)
-		return "no CUDA context is known";
+		return REASON_NO_CONTEXT;
 	if (uses_nccl())
-		return "the process uses NCCL";
+		return REASON_USES_NCCL;
 	why = nvml_objection();
 	if (why)
 		return why;
 	if (is_under_mps(*device))
-		return "the GPU is shared through MPS";
+		return REASON_UNDER_MPS;
 	if (managed_bytes() || unmovable_bytes(device_index(*device), AFFINODE_UNMOVABLE_MANAGED))
-		return "the process uses managed memory";
-	return NULL;
+		return REASON_USES_MANAGED;
+	return NO_REASON;
 }
 
-const char *checkpoint_objection(void)
+enum reason checkpoint_objection(void)
 {
 	struct device *device = NULL;
 
@@ -127,8 +127,8 @@ static uint64_t bytes_to_come_back(const struct gpu_memory *before, const struct
 	return bytes > least ? bytes : least;
 }
 
-/* The driver's Lock and Checkpoint; NULL, or why not: then the process runs as before.  */
-static const char *hold(void)
+/* The driver's Lock and Checkpoint; NO_REASON, or why not: then the process runs as before.  */
+static enum reason hold(void)
 {
 	struct checkpoint_lock_arguments arguments = {.timeout_ms = LOCK_TIMEOUT_MS};
 	CUresult result = driver.cuCheckpointProcessLock(getpid(), &arguments);
@@ -137,22 +137,21 @@ static const char *hold(void)
 		log_line("cuCheckpointProcessLock: %d", result);
 		if (checkpoint_state() == PROCESS_LOCKED)
 			driver.cuCheckpointProcessUnlock(getpid(), NULL);
-		return result == CUDA_ERROR_NOT_READY ? "a CUDA call does not come back"
-						      : "the driver did not let the process be locked";
+		return result == CUDA_ERROR_NOT_READY ? REASON_CALL_DOES_NOT_RETURN : REASON_NOT_LOCKED;
 	}
 	result = driver.cuCheckpointProcessCheckpoint(getpid(), NULL);
 	if (result == CUDA_SUCCESS)
-		return NULL;
+		return NO_REASON;
 	log_line("cuCheckpointProcessCheckpoint: %d, state %d", result, checkpoint_state());
 	if (checkpoint_state() == PROCESS_CHECKPOINTED)
-		return NULL;
+		return NO_REASON;
 	if (driver.cuCheckpointProcessUnlock(getpid(), NULL) != CUDA_SUCCESS && checkpoint_state() != PROCESS_RUNNING)
-		return NULL; /* still held: checkpoint_in goes on from whatever state it finds */
+		return NO_REASON; /* still held: checkpoint_in goes on from whatever state it finds */
 	if (result == CUDA_ERROR_NOT_SUPPORTED) {
-		checkpoint_refuse("the driver does not checkpoint what the process uses (managed memory, IPC, …)");
+		checkpoint_refuse(REASON_NOT_CHECKPOINTABLE);
 		return checkpoint_refusal();
 	}
-	return "the driver could not checkpoint the process";
+	return REASON_NOT_CHECKPOINTED;
 }
 
 /* Host memory that the driver takes for what is still on the GPU: it fills a buffer of that size.  */
@@ -174,28 +173,28 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 {
 	struct device *device = NULL;
 	struct gpu_memory before, after;
-	const char *in_the_way = objection(&device);
+	enum reason in_the_way = objection(&device);
 	bool unknown;
 
 	snprintf(why, size, "%s", "");
 	if (!in_the_way)
 		slabs_unregister(call_waits);
 	if (!in_the_way && !checkpoint_lock_gpus(device->uuid, LOCK_TO_GO_NS))
-		in_the_way = "another kernel is getting its GPU memory back";
+		in_the_way = REASON_ANOTHER_RESUMES;
 	if (!in_the_way && !gpu_lock_is_held(device->uuid))
-		in_the_way = "no lock can be had for the GPU";
+		in_the_way = REASON_NO_LOCK;
 	if (!in_the_way)
 		in_the_way = gpu_memory_ask(device->uuid, LOOK_TO_GO_NS, &before);
 	if (!in_the_way && before.divided)
-		in_the_way = "the GPU is divided (MIG)";
+		in_the_way = REASON_DIVIDED;
 	if (!in_the_way && before.total_bytes < CONTEXT_BYTES + SPARE_BYTES)
-		in_the_way = "the GPU is too small to be sure of the way back";
+		in_the_way = REASON_TOO_SMALL;
 	if (!in_the_way && host_memory_left() < image_bytes(device, &before) + host_memory_reserve())
-		in_the_way = "host memory is short";
+		in_the_way = REASON_HOST_MEMORY_SHORT;
 	if (!in_the_way && call_waits())
-		in_the_way = "a CUDA call waits";
+		in_the_way = REASON_CALL_WAITS;
 	if (!in_the_way && (!shadows_take() || books_close(DRAIN_NS) != 0))
-		in_the_way = "a CUDA call is in progress";
+		in_the_way = REASON_CALL_IN_PROGRESS;
 	if (!in_the_way) {
 		deferred_begin();
 		in_the_way = hold();
@@ -206,12 +205,12 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 	}
 	if (in_the_way) {
 		gpu_unlock_all();
-		snprintf(why, size, "%s", in_the_way);
-		log_line("the CUDA context stays on the GPU: %s", in_the_way);
+		snprintf(why, size, "%s", reason_words(in_the_way));
+		log_line("the CUDA context stays on the GPU: %s", reason_words(in_the_way));
 		return AFFINODE_REFUSED;
 	}
 	checkpoint_left.device = device;
-	unknown = gpu_memory_ask(device->uuid, LOOK_TO_GO_NS, &after) != NULL;
+	unknown = gpu_memory_ask(device->uuid, LOOK_TO_GO_NS, &after) != NO_REASON;
 	checkpoint_left.context_bytes = bytes_to_come_back(&before, unknown ? NULL : &after);
 	checkpoint_set_out(true);
 	page_set_context_bytes(checkpoint_left.context_bytes);

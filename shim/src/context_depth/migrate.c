@@ -43,15 +43,15 @@ static const struct gpu_listed *find(const uint8_t uuid[16])
 }
 
 /* Why no process can go from one to the other.  */
-static const char *unlike(const struct gpu_listed *from, const struct gpu_listed *to)
+static enum reason unlike(const struct gpu_listed *from, const struct gpu_listed *to)
 {
 	if (strcmp(from->name, to->name) != 0)
-		return "the other GPU is of another kind";
+		return REASON_OTHER_KIND;
 	if (from->memory.divided || to->memory.divided)
-		return "one of the two GPUs is divided (MIG)";
+		return REASON_ONE_DIVIDED;
 	if (!to->shared)
-		return "the other GPU is set to be used by one process";
-	return NULL;
+		return REASON_EXCLUSIVE;
+	return NO_REASON;
 }
 
 static bool has_pairs(void)
@@ -94,25 +94,25 @@ static bool spreads(const struct device *device)
 	return found;
 }
 
-const char *migration_check(const struct device *from, const uint8_t to[16], uint64_t ns, struct gpu_memory *memory)
+enum reason migration_check(const struct device *from, const uint8_t to[16], uint64_t ns, struct gpu_memory *memory)
 {
 	const struct gpu_listed *here, *there;
-	const char *why;
+	enum reason why;
 
 	if (!migration_is_possible())
-		return "there was no other GPU to go to when the process began";
+		return REASON_NO_OTHER_GPU;
 	if (spreads(from))
-		return "the process has memory on several GPUs";
+		return REASON_SPREADS;
 	why = gpu_memory_list(ns, gpus, &gpu_count);
 	if (why)
 		return why;
 	here = find(from->uuid);
 	there = find(to);
 	if (!here || !there)
-		return "NVML does not know that GPU";
+		return REASON_NVML_NO_OTHER_GPU;
 	*memory = there->memory;
 	if (!memory->total_bytes)
-		return "NVML does not know that GPU's free memory";
+		return REASON_NVML_NO_OTHER_FIGURES;
 	return unlike(here, there);
 }
 

@@ -15,9 +15,9 @@
  * gpu_memory_start done.  */
 void migration_start(void);
 
-/* Look at all GPUs anew: NULL, and *memory is what is free on the one with the UUID `to`; or why the process cannot go there
+/* Look at all GPUs anew: NO_REASON, and *memory is what is free on the one with the UUID `to`; or why the process cannot go there
  * from `from`. By the mover.  */
-const char *migration_check(const struct device *from, const uint8_t to[16], uint64_t ns, struct gpu_memory *memory);
+enum reason migration_check(const struct device *from, const uint8_t to[16], uint64_t ns, struct gpu_memory *memory);
 
 /* What Restore is to be called with, after such a look, for going there.  */
 void *migration_arguments(const struct device *from, const uint8_t to[16]);

@@ -49,18 +49,18 @@ static uint64_t bytes_needed(void)
 static enum affinode_status check_room(const uint8_t *to, char *why, size_t size)
 {
 	const uint8_t *gpu = to ? to : checkpoint_left.device->uuid;
-	const char *unknown = "no lock can be had for the GPU";
+	enum reason unknown = REASON_NO_LOCK;
 	struct gpu_memory memory;
 
 	if (gpu_lock_is_held(gpu))
 		unknown = to ? migration_check(checkpoint_left.device, to, LOOK_TO_COME_BACK_NS, &memory)
 			     : gpu_memory_ask(gpu, LOOK_TO_COME_BACK_NS, &memory);
 	if (unknown && to) {
-		snprintf(why, size, "%s", unknown);
+		snprintf(why, size, "%s", reason_words(unknown));
 		return AFFINODE_REFUSED;
 	}
 	if (unknown) {
-		snprintf(why, size, "it is not known how much of the GPU is free: %s", unknown);
+		snprintf(why, size, "it is not known how much of the GPU is free: %s", reason_words(unknown));
 		return AFFINODE_NO_GPU_ROOM;
 	}
 	if (memory.free_bytes >= bytes_needed())
@@ -161,7 +161,7 @@ static enum affinode_status let_go(const uint8_t *to, char *why, size_t size)
 /* The driver holds nothing: whether the process uses that GPU alone.  */
 static bool is_on(const uint8_t *gpu)
 {
-	const char *why = NULL;
+	enum reason why = NO_REASON;
 	const struct device *device = checkpoint_only_device(&why);
 
 	return device && !why && memcmp(device->uuid, gpu, 16) == 0;
@@ -188,7 +188,7 @@ enum affinode_status checkpoint_in(const uint8_t *to, char *why, size_t size)
 	if (to && memcmp(checkpoint_left.device->uuid, to, 16) == 0)
 		to = NULL;
 	if (!lock_to_come_back(to ? to : checkpoint_left.device->uuid)) {
-		snprintf(why, size, "another kernel is getting its GPU memory back");
+		snprintf(why, size, "%s", reason_words(REASON_ANOTHER_RESUMES));
 		return AFFINODE_NO_GPU_ROOM;
 	}
 	status = let_go(to, why, size);

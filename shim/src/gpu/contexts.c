@@ -355,23 +355,23 @@ unsigned captures_open(void)
 	return atomic_load(&captures_count);
 }
 
-static const char *stream_busy(CUstream stream)
+static enum reason stream_busy(CUstream stream)
 {
 	CUresult result = driver.cuStreamQuery(stream);
 
 	if (result == CUDA_SUCCESS)
-		return NULL;
-	return result == CUDA_ERROR_NOT_READY ? "the GPU is still computing" : "the CUDA context reports an error";
+		return NO_REASON;
+	return result == CUDA_ERROR_NOT_READY ? REASON_GPU_COMPUTES : REASON_CONTEXT_FAILS;
 }
 
-static const char *context_busy(struct context *context)
+static enum reason context_busy(struct context *context)
 {
-	const char *busy;
+	enum reason busy;
 
 	if (!context->handle)
-		return NULL;
+		return NO_REASON;
 	if (driver.cuCtxSetCurrent(context->handle) != CUDA_SUCCESS)
-		return "a CUDA context cannot be used";
+		return REASON_CONTEXT_UNUSABLE;
 	busy = stream_busy(CU_STREAM_LEGACY);
 	for (size_t i = 0; i < streams_count && !busy; i++)
 		if (streams[i].context == context)
@@ -379,17 +379,17 @@ static const char *context_busy(struct context *context)
 	return busy;
 }
 
-const char *gpu_busy(void)
+enum reason gpu_busy(void)
 {
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-	const char *busy = NULL;
+	enum reason busy = NO_REASON;
 
 	if (!contexts_keep()) /* whether a release is the last one is known when the context is gone */
-		return "a CUDA context is being ended";
+		return REASON_CONTEXT_ENDS;
 	pthread_mutex_lock(&contexts_lock);
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
 	if (captures_count)
-		busy = "a CUDA graph is being captured";
+		busy = REASON_CAPTURE_OPEN;
 	for (struct context *context = contexts_first(); context && !busy; context = context->next)
 		busy = context_busy(context);
 	driver.cuCtxSetCurrent(NULL);

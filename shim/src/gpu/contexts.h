@@ -3,6 +3,7 @@
 
 #include <stdbool.h>
 
+#include "base/reasons.h"
 #include "driver/cuda_types.h"
 #include "gpu/devices.h"
 #include "protocol.h"
@@ -81,9 +82,9 @@ void capture_opening(CUstream stream);
 void capture_closed(CUstream stream);
 unsigned captures_open(void);
 
-/* NULL if no work runs or waits on any stream of any context, and none is being ended; else why not, in words.
+/* NO_REASON if no work runs or waits on any stream of any context, and none is being ended; else why not.
  * Never blocks. Called by the mover alone.  */
-const char *gpu_busy(void);
+enum reason gpu_busy(void);
 
 /* The error of a context that has failed for good: an illegal address in the application's kernel, say, or a fault of the
  * GPU. Every call in it returns that error from then on, in a new one on that device too, its memory can neither be

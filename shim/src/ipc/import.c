@@ -16,8 +16,6 @@
 #include "memory/blocks/block.h"
 #include "state/depth.h"
 
-#define SHARES "it shares GPU memory with other processes or devices"
-
 /* A handle that this process opened: once a context, and counted.  */
 struct import {
 	CUdeviceptr address;
@@ -82,7 +80,7 @@ CUresult ipc_export(CUdeviceptr address, CUipcMemHandle *handle)
 	if (!exports_find(block.address, &ours)) {
 		CUresult result;
 
-		checkpoint_refuse(SHARES);
+		checkpoint_refuse(REASON_SHARES_MEMORY);
 		result = export_block(address, &ours);
 		if (result != CUDA_SUCCESS)
 			return result;
@@ -188,7 +186,7 @@ static CUresult open_in(CUcontext context, const struct ipc_handle *handle, cons
 		*stale = imports[--imports_count];
 	imports[imports_count] = (struct import){.address = *address, .context = context, .references = 1};
 	memcpy(imports[imports_count++].token, handle->token, sizeof(handle->token));
-	checkpoint_refuse(SHARES);
+	checkpoint_refuse(REASON_SHARES_MEMORY);
 	return CUDA_SUCCESS;
 }
 

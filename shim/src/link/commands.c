@@ -17,11 +17,11 @@
 #include "state/shim_state.h"
 #include "state/status_page.h"
 
-static void refuse(const struct affinode_command *command, enum affinode_status status, const char *text)
+static void refuse(const struct affinode_command *command, enum affinode_status status, enum reason reason)
 {
 	struct affinode_reply reply = {.command = command->command, .status = status};
 
-	snprintf(reply.text, sizeof(reply.text), "%s", text);
+	snprintf(reply.text, sizeof(reply.text), "%s", reason_words(reason));
 	link_send(&reply, AFFINODE_REPLY, sizeof(reply), command->header.epoch);
 }
 
@@ -36,14 +36,14 @@ static void take_move(const struct affinode_command *command)
 	}
 	memcpy(move.folder, command->reason, sizeof(move.folder));
 	if (move.in_two_steps && !move_kinds[move.kind].may_prepare)
-		return refuse(command, AFFINODE_REFUSED, "processes that move together cannot be moved like this");
+		return refuse(command, AFFINODE_REFUSED, REASON_NOT_TOGETHER);
 	if (move.kind == MOVE_MIGRATE && !gpu_uuid_read(command->reason, move.to_gpu))
-		return refuse(command, AFFINODE_REFUSED, "that is no GPU's UUID");
+		return refuse(command, AFFINODE_REFUSED, REASON_NO_UUID);
 	if (command->deadline_ns && clock_ns() > command->deadline_ns)
-		return refuse(command, AFFINODE_STALE, "the command came too late");
+		return refuse(command, AFFINODE_STALE, REASON_TOO_LATE);
 	page_set_epoch(command->header.epoch);
 	if (mover_submit(&move) != 0)
-		return refuse(command, AFFINODE_BUSY, "another move is under way");
+		return refuse(command, AFFINODE_BUSY, REASON_MOVE_UNDER_WAY);
 	link_.move = move;
 	link_.owes_reply = true;
 }
@@ -78,7 +78,7 @@ static void on_command(const struct affinode_command *command, int *descriptor)
 		break;
 	case AFFINODE_COMMAND_DROP_CACHES:
 		if (!caches_ask(command))
-			refuse(command, AFFINODE_NOTHING, "nothing drops caches here");
+			refuse(command, AFFINODE_NOTHING, REASON_NO_CACHES);
 		break;
 	case AFFINODE_COMMAND_COMMIT:
 	case AFFINODE_COMMAND_ABORT:

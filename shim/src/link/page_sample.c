@@ -69,7 +69,7 @@ static void sample_memory(void)
 	blocks_sum(seen.bytes, seen.shared, seen.mapped, &seen.generation);
 	devices_uuids(seen.uuids, seen.gpus);
 	seen.lots = lots_bytes();
-	seen.written_by_devices = device_writes_reason(false) != NULL;
+	seen.written_by_devices = device_writes_reason(false) != NO_REASON;
 }
 
 static void count_bytes(struct affinode_page *page)

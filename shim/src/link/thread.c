@@ -109,12 +109,12 @@ static void watch_mover(uint64_t now)
 {
 	uint64_t deadline = mover_wait_deadline_ns();
 	struct moved moved, refused = {.move = link_.move};
-	const char *why;
+	enum reason why;
 
 	/* A move that the mover has not begun is none of what it waits for.  */
 	if (deadline && now >= deadline && mover_revoke_wait(&refused.status, &why) && link_.owes_reply &&
 	    !mover_has_next()) {
-		snprintf(refused.text, sizeof(refused.text), "%s", why);
+		snprintf(refused.text, sizeof(refused.text), "%s", reason_words(why));
 		link_.owes_reply = false;
 		link_reply(&refused);
 	}

@@ -11,28 +11,29 @@
 #define LOOK_EVERY_NS (2 * S_NS)
 
 static const struct {
-	const char *path, *reason;
+	const char *path;
+	enum reason reason;
 } devices[] = {
-	{"/dev/infiniband/uverbs", "a network card may write to the GPU memory (/dev/infiniband/uverbs is open)"},
-	{"/dev/nvidia-fs", "GPUDirect Storage may write to the GPU memory (/dev/nvidia-fs is open)"},
-	{"/dev/gdrdrv", "GDRCopy may write to the GPU memory (/dev/gdrdrv is open)"},
+	{"/dev/infiniband/uverbs", REASON_NETWORK_CARD},
+	{"/dev/nvidia-fs", REASON_GPUDIRECT_STORAGE},
+	{"/dev/gdrdrv", REASON_GDRCOPY},
 };
 
-static _Atomic(const char *) known;
+static _Atomic enum reason known;
 static _Atomic uint64_t look_at_ns;
 
-static const char *reason_for(const char *path)
+static enum reason reason_for(const char *path)
 {
 	for (size_t i = 0; i < sizeof(devices) / sizeof(devices[0]); i++)
 		if (strncmp(path, devices[i].path, strlen(devices[i].path)) == 0)
 			return devices[i].reason;
-	return NULL;
+	return NO_REASON;
 }
 
 static void read_descriptors(void)
 {
 	DIR *folder = opendir("/proc/self/fd");
-	const char *found = NULL;
+	enum reason found = NO_REASON;
 	struct dirent *entry;
 
 	if (!folder)
@@ -50,7 +51,7 @@ static void read_descriptors(void)
 	atomic_store(&known, found);
 }
 
-const char *device_writes_reason(bool now)
+enum reason device_writes_reason(bool now)
 {
 	uint64_t at = clock_ns();
 

@@ -4,6 +4,8 @@
 
 #include <stdbool.h>
 
+#include "base/reasons.h"
+
 /* Why the memory stays where it is, from a look at the process's descriptors that is not older than a few seconds, or a new
- * one (`now`); NULL: no such device is open. By any thread.  */
-const char *device_writes_reason(bool now);
+ * one (`now`); NO_REASON: no such device is open. By any thread.  */
+enum reason device_writes_reason(bool now);

@@ -36,7 +36,7 @@ uint64_t mover_wait_deadline_ns(void)
 	return atomic_load(&bounded_wait_ns);
 }
 
-bool mover_revoke_wait(enum affinode_status *status, const char **why)
+bool mover_revoke_wait(enum affinode_status *status, enum reason *why)
 {
 	int armed = WAIT_ARMED;
 	bool reads = mover_is_copying();
@@ -45,7 +45,7 @@ bool mover_revoke_wait(enum affinode_status *status, const char **why)
 		return false;
 	gate_open();
 	*status = reads ? AFFINODE_REVOKED : AFFINODE_BUSY;
-	*why = reads ? MOVER_CALL_CAME : MOVER_GPU_COMPUTES;
+	*why = reads ? REASON_CALL_CAME : REASON_GPU_COMPUTES;
 	return true;
 }
 

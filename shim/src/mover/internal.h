@@ -62,11 +62,7 @@ static inline uint64_t add_since(uint64_t *sum, uint64_t begin_ns)
 	return now;
 }
 
-/* Reasons that more than one of them gives.  */
-#define MOVER_CALL_CAME "a CUDA call came meanwhile"
-#define MOVER_GPU_COMPUTES "the GPU is still computing"
-
-void outcome_is(struct moved *moved, enum affinode_status status, const char *text);
+void outcome_is(struct moved *moved, enum affinode_status status, enum reason reason);
 
 /* The controller took the move back.  */
 bool mover_is_aborted(void);

@@ -40,10 +40,10 @@ static OF_PROCESS _Atomic uint64_t trim_wish; /* bytes that may stay, and one; 0
 static _Atomic bool lot_came;
 static OF_PROCESS _Atomic bool woken; /* while it was at work */
 
-void outcome_is(struct moved *moved, enum affinode_status status, const char *text)
+void outcome_is(struct moved *moved, enum affinode_status status, enum reason reason)
 {
 	moved->status = status;
-	snprintf(moved->text, sizeof(moved->text), "%s", text);
+	snprintf(moved->text, sizeof(moved->text), "%s", reason_words(reason));
 }
 
 void mover_wait_for_change(uint64_t ns)
@@ -246,7 +246,7 @@ static void carry_out(struct moved *moved)
 	uint64_t begin = clock_ns();
 
 	if (moved->move.deadline_ns && begin > moved->move.deadline_ns)
-		return outcome_is(moved, AFFINODE_STALE, "the command came too late");
+		return outcome_is(moved, AFFINODE_STALE, REASON_TOO_LATE);
 	if (on_gpu)
 		move_gpu_memory(moved);
 	else
@@ -304,9 +304,9 @@ static void *mover_main(void *unused)
 	return NULL;
 }
 
-static const char *no_objection(void)
+static enum reason no_objection(void)
 {
-	return NULL;
+	return NO_REASON;
 }
 
 static enum affinode_status not_out(char *why, size_t size)

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/reasons.h"
 #include "gate/gate.h"
 #include "protocol.h"
 
@@ -83,7 +84,7 @@ struct moved {
 /* What context depth does for the mover; all of it by the mover.  */
 struct depth_moves {
 	/* While the driver answers: what stands in the way of it; NULL: nothing yet.  */
-	const char *(*objection)(void);
+	enum reason (*objection)(void);
 	/* Parked and with the gate closed: take the context off the GPU. On failure the process is where it was, at
 	 * memory depth, and `why` says what was in the way.  */
 	enum affinode_status (*out)(char *why, size_t size);
@@ -129,7 +130,7 @@ bool mover_take_outcome(struct moved *moved);
 /* When a bounded wait for the GPU has to be given up, 0: none; and giving it up (opens the gate): false, it had ended.
  * The move itself ends only when the GPU's work does; what becomes of it is known. By the link thread.  */
 uint64_t mover_wait_deadline_ns(void);
-bool mover_revoke_wait(enum affinode_status *status, const char **why);
+bool mover_revoke_wait(enum affinode_status *status, enum reason *why);
 
 /* Free doomed blocks if the mover is not at work.  */
 void mover_reap(void);

@@ -68,28 +68,28 @@ static bool call_came(void)
 
 static bool is_revoked(struct moved *moved)
 {
-	outcome_is(moved, AFFINODE_REVOKED, MOVER_CALL_CAME);
+	outcome_is(moved, AFFINODE_REVOKED, REASON_CALL_CAME);
 	return false;
 }
 
-/* With the gate closed: NULL, or what was in the way, with the gate open again.  */
-static const char *synchronise_or_open(const char *why)
+/* With the gate closed: NO_REASON, or what was in the way, with the gate open again.  */
+static enum reason synchronise_or_open(enum reason why)
 {
 	if (!why)
-		return mover_synchronise_bounded() ? NULL : MOVER_GPU_COMPUTES;
+		return mover_synchronise_bounded() ? NO_REASON : REASON_GPU_COMPUTES;
 	gate_open();
 	return why;
 }
 
-/* Close the gate with the GPU idle behind it; NULL, or what was in the way, with the gate open again.  */
-static const char *close_gate_on_idle_gpu(void)
+/* Close the gate with the GPU idle behind it; NO_REASON, or what was in the way, with the gate open again.  */
+static enum reason close_gate_on_idle_gpu(void)
 {
-	const char *why = gpu_busy();
+	enum reason why = gpu_busy();
 
 	if (why)
 		return why;
 	if (gate_close(DRAIN_NS) != 0)
-		return "a CUDA call is in progress";
+		return REASON_CALL_IN_PROGRESS;
 	mover_set_copying(false); /* a call that steps aside may be what the GPU waits for */
 	/* A capture or a launch may have begun between the look and the closing.  */
 	return synchronise_or_open(gpu_busy());
@@ -97,15 +97,15 @@ static const char *close_gate_on_idle_gpu(void)
 
 /* Close the gate although the application is at work: at its next call, and when what was submitted is done. Both are
  * waited for within bounds, since either may be waiting for a call that the gate now keeps.  */
-static const char *close_gate_on_working_gpu(void)
+static enum reason close_gate_on_working_gpu(void)
 {
-	const char *why = captures_open() ? "a CUDA graph is being captured" : NULL;
+	enum reason why = captures_open() ? REASON_CAPTURE_OPEN : NO_REASON;
 	uint64_t until;
 
 	if (why)
 		return why;
 	if (gate_close_at_next_call(NEXT_CALL_NS, DRAIN_NS) != 0)
-		return "a CUDA call is in progress";
+		return REASON_CALL_IN_PROGRESS;
 	until = clock_ns() + REST_NS;
 	while ((why = gpu_busy()) && clock_ns() < until && !captures_open() && !call_came())
 		clock_sleep_ns(REST_POLL_NS);
@@ -145,9 +145,9 @@ static bool digest_behind_gate(struct moved *moved, struct survey *survey)
 		in_time = mover_read_bounded(read_memory, &look);
 	log_line("park: digested behind the gate in %.1f ms", (double)(clock_ns() - begin) / 1e6);
 	if (look.result != CUDA_SUCCESS)
-		outcome_is(moved, AFFINODE_FAILED, "the driver could not read the GPU's memory");
+		outcome_is(moved, AFFINODE_FAILED, REASON_NOT_READ);
 	else if (!in_time)
-		outcome_is(moved, AFFINODE_REVOKED, MOVER_CALL_CAME);
+		outcome_is(moved, AFFINODE_REVOKED, REASON_CALL_CAME);
 	return in_time && look.result == CUDA_SUCCESS;
 }
 
@@ -192,12 +192,11 @@ static void host_memory_is_short(struct moved *moved, const struct survey *surve
 {
 	uint64_t needs = slots_needed(survey, 0, survey->item_count) * CHUNK_BYTES;
 	uint64_t has = slots_free() * CHUNK_BYTES + lots_available() * SLAB_BYTES;
-	char text[AFFINODE_TEXT_SIZE] = "host memory is short";
 
+	outcome_is(moved, AFFINODE_NO_HOST_ROOM, REASON_HOST_MEMORY_SHORT);
 	if (needs > has && moved->move.budget)
-		snprintf(text, sizeof(text), "host memory is short: of %zu MiB %zu are there, and %zu more may be taken",
-			 mib(needs), mib(has), mib(moved->move.budget));
-	outcome_is(moved, AFFINODE_NO_HOST_ROOM, text);
+		snprintf(moved->text, sizeof(moved->text), "%s: of %zu MiB %zu are there, and %zu more may be taken",
+			 reason_words(REASON_HOST_MEMORY_SHORT), mib(needs), mib(has), mib(moved->move.budget));
 	moved->bytes = in_all;
 }
 
@@ -215,11 +214,11 @@ static bool copy_beside_application(struct moved *moved, struct survey *survey)
 	if (result == CUDA_SUCCESS)
 		return true;
 	if (result == CUDA_ERROR_NOT_READY) {
-		outcome_is(moved, AFFINODE_REVOKED, MOVER_CALL_CAME);
+		outcome_is(moved, AFFINODE_REVOKED, REASON_CALL_CAME);
 	} else if (result == CUDA_ERROR_OUT_OF_MEMORY) {
 		host_memory_is_short(moved, survey, in_all);
 	} else {
-		outcome_is(moved, AFFINODE_FAILED, "the driver could not copy the GPU's memory out");
+		outcome_is(moved, AFFINODE_FAILED, REASON_NOT_COPIED_OUT);
 	}
 	return false;
 }
@@ -241,7 +240,7 @@ static void release_all(struct moved *moved, struct survey *survey)
 static bool complete_copies(struct moved *moved, struct survey *survey)
 {
 	bool preempts = moved->move.kind == MOVE_PREEMPT;
-	const char *why;
+	enum reason why;
 
 	if (!preempts) {
 		mover_set_copying(true);
@@ -250,7 +249,7 @@ static bool complete_copies(struct moved *moved, struct survey *survey)
 	if (!copy_beside_application(moved, survey))
 		return false;
 	/* What was submitted past the shim meanwhile is done before the memory is digested for the last time.  */
-	why = preempts ? synchronise_or_open(NULL) : close_gate_on_idle_gpu();
+	why = preempts ? synchronise_or_open(NO_REASON) : close_gate_on_idle_gpu();
 	if (why)
 		outcome_is(moved, AFFINODE_BUSY, why);
 	return !why;
@@ -269,7 +268,7 @@ static size_t items_to_stream(const struct move *move, const struct survey *surv
  * could change since: if the gate has stayed closed, and no managed memory moved.  */
 static bool prepare_to_release(struct moved *moved, struct survey *survey, size_t *to_stream)
 {
-	const char *why = NULL;
+	enum reason why = NO_REASON;
 	bool is_known;
 
 	if (!digest_behind_gate(moved, survey))
@@ -289,7 +288,7 @@ static bool prepare_to_release(struct moved *moved, struct survey *survey, size_
 		return false;
 	if (!*to_stream) {
 		moved->zeros = settle_items(survey, 0, survey->item_count);
-		why = host_has_all(survey) ? NULL : "GPU memory was written to without a CUDA call";
+		why = host_has_all(survey) ? NO_REASON : REASON_WRITTEN_TO;
 	}
 	if (!why)
 		why = device_writes_reason(true);
@@ -375,7 +374,7 @@ static void park_the_rest(struct moved *moved, struct survey *survey)
 	uint64_t in_all;
 
 	if (survey_digest(survey, 0, survey->item_count) != CUDA_SUCCESS)
-		return outcome_is(moved, AFFINODE_FAILED, "the driver could not read the GPU's memory");
+		return outcome_is(moved, AFFINODE_FAILED, REASON_NOT_READ);
 	if (!host_has_all(survey) && make_slabs(moved, survey, is_dying, &in_all) != 0)
 		return host_memory_is_short(moved, survey, in_all);
 	stream_out(moved, survey, survey->item_count);
@@ -387,12 +386,12 @@ static void park_from_parked(struct moved *moved)
 	struct survey survey;
 
 	if (!survey_begin(&survey, true))
-		outcome_is(moved, AFFINODE_NO_HOST_ROOM, "host memory is short");
+		outcome_is(moved, AFFINODE_NO_HOST_ROOM, REASON_HOST_MEMORY_SHORT);
 	else if (survey.item_count == 0)
-		outcome_is(moved, AFFINODE_NOTHING, "the GPU is freed already");
+		outcome_is(moved, AFFINODE_NOTHING, REASON_FREED_ALREADY);
 	else if (!shim_move_state(AFFINODE_STATE_PARKED, AFFINODE_STATE_PARKING) &&
 		 !shim_move_state(AFFINODE_STATE_QUEUED, AFFINODE_STATE_PARKING))
-		outcome_is(moved, AFFINODE_NOTHING, "the GPU is not freed");
+		outcome_is(moved, AFFINODE_NOTHING, REASON_NOT_FREED);
 	else
 		park_the_rest(moved, &survey);
 	survey_end(&survey);
@@ -406,21 +405,21 @@ static void park_from_parked(struct moved *moved)
 void park(struct moved *moved)
 {
 	struct survey survey;
-	const char *why;
+	enum reason why;
 
 	if (shim_is_parked() && move_streams(&moved->move) && !moved->move.in_two_steps && !checkpoint_is_out())
 		return park_from_parked(moved);
 	if (shim_state() != AFFINODE_STATE_RESIDENT)
-		return outcome_is(moved, AFFINODE_NOTHING, "the GPU is freed already");
+		return outcome_is(moved, AFFINODE_NOTHING, REASON_FREED_ALREADY);
 	if (blocks_resident_bytes() == 0)
-		return outcome_is(moved, AFFINODE_NOTHING, "no GPU memory that can be moved");
+		return outcome_is(moved, AFFINODE_NOTHING, REASON_NOTHING_TO_MOVE);
 	if (shim_is_unparkable())
-		return outcome_is(moved, AFFINODE_FAILED, "the GPU memory of this process cannot be moved");
+		return outcome_is(moved, AFFINODE_FAILED, REASON_UNMOVABLE);
 	why = device_writes_reason(true);
 	if (why)
 		return outcome_is(moved, AFFINODE_NOTHING, why);
 	if (!all_contexts_ready())
-		return outcome_is(moved, AFFINODE_BUSY, "a CUDA context is not ready to be copied from");
+		return outcome_is(moved, AFFINODE_BUSY, REASON_CONTEXT_NOT_READY);
 	waiting_at_start = gate_calls_waiting();
 	atomic_store(&preempting, moved->move.kind == MOVE_PREEMPT);
 	shim_register_exit(); /* before: an exit that begins while the gate is closed must not wait at it */
@@ -434,5 +433,5 @@ void park(struct moved *moved)
 	survey_end(&survey);
 	driver.cuCtxSetCurrent(NULL);
 	gate_open();
-	outcome_is(moved, AFFINODE_NO_HOST_ROOM, "host memory is short");
+	outcome_is(moved, AFFINODE_NO_HOST_ROOM, REASON_HOST_MEMORY_SHORT);
 }

@@ -263,7 +263,7 @@ static void all_is_there(struct moved *moved, const struct survey *survey)
 		block_set_parts_left(survey->blocks[i], 0);
 		moved->bytes += survey->blocks[i]->size;
 	}
-	outcome_is(moved, AFFINODE_OK, "");
+	outcome_is(moved, AFFINODE_OK, NO_REASON);
 }
 
 static void resume_blocks(struct arrival *arrival)
@@ -278,19 +278,19 @@ static void resume_blocks(struct arrival *arrival)
 	log_line("resume: CUDA error %d", result);
 	give_back(arrival);
 	if (move_streams(&moved->move) && mover_is_aborted())
-		outcome_is(moved, AFFINODE_REVOKED, "the room that it was to have does not come");
+		outcome_is(moved, AFFINODE_REVOKED, REASON_NO_ROOM_COMES);
 	else if (result == CUDA_ERROR_OUT_OF_MEMORY)
-		outcome_is(moved, AFFINODE_NO_GPU_ROOM, "the GPU is full");
+		outcome_is(moved, AFFINODE_NO_GPU_ROOM, REASON_GPU_FULL);
 	else if (result == CUDA_SUCCESS && arrival->wrong.on_disk) {
 		/* Not what was written there: no try will bring it back, and calls are told so instead of waiting.  */
-		outcome_is(moved, AFFINODE_FAILED, "memory that was on disk came back wrong: it is lost");
+		outcome_is(moved, AFFINODE_FAILED, REASON_LOST_ON_DISK);
 		gate_set_broken(CUDA_ERROR_ECC_UNCORRECTABLE);
 	} else if (result == CUDA_ERROR_OPERATING_SYSTEM && moved->copied)
-		outcome_is(moved, AFFINODE_FAILED, "the disk that the memory is on could not be read; it is tried again");
+		outcome_is(moved, AFFINODE_FAILED, REASON_DISK_NOT_READ);
 	else if (result == CUDA_SUCCESS)
-		outcome_is(moved, AFFINODE_FAILED, "memory came back wrong again and again; it is kept in host memory");
+		outcome_is(moved, AFFINODE_FAILED, REASON_CAME_BACK_WRONG);
 	else if (moved->status == AFFINODE_OK) /* else it was taken back, and says so; a driver may say NOT_READY, too */
-		outcome_is(moved, AFFINODE_FAILED, "the driver could not bring the memory back; it is kept");
+		outcome_is(moved, AFFINODE_FAILED, REASON_NOT_BROUGHT_BACK);
 }
 
 void resume(struct moved *moved)
@@ -300,7 +300,7 @@ void resume(struct moved *moved)
 
 	if (!shim_move_state(AFFINODE_STATE_PARKED, AFFINODE_STATE_RESUMING) &&
 	    !shim_move_state(AFFINODE_STATE_QUEUED, AFFINODE_STATE_RESUMING))
-		return outcome_is(moved, AFFINODE_NOTHING, "the GPU is not freed");
+		return outcome_is(moved, AFFINODE_NOTHING, REASON_NOT_FREED);
 	back = depth_moves->in(moved->move.kind == MOVE_MIGRATE ? moved->move.to_gpu : NULL, moved->text, sizeof(moved->text));
 	if (back != AFFINODE_OK) {
 		moved->status = back;
@@ -309,9 +309,9 @@ void resume(struct moved *moved)
 	}
 	blocks_reap(false); /* what was freed while the mover had something else to do */
 	if (!survey_begin(&arrival.survey, false))
-		outcome_is(moved, AFFINODE_FAILED, "host memory is short");
+		outcome_is(moved, AFFINODE_FAILED, REASON_HOST_MEMORY_SHORT);
 	else if (moved->move.kind == MOVE_RESUME_ALONE && !gpu_lock_all())
-		outcome_is(moved, AFFINODE_NO_GPU_ROOM, "another kernel is getting its GPU memory back");
+		outcome_is(moved, AFFINODE_NO_GPU_ROOM, REASON_ANOTHER_RESUMES);
 	else
 		resume_blocks(&arrival);
 	gpu_unlock_all(); /* that of depth_moves->in, too */

@@ -282,7 +282,7 @@ static int move_on(struct moved *moved, uint64_t (*next)(uint64_t, int *), bool 
 static void ended(struct moved *moved, int error, const char *what)
 {
 	if (!error)
-		return outcome_is(moved, moved->bytes ? AFFINODE_OK : AFFINODE_NOTHING, "");
+		return outcome_is(moved, moved->bytes ? AFFINODE_OK : AFFINODE_NOTHING, NO_REASON);
 	moved->status = AFFINODE_FAILED;
 	snprintf(moved->text, sizeof(moved->text), "freed GPU memory could not be %s: %s", what,
 		 error == -ENOSPC || error == -EDQUOT || error == -EFBIG ? "there is no room" : strerror(-error));
@@ -294,7 +294,7 @@ void spill(struct moved *moved)
 
 	if (!shim_is_parked()) {
 		moved->bytes = forget_kept();
-		return outcome_is(moved, moved->bytes ? AFFINODE_OK : AFFINODE_NOTHING, "");
+		return outcome_is(moved, moved->bytes ? AFFINODE_OK : AFFINODE_NOTHING, NO_REASON);
 	}
 	waiting_at_start = gate_calls_waiting();
 	if (spill_open(moved->move.folder, moved->text, sizeof(moved->text))) {
@@ -303,7 +303,7 @@ void spill(struct moved *moved)
 	}
 	error = move_on(moved, write_next, spill_must_end);
 	if (spill_must_end())
-		return outcome_is(moved, AFFINODE_REVOKED, "the kernel is wanted back");
+		return outcome_is(moved, AFFINODE_REVOKED, REASON_WANTED_BACK);
 	ended(moved, error, "written to disk");
 }
 
@@ -312,11 +312,11 @@ void read_back(struct moved *moved)
 	int error;
 
 	if (!shim_is_parked() || checkpoint_is_out())
-		return outcome_is(moved, AFFINODE_NOTHING, "");
+		return outcome_is(moved, AFFINODE_NOTHING, NO_REASON);
 	error = move_on(moved, read_next, reading_must_end);
 	if (reading_must_end())
-		return outcome_is(moved, AFFINODE_REVOKED, "it was called off");
+		return outcome_is(moved, AFFINODE_REVOKED, REASON_CALLED_OFF);
 	if (error == -ENOMEM)
-		return outcome_is(moved, moved->bytes ? AFFINODE_OK : AFFINODE_NO_HOST_ROOM, "host memory is short");
+		return outcome_is(moved, moved->bytes ? AFFINODE_OK : AFFINODE_NO_HOST_ROOM, REASON_HOST_MEMORY_SHORT);
 	ended(moved, error, "read from disk");
 }

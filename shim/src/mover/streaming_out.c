@@ -12,8 +12,6 @@
 /* How often a window that was written to past the gate is copied again.  */
 #define COPIED_AGAIN 3
 
-static const char NO_HOST_MEMORY_COMES[] = "the host memory that it was to have does not come";
-
 /* Items of one context.  */
 struct window {
 	struct context *context;
@@ -145,8 +143,8 @@ static bool release_window(struct moved *moved, struct survey *survey, const str
 	return true;
 }
 
-/* NULL, or what was in the way.  */
-static const char *finish(struct departure *departure, struct window *window)
+/* NO_REASON, or what was in the way.  */
+static enum reason finish(struct departure *departure, struct window *window)
 {
 	uint64_t begin = clock_ns();
 	bool is_known, is_released;
@@ -154,12 +152,12 @@ static const char *finish(struct departure *departure, struct window *window)
 
 	begin = add_since(&departure->spent_ns.copies, begin);
 	if (result != CUDA_SUCCESS)
-		return "the driver could not copy all of the GPU's memory out";
+		return REASON_NOT_ALL_COPIED_OUT;
 	if (!is_known)
-		return "GPU memory was written to without a CUDA call";
+		return REASON_WRITTEN_TO;
 	is_released = release_window(departure->moved, departure->survey, window);
 	add_since(&departure->spent_ns.releases, begin);
-	return is_released ? NULL : "the driver could not release the GPU's memory";
+	return is_released ? NO_REASON : REASON_NOT_RELEASED;
 }
 
 /* Nothing is under way, and there is no host memory for the next part. False: none comes.  */
@@ -210,20 +208,20 @@ static void leaving_window(struct departure *departure, size_t from, struct wind
 		window_add(&departure->releases, window, &part);
 }
 
-/* What was copied is released while the next window is being copied. NULL, or what was in the way; the outcome may say so too.  */
-static const char *go_on(struct departure *departure, bool *is_parked)
+/* What was copied is released while the next window is being copied. NO_REASON, or what was in the way; the outcome may say so too.  */
+static enum reason go_on(struct departure *departure, bool *is_parked)
 {
 	struct window leaving = {.mark = departure->mark};
 	size_t copied = departure->copies.at; /* from here on */
-	const char *why;
+	enum reason why;
 
 	if (atomic_load(&gate.dying))
-		return "the process is about to end";
+		return REASON_PROCESS_ENDS;
 	if (!begin_window(departure))
-		return "the driver could not copy all of the GPU's memory out";
+		return REASON_NOT_ALL_COPIED_OUT;
 	leaving_window(departure, copied, &leaving);
 	if (window_is_empty(&leaving))
-		return departure->copies.at < copied || wait_for_host_memory(departure) ? NULL : NO_HOST_MEMORY_COMES;
+		return departure->copies.at < copied || wait_for_host_memory(departure) ? NO_REASON : REASON_NO_HOST_MEMORY_COMES;
 	why = finish(departure, &leaving);
 	*is_parked = *is_parked || !why;
 	return why;
@@ -255,7 +253,7 @@ bool stream_out(struct moved *moved, struct survey *survey, size_t uncopied)
 	size_t most = items_in_window(&moved->move);
 	struct departure departure = {.moved = moved, .survey = survey, .got_host_ns = clock_ns()};
 	uint64_t begin = clock_ns();
-	const char *why = NULL;
+	enum reason why = NO_REASON;
 	bool is_parked = false;
 
 	departure.copies = (struct walk){most, uncopied};
@@ -267,7 +265,7 @@ bool stream_out(struct moved *moved, struct survey *survey, size_t uncopied)
 		 (double)(clock_ns() - begin) / 1e6, (double)departure.spent_ns.copies / 1e6,
 		 (double)departure.spent_ns.host_memory / 1e6, (double)departure.spent_ns.releases / 1e6);
 	if (why)
-		outcome_is(moved, why == NO_HOST_MEMORY_COMES ? AFFINODE_NO_HOST_ROOM : AFFINODE_FAILED, why);
+		outcome_is(moved, why == REASON_NO_HOST_MEMORY_COMES ? AFFINODE_NO_HOST_ROOM : AFFINODE_FAILED, why);
 	if (moved->status == AFFINODE_OK)
 		return true;
 	if (move_hands_over(&moved->move))

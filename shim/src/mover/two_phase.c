@@ -56,8 +56,7 @@ bool mover_wait_for_commit(struct moved *moved)
 	mover_queue.is_prepared = false;
 	pthread_mutex_unlock(&mover_queue.lock);
 	if (now == ABORT)
-		outcome_is(moved, AFFINODE_REVOKED, wanted_since ? MOVER_CALL_CAME
-								 : "not all processes of the kernel could be moved");
+		outcome_is(moved, AFFINODE_REVOKED, wanted_since ? REASON_CALL_CAME : REASON_NOT_ALL_PROCESSES);
 	return now == COMMIT;
 }
 

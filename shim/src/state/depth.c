@@ -9,7 +9,7 @@
 
 static _Atomic int asked = -1;
 static _Atomic bool is_out, is_started, can_migrate;
-static _Atomic(const char *) refusal;
+static _Atomic enum reason refusal;
 
 bool checkpoint_is_asked(void)
 {
@@ -54,17 +54,17 @@ void checkpoint_set_out(bool out)
 	atomic_store(&is_out, out);
 }
 
-const char *checkpoint_refusal(void)
+enum reason checkpoint_refusal(void)
 {
 	return atomic_load(&refusal);
 }
 
-void checkpoint_refuse(const char *why)
+void checkpoint_refuse(enum reason why)
 {
-	const char *none = NULL;
+	enum reason none = NO_REASON;
 
 	if (checkpoint_is_asked() && atomic_compare_exchange_strong(&refusal, &none, why))
-		log_line("the CUDA context stays on the GPU: %s", why);
+		log_line("the CUDA context stays on the GPU: %s", reason_words(why));
 }
 
 bool migration_is_possible(void)

@@ -4,6 +4,8 @@
 
 #include <stdbool.h>
 
+#include "base/reasons.h"
+
 /* 0: built without (make CONTEXT_DEPTH=0).  */
 #ifndef AFFINODE_CONTEXT_DEPTH
 #define AFFINODE_CONTEXT_DEPTH 1
@@ -24,10 +26,10 @@ bool checkpoint_is_out(void);
 void checkpoint_set_out(bool out);
 
 /* Something was done that the driver's checkpoint does not bear, or the shim cannot see through: never, from now on.  */
-void checkpoint_refuse(const char *why);
+void checkpoint_refuse(enum reason why);
 
-/* Why it stays on the GPU for good; NULL: no reason yet. */
-const char *checkpoint_refusal(void);
+/* Why it stays on the GPU for good; NO_REASON: not yet.  */
+enum reason checkpoint_refusal(void);
 
 /* Whether there is another GPU of the same kind that this process may come back on, as of its start; if not, false.  */
 bool migration_is_possible(void);

@@ -62,7 +62,7 @@ static void *nvml_wrap(void *real)
 
 	atomic_store(&comes_by, true);
 	if (!thunk)
-		checkpoint_refuse("more entry points of NVML than there are wrappers");
+		checkpoint_refuse(REASON_NVML_WRAPPERS_USED_UP);
 	return thunk ? thunk : real;
 }
 
@@ -96,13 +96,13 @@ static bool is_loaded(void)
 	return found;
 }
 
-const char *nvml_objection(void)
+enum reason nvml_objection(void)
 {
 	uint64_t asked = atomic_load(&asked_ns);
 
 	if (asked && clock_ns() - asked < LATELY_NS)
-		return "the process watches the GPU through NVML";
+		return REASON_NVML_WATCHES;
 	if (!atomic_load(&comes_by) && is_loaded())
-		return "NVML is loaded, and no call of it was seen: its calls may come past the shim";
-	return NULL;
+		return REASON_NVML_UNSEEN;
+	return NO_REASON;
 }

@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 
+#include "base/reasons.h"
 #include "driver/call_signatures.h"
 
 extern struct library nvml_library; /* nvml_linked_symbols.c */
@@ -15,5 +16,5 @@ extern struct library nvml_library; /* nvml_linked_symbols.c */
 /* What is linked to NVML calls that.  */
 W nvml_call(void *real, INT_PARAMETERS);
 
-/* Why the process should not leave the GPU now: it is being watched, or calls would come past us; NULL: nothing.  */
-const char *nvml_objection(void);
+/* Why the process should not leave the GPU now: it is being watched, or calls would come past us; NO_REASON: nothing.  */
+enum reason nvml_objection(void);

@@ -15,7 +15,6 @@
 #include "context_depth/nvml/nvml_probe_exit.h"
 
 #define PROGRAM "affinode-gpu-memory"
-#define SOMETHING_ELSE PROGRAM " said something else"
 #define OURS "AFFINODE_"
 #define SIMULATORS "AFFINODE_SIM"
 /* A GPU that no process uses may have to be woken for the first one.  */
@@ -74,14 +73,14 @@ static bool copy_environment(void)
 	return true;
 }
 
-const char *gpu_memory_start(const uint8_t gpu[16])
+enum reason gpu_memory_start(const uint8_t gpu[16])
 {
 	struct gpu_memory memory;
 
 	if (!find_program())
-		return PROGRAM " is not beside the shim, or not executable";
+		return REASON_PROBE_NOT_FOUND;
 	if (!copy_environment() || spawn_start() != 0)
-		return "no memory for asking NVML";
+		return REASON_NVML_NO_MEMORY;
 	return gpu_memory_ask(gpu, FIRST_LOOK_NS, &memory);
 }
 
@@ -145,43 +144,43 @@ static bool take_listed(const char **text, struct gpu_listed *gpu)
 	return true;
 }
 
-static const char *why_it_ended(int status)
+static enum reason why_it_ended(int status)
 {
 	switch (status) {
 	case GPU_MEMORY_NO_LIBRARY:
-		return "NVML (libnvidia-ml.so.1) is not here";
+		return REASON_NVML_NOT_HERE;
 	case GPU_MEMORY_NO_NVML:
-		return "NVML does not work here";
+		return REASON_NVML_BROKEN;
 	case GPU_MEMORY_NO_GPU:
-		return "NVML does not know this GPU";
+		return REASON_NVML_NO_GPU;
 	case GPU_MEMORY_NO_FIGURES:
-		return "NVML does not know this GPU's free memory";
+		return REASON_NVML_NO_FIGURES;
 	default:
-		return PROGRAM " failed";
+		return REASON_PROBE_FAILED;
 	}
 }
 
-static const char *why_not_run(int error)
+static enum reason why_not_run(int error)
 {
 	switch (error) {
 	case -ENOENT:
 	case -EACCES:
 	case -EPERM:
 	case -ENOEXEC:
-		return PROGRAM " cannot be run";
+		return REASON_PROBE_NOT_RUN;
 	case -ETIMEDOUT:
-		return "NVML does not say in time how much memory is free";
+		return REASON_NVML_SLOW;
 	case -EMSGSIZE:
-		return SOMETHING_ELSE;
+		return REASON_PROBE_MALFORMED;
 	case -ECHILD:
-		return PROGRAM " was killed";
+		return REASON_PROBE_KILLED;
 	default:
-		return "no process can be started to ask NVML";
+		return REASON_NVML_NO_PROCESS;
 	}
 }
 
-/* Ask about `which`: NULL, or why there is no answer.  */
-static const char *ask(const char *which, uint64_t ns, struct printed *printed)
+/* Ask about `which`: NO_REASON, or why there is no answer.  */
+static enum reason ask(const char *which, uint64_t ns, struct printed *printed)
 {
 	char pid[16];
 	char *const arguments[] = {(char *)PROGRAM, (char *)which, pid, NULL};
@@ -194,32 +193,34 @@ static const char *ask(const char *which, uint64_t ns, struct printed *printed)
 		log_line(PROGRAM ": error %d", error);
 		return why_not_run(error);
 	}
-	return printed->status == GPU_MEMORY_SAID ? NULL : why_it_ended(printed->status);
+	return printed->status == GPU_MEMORY_SAID ? NO_REASON : why_it_ended(printed->status);
 }
 
-const char *gpu_memory_ask(const uint8_t gpu[16], uint64_t ns, struct gpu_memory *memory)
+enum reason gpu_memory_ask(const uint8_t gpu[16], uint64_t ns, struct gpu_memory *memory)
 {
 	char uuid[GPU_UUID_TEXT], text[LINE_TEXT];
 	struct printed printed = {.text = text, .size = sizeof(text)};
-	const char *at = text, *why;
+	const char *at = text;
+	enum reason why;
 
 	memset(memory, 0, sizeof(*memory));
 	gpu_uuid_text(gpu, uuid);
 	why = ask(uuid, ns, &printed);
 	if (why)
 		return why;
-	return take_figures(&at, '\n', memory) && at == text + printed.length && memory->total_bytes ? NULL : SOMETHING_ELSE;
+	return take_figures(&at, '\n', memory) && at == text + printed.length && memory->total_bytes ? NO_REASON : REASON_PROBE_MALFORMED;
 }
 
-const char *gpu_memory_list(uint64_t ns, struct gpu_listed gpus[GPUS_LISTED], unsigned *count)
+enum reason gpu_memory_list(uint64_t ns, struct gpu_listed gpus[GPUS_LISTED], unsigned *count)
 {
 	static char text[ALL_TEXT]; /* too large for a thread's stack */
 	struct printed printed = {.text = text, .size = sizeof(text)};
-	const char *at = text, *why = ask("all", ns, &printed);
+	const char *at = text;
+	enum reason why = ask("all", ns, &printed);
 
 	*count = 0;
 	while (!why && at < text + printed.length)
 		if (*count == GPUS_LISTED || !take_listed(&at, &gpus[(*count)++]))
-			why = SOMETHING_ELSE;
+			why = REASON_PROBE_MALFORMED;
 	return why;
 }

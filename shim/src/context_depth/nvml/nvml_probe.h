@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/reasons.h"
 #include "gpu/devices.h"
 
 #define GPUS_LISTED 64
@@ -27,11 +28,11 @@ struct gpu_listed {
 };
 
 /* Find the program, note the environment it gets, and look once at a GPU, by its UUID. Calls the dynamic linker and asks for
- * memory: on the application's thread. NULL, or why there will be no looks.  */
-const char *gpu_memory_start(const uint8_t gpu[16]);
+ * memory: on the application's thread. NO_REASON, or why there will be no looks.  */
+enum reason gpu_memory_start(const uint8_t gpu[16]);
 
-/* Look now, `ns` at most. NULL, or why there is no answer.  */
-const char *gpu_memory_ask(const uint8_t gpu[16], uint64_t ns, struct gpu_memory *memory);
+/* Look now, `ns` at most. NO_REASON, or why there is no answer.  */
+enum reason gpu_memory_ask(const uint8_t gpu[16], uint64_t ns, struct gpu_memory *memory);
 
 /* All that NVML knows of; by one thread at a time.  */
-const char *gpu_memory_list(uint64_t ns, struct gpu_listed gpus[GPUS_LISTED], unsigned *count);
+enum reason gpu_memory_list(uint64_t ns, struct gpu_listed gpus[GPUS_LISTED], unsigned *count);
