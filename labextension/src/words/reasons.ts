@@ -1,17 +1,17 @@
 /** Why a kernel is where it is, and what of it cannot be moved. */
 
-import { CallClass, StuckReason, UnmovableReason } from '../controllerTypes';
+import { CallClass, Cause, StuckReason, UnmovableReason } from '../controllerTypes';
 import { ICodeArgs, IUnmanaged } from '../status';
 import { bytes, IWords } from './figures';
 
-/** A sentence for each code of one kind. */
-export type Sentences = Readonly<
-  Record<string, (trans: IWords, args?: ICodeArgs | null) => string>
+/** A sentence for each code of one kind; the compiler says which are missing, and which no part of the server has. */
+export type Sentences<Code extends string> = Readonly<
+  Record<Code, (trans: IWords, args?: ICodeArgs | null) => string>
 >;
 
 /** The sentence for a code; undefined for one of a later version. */
 export function sentence(
-  sentences: Sentences,
+  sentences: Sentences<string>,
   code: string | null | undefined,
   trans: IWords,
   args?: ICodeArgs | null
@@ -31,7 +31,7 @@ export function forWhom(args: ICodeArgs | null | undefined, trans: IWords): stri
   }
 }
 
-const REASONS: Sentences = {
+const REASONS: Sentences<Exclude<Cause, 'other'>> = {
   idle: trans => trans.__('it was idle'),
   room: (trans, args) => trans.__('it made room for %1', forWhom(args, trans)),
   'time-slice': (trans, args) => trans.__('it takes turns with %1', forWhom(args, trans)),
@@ -39,7 +39,6 @@ const REASONS: Sentences = {
   'low-memory': trans => trans.__('GPU memory was low'),
   limit: trans => trans.__('your limit of GPU memory was reached'),
   prefetch: trans => trans.__('you turned to the notebook, and there was room'),
-  focus: trans => trans.__('you turned to the notebook, and there was room'),
   cell: trans => trans.__('a cell needed it'),
   failed: trans => trans.__('the last try failed'),
   'failed-again': trans => trans.__('the last tries failed'),
@@ -60,7 +59,7 @@ export function reasonText(
     : null;
 }
 
-const UNMOVABLE: Sentences = {
+const UNMOVABLE: Sentences<UnmovableReason> = {
   small: trans => trans.__('small allocations under 2 MiB'),
   managed: trans => trans.__('managed (unified) memory'),
   mapped: trans => trans.__('memory that the program maps itself'),
@@ -79,7 +78,7 @@ export function unmovableText(reason: UnmovableReason | string, trans: IWords): 
   return sentence(UNMOVABLE, reason, trans) ?? trans.__('memory of another kind');
 }
 
-const STUCK: Sentences = {
+const STUCK: Sentences<StuckReason> = {
   lost: trans => trans.__('its GPU state is lost'),
   'resume-failed': trans => trans.__('its GPU memory cannot be brought back'),
   'gpu-gone': trans => trans.__('the GPU that its memory belongs to is gone'),
@@ -94,7 +93,7 @@ export function stuckText(reason: StuckReason | string, trans: IWords): string {
   return sentence(STUCK, reason, trans) ?? trans.__('it makes no progress');
 }
 
-const CALLS: Sentences = {
+const CALLS: Sentences<CallClass> = {
   launch: trans => trans.__('Launches'),
   copy: trans => trans.__('Copies and fills'),
   alloc: trans => trans.__('Allocations'),

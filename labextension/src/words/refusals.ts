@@ -1,5 +1,6 @@
 /** Why the GPU controller, or the server, does not do what was asked. */
 
+import { DepthRefusal, Refusal } from '../controllerTypes';
 import { ICodeArgs } from '../status';
 import { bytes, IWords } from './figures';
 import { sentence, Sentences } from './reasons';
@@ -16,7 +17,10 @@ const noGrant = (trans: IWords): string =>
   );
 const noAnswer = (trans: IWords): string => trans.__('the GPU controller does not answer');
 
-const REFUSALS: Sentences = {
+/** What the server extension, or the page, refuses by itself. */
+type OwnRefusal = 'not-here' | 'not-kept' | 'no-keeper' | 'no-controller' | 'unreachable';
+
+const REFUSALS: Sentences<Refusal | OwnRefusal> = {
   busy: trans => trans.__('the GPU is at work for it'),
   'nothing-to-move': trans => trans.__('it has no GPU memory that could be moved'),
   'not-parkable': trans => trans.__('nothing of it can be moved'),
@@ -82,7 +86,7 @@ export function errorText(error: { slug: string; status: number }, trans: IWords
   return refusalText(isForbidden ? 'forbidden' : error.slug, null, trans) as string;
 }
 
-const DEPTH_REFUSALS: Sentences = {
+const DEPTH_REFUSALS: Sentences<DepthRefusal> = {
   'not-asked': trans =>
     trans.__('the kernel was not started for it, or the GPU driver cannot do it'),
   'several-processes': trans => trans.__('several of its processes use CUDA'),
@@ -99,7 +103,7 @@ export function depthRefusalText(code: string | null | undefined, trans: IWords)
     : null;
 }
 
-const NO_CONTROLLER: Sentences = {
+const NO_CONTROLLER: Sentences<string> = {
   starting: trans => trans.__('The GPU controller is starting.'),
   refused: trans => trans.__('The GPU controller does not let this server in.'),
   ended: trans => trans.__('The GPU controller has ended.'),
