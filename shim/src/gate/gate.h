@@ -135,7 +135,7 @@ void gate_wake_waiters(void);
  * CUDA_SUCCESS to go on waiting.  */
 CUresult gate_verdict(enum affinode_class class_, uint32_t cancels_at_start);
 
-/* Mark the calling thread as one that wants the GPU while it sleeps elsewhere.  */
+/* Calls that wait at the closed gate, and calls inside it.  */
 unsigned gate_calls_waiting(void);
 unsigned gate_calls_inside(void);
 /* How many calls inside are a sign of use. A synchronise is one when the last look saw the same one: a call that

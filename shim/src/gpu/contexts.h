@@ -1,4 +1,4 @@
-/* What the shim knows of devices, contexts and streams: enough to see that the GPU is idle and to copy memory.  */
+/* What the shim knows of contexts and streams: enough to see that the GPU is idle and to copy memory.  */
 #pragma once
 
 #include <stdbool.h>

@@ -109,7 +109,7 @@ static void on_command(const struct affinode_command *command, int *descriptor)
 
 void shim_set_dying(void)
 {
-	page_set_flags(AFFINODE_PAGE_DYING, 0); /* before those who wake up look at it */
+	page_set_flags(AFFINODE_PAGE_DYING, 0); /* before the calls that wake up read it */
 	gate_set_dying();
 	asks_wake_all();
 }

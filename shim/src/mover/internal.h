@@ -10,50 +10,52 @@
 
 enum decision { UNDECIDED, COMMIT, ABORT };
 
-/* Held while a move is under way, and by a thread that must keep one from beginning.  */
+/* The mover holds it while it touches memory, and a thread that must keep the mover from that.  */
 extern pthread_mutex_t mover_work_lock;
 
 struct mover_queue {
-	pthread_mutex_t lock; /* guards all of these */
+	pthread_mutex_t lock; /* guards what follows; the two atomic members are read without it too */
 	pthread_cond_t changed;
-	struct move next;
-	_Atomic bool waits; /* read without it too */
-	bool runs, outcome_waits;
+	struct move next;    /* the last move that was submitted */
+	_Atomic bool waits;  /* the mover has not begun it */
+	bool runs;           /* it was submitted, and has not ended */
+	bool outcome_waits;  /* `outcome` was not taken */
 	struct moved outcome;
-	bool is_prepared;
-	_Atomic int decision; /* about the move under way: enum decision; read without it too */
+	bool is_prepared;    /* it waits for a decision */
+	_Atomic int decision; /* enum decision */
 };
 extern struct mover_queue mover_queue;
 
-/* With the lock held: until something changes, `ns` at most.  */
+/* Wait `ns` at most for mover_queue.changed, with its lock held.  */
 void mover_wait_for_change(uint64_t ns);
 
-/* Frees wait for the mover at a closed gate.  */
+/* Whether frees wait for the mover at a closed gate.  */
 bool mover_has_holders(void);
 int describe_holds(char *text, size_t size, int at);
 
-/* Never NULL.  */
+/* Those of memory depth alone until mover_set_depth; never NULL.  */
 extern const struct depth_moves *depth_moves;
 
+/* Called with mover_work_lock held.  */
 void park(struct moved *moved);
 void resume(struct moved *moved);
 
-/* Takes the work's lock itself, again and again.  */
+/* These take mover_work_lock themselves, batch by batch, so that frees come between.  */
 void spill(struct moved *moved);
 void read_back(struct moved *moved);
 
-/* End, on an idle GPU, what was freed while a park that came to nothing was reading it. The program does so itself
- * at its next free or allocation, but there may be none. False: not now.  */
+/* End blocks that were freed while a park read them that was then given up. Work that was submitted may still use them, so the GPU must be
+ * idle; false: it is not. The program's next free or allocation ends them too, but there may be none.  */
 bool free_what_is_left(void);
 
-/* What is on its way at a time while memory is looked at, or released: 5 ms of copying at 50 GiB/s. Where memory is handed over neither
- * side may keep much of what the other waits for.  */
+/* Chunks that are copied together, while the window before them is verified or released: 256 MiB, 5 ms at 50 GiB/s. Half of that where
+ * memory is handed over, since each side then waits for what the other still has.  */
 static inline size_t items_in_window(const struct move *move)
 {
 	return AFFINODE_WINDOW_BYTES / CHUNK_BYTES / (move_hands_over(move) ? 2 : 1);
 }
 
-/* Add the time since then to what a step has taken; the time now.  */
+/* Add the time since begin_ns to *sum, and return the time now.  */
 static inline uint64_t add_since(uint64_t *sum, uint64_t begin_ns)
 {
 	uint64_t now = clock_ns();
@@ -64,10 +66,10 @@ static inline uint64_t add_since(uint64_t *sum, uint64_t begin_ns)
 
 void outcome_is(struct moved *moved, enum affinode_status status, enum reason reason);
 
-/* The controller took the move back.  */
+/* Whether the controller, or its loss, has ended the move under way.  */
 bool mover_is_aborted(void);
 
-/* Tell that the move is prepared, and wait at the closed gate for what becomes of it; true: carry it out.  */
+/* Tell the controller that the move is prepared, and wait at the closed gate for its decision; true: carry the move out.  */
 bool mover_wait_for_commit(struct moved *moved);
 
 /* While it is set the gate is open and the mover reads the application's memory: a thread that would take memory

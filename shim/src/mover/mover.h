@@ -1,4 +1,5 @@
-/* The mover: a thread that copies a process's device memory out and in. It alone parks and resumes.  */
+/* The mover: the one thread that parks and resumes a process's device memory. It works on one move at a time; between moves it
+ * gives back and prepares host memory.  */
 #pragma once
 
 #include <stdbool.h>
@@ -70,88 +71,91 @@ static inline bool move_hands_over(const struct move *move)
 	return move_kinds[move->kind].flags & AFFINODE_MOVE_HAND_OVER;
 }
 
-/* What became of a move.  */
+/* How a move ended, or that it is prepared; sent to the controller as its reply.  */
 struct moved {
 	struct move move;
 	enum affinode_status status;
 	uint64_t bytes;
-	uint64_t copied, zeros; /* of a park: bytes that were copied, bytes that needed none; of a resume: that were on disk, 0 */
+	uint64_t copied; /* a park: bytes that were copied out; a resume: bytes that came from the disk */
+	uint64_t zeros;  /* a park: bytes that were zero and needed no copy */
 	uint64_t duration_ns;
-	bool leaves; /* the context is to leave the GPU too, and nothing stands in the way yet */
+	bool leaves; /* a park at context depth, to which there was no objection when it began */
 	char text[AFFINODE_TEXT_SIZE];
 };
 
-/* What context depth does for the mover; all of it by the mover.  */
+/* What context depth does for the mover, which is lower than it. The mover's thread calls all of these.  */
 struct depth_moves {
-	/* While the driver answers: what stands in the way of it; NULL: nothing yet.  */
+	/* Say why the context cannot leave the GPU; NO_REASON: nothing is known against it yet. The driver must answer calls.  */
 	enum reason (*objection)(void);
-	/* Parked and with the gate closed: take the context off the GPU. On failure the process is where it was, at
-	 * memory depth, and `why` says what was in the way.  */
+	/* Take the context off the GPU, of a parked process whose gate is closed. On failure the process stays parked at memory
+	 * depth, and `why` says what was in the way.  */
 	enum affinode_status (*out)(char *why, size_t size);
-	/* Before it takes memory for a resume; AFFINODE_OK also if there is nothing to do. `to`: the UUID of the
-	 * GPU to come back on, NULL: where it was. AFFINODE_NO_GPU_ROOM, AFFINODE_REFUSED: the process is parked as
-	 * before. After AFFINODE_OK the GPU's lock is held until gpu_unlock_all.  */
+	/* Bring the context back, before the resume takes memory; AFFINODE_OK if it never left. `to`: the UUID of the GPU to
+	 * resume on, NULL: the one that it left. After AFFINODE_OK the GPU's lock is held until gpu_unlock_all, so that no
+	 * other process of ours takes the room. Otherwise the process is parked as before.  */
 	enum affinode_status (*in)(const uint8_t *to, char *why, size_t size);
 };
 void mover_set_depth(const struct depth_moves *moves);
 
-/* Start the thread; 0 or a negative errno.  */
+/* Start the thread. Return 0 or a negative errno.  */
 int mover_start(void);
 
-/* Hand over a move; -EBUSY while another one is under way.  */
+/* Give the mover a move to carry out. Return 0, or -EBUSY while another one is under way or its outcome was not taken.  */
 int mover_submit(const struct move *move);
 
-/* What becomes of the move under way, if it has that epoch: a prepared one is carried out or undone; one that is not
- * prepared yet can only be undone, and ends as soon as it can.  */
+/* Decide about the move with that epoch, if it is the one under way. A prepared move is carried out or undone. One that is
+ * not prepared yet can only be undone: it ends as soon as it can.  */
 void mover_decide(uint32_t epoch, bool commit);
 
-/* There is no controller to decide any more: a prepared park is undone, a prepared resume carried out.  */
+/* Decide without the controller, when the link is lost: undo a prepared park, carry out a prepared resume.  */
 void mover_link_lost(void);
 
-/* A call waits at the gate that a prepared park has closed.  */
+/* Whether a call waits at the gate that a prepared park keeps closed: the controller is told.  */
 bool mover_prepared_is_wanted(void);
 
-/* Give back host memory that is only kept for the next park, down to `bytes`. Done in time, by the mover.  */
+/* Have the mover give back retained copies until `bytes` of host memory are left. It does so when it has no move.  */
 void mover_trim(uint64_t bytes);
 
-/* Something was left for it to free.  */
+/* Wake the mover, since memory was freed that only it can end.  */
 void mover_wake(void);
 
-/* Whether a move waits for the mover to take it up.  */
+/* Whether a move was given to the mover that it has not begun.  */
 bool mover_has_next(void);
 
-/* A lot came: make it ready ahead of its use. Or one has to go.  */
+/* Tell the mover that a lot came, which it prepares ahead of its use, or that one must be unmapped.  */
 void mover_lots_changed(void);
 
-/* The last move's outcome, once, or before it that it is prepared; false: nothing new. Polled by the link thread, which
- * is woken for it.  */
+/* Take what there is to tell of the last move: first, if it has two steps, that it is prepared, then its outcome, each once.
+ * Return false where there is nothing new. The link thread polls this, and is woken when something is there.  */
 bool mover_take_outcome(struct moved *moved);
 
-/* When a bounded wait for the GPU has to be given up, 0: none; and giving it up (opens the gate): false, it had ended.
- * The move itself ends only when the GPU's work does; what becomes of it is known. By the link thread.  */
+/* When the mover's wait for the GPU at the closed gate must be given up; 0: it does not wait. The GPU's work may itself be waiting
+ * for a call that the gate keeps, so the link thread watches this and opens the gate.  */
 uint64_t mover_wait_deadline_ns(void);
+/* Give that wait up and open the gate; return false if it had ended. *status and *why are the move's outcome from now on, although
+ * the mover goes on waiting until the GPU's work is done.  */
 bool mover_revoke_wait(enum affinode_status *status, enum reason *why);
 
-/* Free doomed blocks if the mover is not at work.  */
+/* Free doomed blocks now if the mover is not at work; else it does so when it is done.  */
 void mover_reap(void);
 
-/* The mover reads the application's memory with the gate open.  */
+/* Whether the mover reads the application's memory while calls go on.  */
 bool mover_is_copying(void);
 
-/* A thread that would take memory away meanwhile, or access to it, and cannot put that off steps aside: leaves the
- * gate, waits with this, and comes again. The park ends soon, on account of it.  */
+/* Wait until it does not. A thread that would take memory away, or access to it, and cannot put that off leaves the gate
+ * before it waits, and enters again afterwards. The wait is short: the park gives up on account of it.  */
 void mover_wait_for_copies(void);
 
-/* Come inside the gate for a free or, while it is closed, keep the mover from working: true, let it go afterwards. What
- * it does now is waited for, unless it opens the gate again before it is done.  */
+/* Make it safe to free memory: enter the gate with `pass` and return false or, where the gate is closed, keep the mover from
+ * working and return true; mover_let_go is due then. Waits for what the mover does now, or for the gate to open.  */
 bool mover_hold(struct gate_pass *pass);
 void mover_let_go(void);
 
-/* Keep the mover from working, waiting `ns` at most for what it does now; let it go afterwards. false: it works on.  */
+/* Keep the mover from working until mover_let_go. Wait `ns` at most for what it does now; return false if it works on.  */
 bool mover_seize(uint64_t ns);
 
-/* Wait until the mover has let go, `ns` at most; it stops between pieces once the process is dying.  */
+/* Wait `ns` at most until the mover does nothing. It stops between pieces once the process is dying.  */
 void mover_quiesce(uint64_t ns);
 
-/* What it is doing (describe.h).  */
+/* Append what the mover is doing (base/describe.h).  */
 int describe_mover(char *text, size_t size, int at);

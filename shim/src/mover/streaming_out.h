@@ -6,7 +6,8 @@
 #include "mover/internal.h"
 #include "mover/copying/move_plan.h"
 
-/* How many of the first items had better not be copied before: as much as copies take while the others are released. 0: none.  */
+/* How many of the first items are left for stream_out to copy: as many as are copied in the time that releasing the others
+ * takes. 0 where the park is not faster for it.  */
 size_t stream_leave_some(const struct survey *survey);
 
 /* At the closed gate, all digested, and all but the first `uncopied` items copied, with host memory for these, or for some of them if

@@ -39,47 +39,48 @@ struct block {
 
 #define BACKED_FROM_BYTES (2ull << 20)
 
-/* Those who read blocks, and who know the memory behind a shared one.  */
+/* The parts of the shim that read blocks, and that share them: given at the start.  */
 struct block_users {
 	bool (*is_copying)(void); /* the application's memory is being read with the gate open */
 	void (*reap)(void);       /* free doomed blocks if the mover is not at work */
 	void (*wake)(void);       /* something was left for it to free */
-	void (*shared_block_ends)(CUdeviceptr address); /* nobody else can open it from now on */
+	void (*shared_block_ends)(CUdeviceptr address); /* no other process may open it from now on */
 };
 void blocks_set_users(const struct block_users *now);
 
-/* Reserve, create, map. CUDA_ERROR_NOT_SUPPORTED: leave it to the driver. Inside the gate.  */
+/* Reserve addresses, create memory and map it, as cuMemAlloc would. CUDA_ERROR_NOT_SUPPORTED: the caller leaves the allocation to
+ * the driver. Called inside the gate.  */
 CUresult block_allocate(size_t size, CUdeviceptr *address);
 
-/* Free the block that begins at `address` as cuMemFree would: wait for the GPU's work, then give the memory back; false:
- * not ours. At a closed gate, and while a capture is open, it is put on the doomed list instead and freed by whoever
- * may.  */
+/* Free the block that begins at `address` as cuMemFree would: wait for the GPU's work, then give the memory back. Return false if
+ * it is not ours. At a closed gate, and while a capture is open, the block goes on the doomed list, and the mover or a later
+ * free ends it.  */
 bool block_free(CUdeviceptr address);
 
-/* Map another process's memory of legacy IPC in the current context; its handles are the block's from then on. And its
- * end, as block_free: false: there is no such block.  */
+/* Map another process's memory of legacy IPC in the current context. The handles are the block's from then on. block_end_import
+ * frees it as block_free does; it returns false where there is no such block.  */
 CUresult block_import(const CUmemGenericAllocationHandle *handles, unsigned parts, size_t size, size_t mapped,
 		      CUdeviceptr *address);
 bool block_end_import(CUdeviceptr address);
 
-/* The handles behind the block that contains `address`, which stays on the GPU from now on; its description in *found.
- * How many, 0: not ours, or another process's.  */
+/* Copy the handles behind the block that contains `address`, and its description to *found. The block stays on the GPU from now
+ * on, since another process will write to this memory. Return how many handles; 0: it is not ours, or another process's.  */
 unsigned block_share(CUdeviceptr address, struct block *found, CUmemGenericAllocationHandle handles[BLOCK_PARTS_MAX]);
 
 /* An id that no memory of this process has had.  */
 uint64_t block_new_id(void);
 
-/* Free what is doomed. The caller is inside the gate, or is the mover.  */
+/* Free the blocks on the doomed list. The caller is inside the gate, or is the mover.  */
 void blocks_reap(bool synchronise);
 
-/* The host memory of what is doomed, whose end has to wait for the driver. By the thread that keeps the mover from
- * working.  */
+/* Give up the host copies of doomed blocks alone, while the driver holds the process: freeing the blocks waits until it is back. Called
+ * by the thread that keeps the mover from working.  */
 void blocks_give_up_doomed_copies(void);
 
-/* Whether any were freed that are not ended yet.  */
+/* Whether the doomed list has any.  */
 bool blocks_wait_to_be_freed(void);
 
-/* The description of the block that contains `address`: its place, size, context and ids; false: not ours.  */
+/* Describe the block that contains `address`: its place, size, context and ids. Return false if it is not ours.  */
 bool block_find(CUdeviceptr address, struct block *found);
 
 /* All blocks that can move, the application's own mappings too, for the mover; an array of pointers to be freed
@@ -89,11 +90,11 @@ size_t blocks_resident_bytes(void);
 /* Whether any that can move belongs to that context, which is what it is copied in.  */
 bool blocks_are_in(const struct context *context);
 
-/* Physical memory for what has none of a reserved block; on failure it has what it had.  */
+/* Create the physical memory that a reserved block lacks. On failure the block has what it had.  */
 CUresult block_create(struct block *block);
-/* Map what is not mapped yet. On failure some of it may be: block_unmap.  */
+/* Map what is not mapped yet. On failure some of it may be mapped; block_unmap undoes that.  */
 CUresult block_map(struct block *block);
-/* Unmap what is mapped, then release. On failure it keeps its physical memory; some addresses may have lost it.  */
+/* Unmap and release a block. On failure it keeps its physical memory, and some addresses may have lost theirs.  */
 CUresult block_unmap(struct block *block);
 
 /* Part by part, from the first on. Blocks that are not cut have one part.  */
@@ -102,15 +103,15 @@ unsigned block_parts(const struct block *block);
 size_t block_part_begins(const struct block *block, unsigned part);
 /* Bytes from its beginning that can be used.  */
 size_t block_usable_bytes(const struct block *block);
-/* Physical memory for one more part, mapped and accessible. On failure there may be physical memory that is not: block_keep.  */
+/* Create one more part, map it and make it accessible. On failure a part may exist that is not mapped; block_keep releases it.  */
 CUresult block_grow(struct block *block);
-/* Unmap and release all but the first parts, so many. On failure all keep their contents, and the block is as it was.  */
+/* Unmap and release all but the first `parts` parts. On failure all keep their contents, and the block is as it was.  */
 CUresult block_keep(struct block *block, unsigned parts);
 void block_set_parts_left(struct block *block, unsigned parts);
 void block_set_resident(struct block *block, bool resident);
 void block_set_hollow(struct block *block, bool hollow);
 
-/* From now on the blocks in this range stay where they are.  */
+/* Keep the blocks in this range on the GPU from now on.  */
 void blocks_keep_on_gpu(CUdeviceptr address, size_t size);
 
 /* Which devices (bits) may reach all blocks of another, from now on.  */
@@ -121,7 +122,7 @@ void blocks_set_peers(struct device *owner, uint32_t peers);
 bool block_set_sync_memops(CUdeviceptr address, bool set);
 bool blocks_have_sync_memops(void);
 
-/* The context is gone or about to go: free its blocks without waiting.  */
+/* Free a context's blocks without waiting, as it is gone or about to go.  */
 void blocks_drop_context(CUcontext handle);
 
 /* Bytes by device, for the page, `shared` and `mapped` (the application's own) those that cannot move;
@@ -133,5 +134,5 @@ bool blocks_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFF
 		uint64_t mapped[AFFINODE_MAX_GPUS], uint64_t *generation);
 void blocks_changed(void);
 
-/* Take host copies that are only kept from resident blocks, linked by `next`, until their slots are `bytes` or more.  */
+/* Take the retained copies of resident blocks, linked by `next`, until their slots are `bytes` or more.  */
 struct copy *blocks_take_retained_copies(uint64_t bytes);

@@ -7,17 +7,18 @@
 #include "gpu/contexts.h"
 #include "host/host_copy.h"
 
-/* Events for a context's ring, made with the rest of it. False: the driver refused.  */
+/* Make the context's events, by which copies are bounded and waited for. Return false if the driver refused.  */
 bool transfers_make_ready(struct context *context);
 
-/* Begin a copy; waits until no more than a few are under way in that context. An empty stretch is nothing.  */
+/* Begin a copy, out of the GPU or in. Wait first until few copies are under way in that context, so that a park that is revoked
+ * ends soon. Does nothing for an empty stretch.  */
 CUresult transfer_begin(const struct stretch *stretch, bool out);
 
 /* Begin to fill device memory with zeros.  */
 CUresult transfer_zeros(struct context *context, CUdeviceptr device, size_t bytes);
 
-/* Of two marks (0, 1): what was begun in that context so far, and a wait for it, whatever was begun afterwards. What failed by then,
- * of later copies too; transfers_finish is due then.  */
+/* Mark (0 or 1) what was begun in that context so far, and wait for what was marked while later copies go on. An error may be that of a
+ * later copy; transfers_finish must follow it.  */
 CUresult transfers_mark(struct context *context, unsigned mark);
 CUresult transfers_wait_for(struct context *context, unsigned mark);
 

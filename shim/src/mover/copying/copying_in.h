@@ -5,17 +5,18 @@
 
 #include "mover/copying/move_plan.h"
 
-/* The block's context is the current one from now on.  */
+/* Make the block's context current.  */
 CUresult use_context_of(const struct block *block);
 
-/* Begin to fill the items from *at on, up to `end` at most: one stretch of one kind in one block. *at: the item after it.  */
+/* Begin to fill items from *at on, `end` excluded: as many as lie together, in one block and of one kind. Set *at to the item after
+ * them.  */
 CUresult copy_in_next(struct survey *survey, size_t *at, size_t end);
 
-/* Of items that were digested: chunks that are not what they were, and of these, from disk.  */
+/* Chunks whose digests are not those of the park, and how many of these came from the disk.  */
 struct wrong {
 	size_t chunks, on_disk;
 };
 
-/* Look at every byte of these items, which are filled. What is wrong is copied again, a few times; then all copies under way are
- * waited for. *wrong: what is wrong still.  */
+/* Compare the digests of these items, which are filled, with those of the park. Copy what is wrong again, a few times, which waits for all
+ * copies under way. *wrong: what is wrong in the end.  */
 CUresult put_right(struct survey *survey, size_t begin, size_t end, struct wrong *wrong);
