@@ -63,9 +63,9 @@ def wrong_versions(folder: Path, source: random.Random, seconds: float) -> None:
     until = time.monotonic() + seconds
     with contextlib.closing(wire.FakePage()) as page:
         while time.monotonic() < until:
-            versions = source.choice(((0, 0), (2, 9), (9, 1)))
+            version = source.choice((0, 1, 9))
             with contextlib.suppress(OSError), wire.connect(folder / "link.sock") as link:
-                wire.send(link, wire.hello("wrong", versions=versions), page.descriptor)
+                wire.send(link, wire.hello("wrong", version=version), page.descriptor)
                 link.settimeout(0.05)
                 link.recv(64)
 
