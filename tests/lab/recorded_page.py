@@ -71,7 +71,9 @@ class RecordedPanel:
 
     def _answer(self, route: Route) -> None:
         if self._status:
-            route.fulfill(status=self._status, json=self._made())
+            made, now = self._made(), time.monotonic()
+            kernels = [{**kernel, "as_of_s": now} for kernel in made["kernels"]]
+            route.fulfill(status=self._status, json={**made, "kernels": kernels})
         else:
             route.abort()
 
