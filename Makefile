@@ -12,9 +12,9 @@ WORKERS ?= 2
 # Many tests wait for something most of the time.
 TEST_WORKERS ?= 6
 
-# jsonschema does without it. Its import takes two seconds of each Jupyter server and each Hub, and nothing here asks for its
-# checks of internationalised links.
-LEAVE_OUT := pip uninstall --quiet --yes rfc3987-syntax
+# jsonschema does without them. Their import takes two seconds of each Jupyter server and each Hub, and nothing here asks for
+# their checks of internationalised links and of durations.
+LEAVE_OUT := pip uninstall --quiet --yes rfc3987-syntax isoduration
 
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
