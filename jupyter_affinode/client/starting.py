@@ -26,7 +26,7 @@ START_MARGIN_S = 10.0  # how much longer than its own time-out a start may take,
 MACHINES_RESTART_S = 3.0  # its unit starts it again after one second
 TRY_EVERY_S = 0.02
 
-# Keepers of controllers that this process started, reaped at the next start; they outlive this process.
+# Supervisors of controllers that this process started, reaped at the next start; they outlive this process.
 _started: list[subprocess.Popen[bytes]] = []
 
 
@@ -96,7 +96,7 @@ def _machines_comes_back() -> bool:
 
 
 def _start(path: Path, extra_args: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a controller, which is started again when it is killed (keeper.py), in a session of its own.
+    """Start a controller, which is started again when it is killed (supervisor.py), in a session of its own.
 
     If two start at once, their election settles which one serves.
     """
@@ -108,7 +108,7 @@ def _start(path: Path, extra_args: Sequence[str]) -> subprocess.Popen[bytes]:
         environ[environment.SOCKET] = str(path.absolute())
         with (folder / "node.log").open("ab") as log:
             child = subprocess.Popen(
-                module_command("jupyter_affinode.client.keeper", *extra_args),
+                module_command("jupyter_affinode.client.supervisor", *extra_args),
                 env=environ,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
@@ -139,7 +139,7 @@ def _one_starts(path: Path, *, until: float) -> Iterator[Callable[[], None]]:
 
     Otherwise a second controller would find the socket served, end, and stay as a zombie. Where no lock file can be
     made, or its holder is stopped, the controllers' election decides as before. Yields what shares the lock with the
-    keeper, which holds it until its controller listens, however long that takes.
+    supervisor, which holds it until its controller listens, however long that takes.
     """
     try:
         _make_own_folder(path.parent)

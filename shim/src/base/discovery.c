@@ -75,7 +75,7 @@ int discovery_folder(unsigned place, char *folder, size_t size)
 	return 0;
 }
 
-/* client/starting.py and its keeper hold a lock on the file, mostly a shared one, until the controller listens.  */
+/* client/starting.py and supervisor.py hold a lock on the file, mostly a shared one, until the controller listens.  */
 static bool is_started_in(const char *folder)
 {
 	char path[256];

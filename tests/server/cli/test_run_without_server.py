@@ -15,9 +15,9 @@ import pytest
 from gpu_cells import KEEPER, contents
 
 from jupyter_affinode import environment
-from jupyter_affinode.client import keeper
+from jupyter_affinode.client import supervisor
 
-KEEPERS = "jupyter_affinode.client.keeper"
+SUPERVISORS = "jupyter_affinode.client.supervisor"
 
 
 @pytest.fixture
@@ -60,11 +60,11 @@ def test_a_killed_controller_is_started_again_and_the_waiting_program_gets_the_g
     ready = [program.stdout.readline() for program in (first, second)]
     logs = [(machine.folder / f"{name}.log").read_text() for name in ("first", "second")]
     assert ready == ["ready\n"] * 2, (first.poll(), second.poll(), logs, machine.controller_log()[-3000:])
-    assert len(processes_with(machine, KEEPERS)) == 1
+    assert len(processes_with(machine, SUPERVISORS)) == 1
     machine.kill_controller()
     assert machine.ask("PATCH", "/policy", {"contended_idle_timeout_s": 1})[0] == 200
     assert contents(first) == contents(second) == "same"
-    assert len(processes_with(machine, KEEPERS)) == 1
+    assert len(processes_with(machine, SUPERVISORS)) == 1
 
 
 @pytest.mark.long
@@ -80,7 +80,7 @@ def test_a_waiting_program_says_that_no_controller_answers(programs, machine, wa
     first.stdin.write("\n")
     first.stdin.flush()
     wait_until(lambda: "in line" in (machine.folder / "first.log").read_text())
-    for pid in [*processes_with(machine, KEEPERS), machine.controller_pid()]:
+    for pid in [*processes_with(machine, SUPERVISORS), machine.controller_pid()]:
         os.kill(pid, signal.SIGKILL)
     words = "Waiting for the GPU: no controller answers."
     wait_until(lambda: words in (machine.folder / "first.log").read_text(), 60)
@@ -94,17 +94,17 @@ def test_a_controller_that_is_told_to_end_ends(programs, machine, wait_until):
     wait_until(machine.node)
     os.kill(machine.controller_pid(), signal.SIGTERM)
     wait_until(lambda: machine.node() is None)
-    wait_until(lambda: not processes_with(machine, KEEPERS))
+    wait_until(lambda: not processes_with(machine, SUPERVISORS))
 
 
-def test_the_keeper_passes_a_request_to_end_on(programs, machine, wait_until):
+def test_the_supervisor_passes_a_request_to_end_on(programs, machine, wait_until):
     first = programs("first")
     assert first.stdout.readline() == "ready\n"
     wait_until(machine.node)
-    (keeper,) = processes_with(machine, KEEPERS)
-    os.kill(keeper, signal.SIGTERM)
+    (pid,) = processes_with(machine, SUPERVISORS)
+    os.kill(pid, signal.SIGTERM)
     wait_until(lambda: machine.node() is None)
-    wait_until(lambda: not processes_with(machine, KEEPERS))
+    wait_until(lambda: not processes_with(machine, SUPERVISORS))
 
 
 def test_until_a_killed_controller_is_there_again_processes_that_come_are_told_that_one_starts(
@@ -129,8 +129,8 @@ def test_until_a_killed_controller_is_there_again_processes_that_come_are_told_t
         pauses.append(seconds)
         assert is_announced()
 
-    monkeypatch.setattr(keeper, "subprocess", SimpleNamespace(Popen=child))
-    monkeypatch.setattr(keeper, "time", SimpleNamespace(sleep=pause, monotonic=lambda: 0.0))
-    monkeypatch.setattr(keeper, "signal", SimpleNamespace(signal=lambda *_: None, SIG_DFL=None))
-    assert keeper.keep(tmp_path / "node.sock", []) == 0
+    monkeypatch.setattr(supervisor, "subprocess", SimpleNamespace(Popen=child))
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(sleep=pause, monotonic=lambda: 0.0))
+    monkeypatch.setattr(supervisor, "signal", SimpleNamespace(signal=lambda *_: None, SIG_DFL=None))
+    assert supervisor.supervise(tmp_path / "node.sock", []) == 0
     assert pauses == [0.0, 0.4, 0.8, 1.6]

@@ -1,4 +1,4 @@
-"""`python -m jupyter_affinode.client.keeper …`: runs a user's controller, and starts it again when it was killed.
+"""`python -m jupyter_affinode.client.supervisor …`: runs a user's controller, and starts it again when it was killed.
 
 Front ends without a server of ours have no other process that would. It imports next to nothing, since it lives as long
 as the controller.
@@ -29,7 +29,7 @@ LOOK_EVERY_S = 0.05
 REQUESTS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def keep(path: Path, arguments: list[str]) -> int:
+def supervise(path: Path, arguments: list[str]) -> int:
     """Run controllers for a socket, one after the other, until one ends by itself or on request; return its status."""
     failures, pause_s = 0, 0.0
     while True:
@@ -80,4 +80,4 @@ def _is_late(began: float) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(keep(Path(os.environ[environment.SOCKET]), sys.argv[1:]))
+    sys.exit(supervise(Path(os.environ[environment.SOCKET]), sys.argv[1:]))
