@@ -129,6 +129,18 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
         help="""For how many seconds a kernel is kept without a server; then it is shut down.""",
     ).tag(config=True)
 
+    keep_kernels_per_user = Integer(
+        0,
+        min=0,
+        help="""How many kernels of a user are kept at a time; 0: any number. Of more, those end first that have said
+        nothing for longest, and a kernel whose cell runs last.""",
+    ).tag(config=True)
+    keep_kernels_memory = Unicode(
+        "",
+        help="""How much host memory the processes of a user's kept kernels may have together, as "64GiB", parked GPU
+        memory included; empty: any. Of more, kernels end in the same order.""",
+    ).tag(config=True)
+
     gpu_asks_from_hub = True  # False: another program asks, for example an init container
     gpu_starts_servers = True  # False: another spawner does
     _has_asked = False  # for the start that comes next
@@ -136,14 +148,14 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
     # Of stopped servers, by user and name: their kernels have them. The Hub makes a spawner for each start.
     _kept_tokens: ClassVar[dict[tuple[str, str], str]] = {}
 
-    @validate("gpu_memory")
-    def _check_gpu_memory(self, proposal: Any) -> str:
+    @validate("gpu_memory", "keep_kernels_memory")
+    def _check_size(self, proposal: Any) -> str:
         text = str(proposal["value"]).strip()
         try:
             if text:
                 size_in_bytes(text)
         except ValueError as error:
-            raise TraitError(f"gpu_memory: {error}") from None
+            raise TraitError(f"{proposal['trait'].name}: {error}") from None
         return text
 
     @validate("gpu_room_at")
@@ -352,6 +364,8 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
         if self.gpu_keeps_kernels():
             env[environment.KEEP_KERNELS] = self.keep_kernels
             env[environment.KEEP_KERNELS_FOR_S] = str(self.keep_kernels_for_s)
+            env[environment.KEEP_KERNELS_PER_USER] = str(self.keep_kernels_per_user)
+            env[environment.KEEP_KERNELS_MEMORY] = self.keep_kernels_memory
         if environment.simulation_asked():
             env.update(_simulation())
         return env

@@ -18,6 +18,8 @@ is shim/src/base/environment.h. A shim takes them as they are at its program's f
 | AFFINODE_DISABLE | anyone → shim, provisioner | "1": stay inert |
 | AFFINODE_KEEP_KERNELS | spawner → server | which kernels outlive it: "never", "parked", "all" |
 | AFFINODE_KEEP_KERNELS_FOR_S | spawner → server | for how many seconds |
+| AFFINODE_KEEP_KERNELS_PER_USER | spawner → server | how many of a user at a time |
+| AFFINODE_KEEP_KERNELS_MEMORY | spawner → server | with how much host memory |
 | AFFINODE_SIM | a user → server, provisioner, controller's start | "1": use the simulated GPU |
 | AFFINODE_SIM_DIR | tests, a user → simulator | folder of the simulated machine's state |
 | AFFINODE_SIM_MEMORY | tests, a user → simulator | bytes of each GPU (KiB, MiB, GiB); default 4GiB |
@@ -56,6 +58,8 @@ DEPTH = "AFFINODE_DEPTH"
 DISABLE = "AFFINODE_DISABLE"
 KEEP_KERNELS = "AFFINODE_KEEP_KERNELS"
 KEEP_KERNELS_FOR_S = "AFFINODE_KEEP_KERNELS_FOR_S"
+KEEP_KERNELS_PER_USER = "AFFINODE_KEEP_KERNELS_PER_USER"
+KEEP_KERNELS_MEMORY = "AFFINODE_KEEP_KERNELS_MEMORY"
 SIM = "AFFINODE_SIM"
 SIM_DIR = "AFFINODE_SIM_DIR"
 SIM_MEMORY = "AFFINODE_SIM_MEMORY"

@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import urlencode
 
+from jupyter_affinode.keeping.records import KEPT_SINCE
 from jupyter_affinode.units import bound_in_words, bytes_in_words, duration_in_words, ordinal
 
 from ..free_room import free_room
@@ -91,7 +92,7 @@ def kernels_by_user(picture: NodePicture) -> list[tuple[str, str, list[KernelVie
     """Return (user, what the user's kernels have together, the kernels), the most GPU memory first."""
     users: dict[str, list[Json]] = {}
     for kernel in picture.kernels:
-        if kernel["processes"]:
+        if kernel["processes"] or _is_kept(kernel):
             users.setdefault(kernel["user"] or "", []).append(kernel)
     ordered = sorted(users.items(), key=lambda item: (-_on_gpu(item[1]), item[0]))
     return [
@@ -245,8 +246,16 @@ def _kernel_view(kernel: Json) -> KernelView:
         text,
         bytes_in_words(kernel["footprint_bytes"]),
         "" if kernel["idle_s"] is None or not is_on_gpu else duration_in_words(kernel["idle_s"]),
-        () if residency in (*MOVING, "lost", "none") else tuple(filter(None, actions)),
+        (
+            *(() if residency in (*MOVING, "lost", "none") else filter(None, actions)),
+            *(("end",) if _is_kept(kernel) else ()),
+        ),
     )
+
+
+def _is_kept(kernel: Json) -> bool:
+    """Return whether no server has a kernel, and it runs on."""
+    return str(kernel["server"] or "").startswith(KEPT_SINCE)
 
 
 def _name(kernel: Json) -> str:

@@ -47,8 +47,9 @@ ACTIONS: dict[str, Action] = {
     "resume": lambda client, kernel_id: client.resume(kernel_id, wait=False),
     "hold": lambda client, kernel_id: client.hold(kernel_id, HOLD_S),
     "release": lambda client, kernel_id: client.release(kernel_id),
+    "end": lambda client, kernel_id: client.shutdown(kernel_id),
 }
-LABELS = {"park": "Free", "resume": "Get back", "hold": "Keep 1 h", "release": "Stop keeping"}
+LABELS = {"park": "Free", "resume": "Get back", "hold": "Keep 1 h", "release": "Stop keeping", "end": "End"}
 HISTORY: dict[str, Callable[[ControllerClient], Coroutine[Any, Any, Any]]] = {
     "past": lambda client: client.past(PAST_S),
     "days": lambda client: client.report(by="day", since=DAYS),
@@ -60,6 +61,7 @@ DONE = {
     "resume": "is asked to get its GPU back",
     "hold": "keeps its GPU for an hour",
     "release": "no longer keeps its GPU",
+    "end": "is asked to end",
 }
 
 
@@ -212,7 +214,7 @@ class OverviewHandler(AdminHandler):
 
 
 class KernelHandler(AdminHandler):
-    """Park, resume, hold or release a kernel."""
+    """Park, resume, hold or release a kernel, or end one that no server has."""
 
     @authenticated
     async def post(self) -> None:

@@ -68,6 +68,10 @@ class ControllerClient(ControllerRequests):
         """End a process of the kernel that is stuck, by its `number`."""
         return await self._json("POST", _kernel(kernel_id, "end"), {"process": process})
 
+    async def shutdown(self, kernel_id: str) -> dict[str, Any]:
+        """Have the kernel's server, or the keeper that has it, shut it down."""
+        return await self._json("POST", _kernel(kernel_id, "shutdown"), {})
+
     async def cell(
         self, kernel_id: str, open: bool, cell_id: str | None = None, began_at: float | None = None
     ) -> None:

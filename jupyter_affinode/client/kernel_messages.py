@@ -49,9 +49,12 @@ class KernelMessages:
         self._socket = socket_or_default(socket)
         self._kernel_id = kernel_id
 
-    def describe(self, **description: Any) -> None:
-        """Describe the kernel as `ControllerClient.register` does. Raises ControllerRefused if that is refused."""
-        ask(self._socket, "PUT", kernel_path(self._kernel_id), description_body(description))
+    def describe(self, **description: Any) -> Any:
+        """Describe the kernel as `ControllerClient.register` does; return the kernel as the controller knows it.
+
+        Raises ControllerRefused if that is refused.
+        """
+        return ask(self._socket, "PUT", kernel_path(self._kernel_id), description_body(description))
 
     def place(self) -> PlacedOn:
         """Return the GPUs that the kernel should see when it starts, the best first. Raises ControllerRefused."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import environment
 from ..python_command import module_command
+from .at_hub import AtHub
 from .keeper import LINE_BYTES_MAX, SOCKET_NAME
 from .messages import Undelivered
 from .records import Owner, Record, from_json, to_json
@@ -60,17 +61,20 @@ class Keeper:
         """Whether the keeper has ended."""
         return self._reader.at_eof() or self._writer.is_closing()
 
-    async def own(self, record: Record) -> None:
-        """Say that this server has a kernel, with what adopting it takes; again whenever that has changed."""
-        await self._ask("own", record=to_json(record))
+    async def own(self, record: Record, at_hub: AtHub | None = None) -> None:
+        """Say that this server has a kernel, with what adopting it takes; again whenever that has changed.
+
+        `at_hub`: the server's place at its Hub, by which the keeper asks for the kernel's user and grant.
+        """
+        await self._ask("own", record=to_json(record), at_hub=at_hub and asdict(at_hub))
 
     async def forget(self, kernel_id: str) -> None:
         """Say that a kernel is shut down."""
         await self._ask("forget", kernel=kernel_id)
 
-    async def hand_over(self, record: Record) -> None:
+    async def hand_over(self, record: Record, at_hub: AtHub | None = None) -> None:
         """Have a kernel kept from now on. What it says from then on reaches the next server."""
-        await self._ask("hand_over", record=to_json(record))
+        await self._ask("hand_over", record=to_json(record), at_hub=at_hub and asdict(at_hub))
 
     async def deliver(self, kernel_id: str, undelivered: Undelivered) -> None:
         """Give what this server got of a kernel that it handed over, and delivered to no client."""

@@ -20,8 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import environment
+from ..threads import on_own_thread
+from ..units import bytes_in_words
+from .at_hub import ASK_EVERY_S, DENIALS, AtHub
 from .kept_kernel import CLOSED, OPEN, KeptKernel
 from .messages import Undelivered
+from .processes import resident_bytes
 from .records import FOLDER_NAME, Owner, Record, Records, from_json, to_json
 
 SOCKET_NAME = "keeper.sock"
@@ -43,6 +47,7 @@ class Keeper:
         self._kernels: dict[str, KeptKernel] = {}
         self._servers: dict[asyncio.StreamWriter, set[str]] = {}  # and the ids of their kernels
         self._ends: dict[str, tuple[Record, float]] = {}  # of kernels that ended while they were kept: when
+        self._denials: dict[AtHub, int] = {}  # how often in a row a Hub did not know a user
         self.left = asyncio.Event()
         self._leaving: asyncio.TimerHandle | None = None
         self._requests: dict[str, Callable[[asyncio.StreamWriter, Any], Any]] = {
@@ -84,6 +89,7 @@ class Keeper:
                 if not self._kernels[kernel_id].is_kept:
                     self._log.info("kernel %s is kept: its server is gone", kernel_id)
                     await self._kernels[kernel_id].keep()
+            self._hold_to_quota()
             self._maybe_leave()
 
     async def _answer(self, writer: asyncio.StreamWriter, line: bytes) -> Answer | None:
@@ -108,6 +114,7 @@ class Keeper:
             if other is not writer:
                 had.discard(record.kernel_id)
         self._servers[writer].add(record.kernel_id)
+        self._kernels[record.kernel_id].at_hub = AtHub(**request["at_hub"]) if request.get("at_hub") else None
         self._records.write(record)
 
     def _delivered(self, writer: asyncio.StreamWriter, request: Answer) -> None:
@@ -129,6 +136,7 @@ class Keeper:
         kernel_id = request["record"]["kernel_id"]
         self._log.info("kernel %s is kept: its server hands it over", kernel_id)
         await self._kernels[kernel_id].keep()
+        self._hold_to_quota()
 
     def _deliver(self, writer: asyncio.StreamWriter, request: Answer) -> None:
         """Take what a server got of a kernel that it handed over, and did not deliver."""
@@ -166,9 +174,50 @@ class Keeper:
         kernel = self._kernels[request["kernel"]]
         if not kernel.is_kept:
             raise LookupError(f"a server has kernel {request['kernel']}")
-        if kernel.dying is None:
-            kernel.dying = asyncio.get_running_loop().create_task(kernel.end())
-        await kernel.dying
+        await kernel.begin_end("its user asked for that")
+
+    # ---- what a server would see to
+
+    async def watch(self) -> None:
+        """See to kept kernels as their servers would, until cancelled: their user's quota, and what their Hub says."""
+        while True:
+            await asyncio.sleep(ASK_EVERY_S)
+            self._hold_to_quota()
+            places = {kernel.at_hub for kernel in self._kept() if kernel.at_hub is not None}
+            self._denials = {place: self._denials.get(place, 0) for place in places}
+            for place in places:
+                await self._ask_hub(place)
+
+    async def _ask_hub(self, place: AtHub) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            is_known = await on_own_thread(place.said_of_user, timeout_s=ASK_EVERY_S)
+            if is_known is not None:
+                self._denials[place] = 0 if is_known else self._denials[place] + 1
+        if self._denials[place] >= DENIALS:
+            for kernel in self._kept():
+                if kernel.at_hub == place:
+                    kernel.begin_end(f"its Hub knows no user {place.user} with its server's token any more")
+            return
+        try:
+            await on_own_thread(place.renew_grant, timeout_s=ASK_EVERY_S)
+        except (OSError, ValueError, LookupError, TypeError, asyncio.TimeoutError) as error:
+            self._log.warning("the grant of %s was not renewed, trying again: %s", place.user, error)
+
+    def _kept(self) -> list[KeptKernel]:
+        return [kernel for kernel in self._kernels.values() if kernel.is_kept and kernel.dying is None]
+
+    def _hold_to_quota(self) -> None:
+        """End kept kernels beyond what the user may have: first those that have said nothing for longest."""
+        kept = sorted(self._kept(), key=lambda kernel: (bool(kernel.open_cells), kernel.heard_at))
+        most = min((kernel.record.most_kernels for kernel in kept if kernel.record.most_kernels), default=0)
+        most_bytes = min((kernel.record.most_bytes for kernel in kept if kernel.record.most_bytes), default=0)
+        while most and len(kept) > most:
+            kept.pop(0).begin_end(f"its user may have {most} kept kernels")
+        if not most_bytes:
+            return
+        sizes = resident_bytes(kernel.record.process.pid for kernel in kept)
+        while kept and sum(sizes.get(kernel.record.process.pid, 0) for kernel in kept) > most_bytes:
+            kept.pop(0).begin_end(f"its user's kept kernels may have {bytes_in_words(most_bytes)}")
 
     # ---- what is known
 
@@ -199,10 +248,19 @@ class Keeper:
             with contextlib.suppress(OSError):
                 os.unlink(kernel.record.connection_file)
             self._drop(kernel_id)
+            self._remove_grant(kernel)
         else:  # its server restarts it, or says that it is gone
             kernel.close()
             del self._kernels[kernel_id]
         self._maybe_leave()
+
+    def _remove_grant(self, kernel: KeptKernel) -> None:
+        """Remove the grant of the server that a kernel had, if it was the server's last kernel."""
+        file = kernel.at_hub.grant_file if kernel.at_hub is not None else ""
+        others = {other.at_hub.grant_file for other in self._kernels.values() if other.at_hub is not None}
+        if file and file not in others:
+            with contextlib.suppress(OSError):
+                os.unlink(file)
 
     def _drop(self, kernel_id: str) -> None:
         kernel = self._kernels.pop(kernel_id, None)
@@ -240,10 +298,12 @@ async def run(folder: Path, log: logging.Logger) -> None:
     path = folder / SOCKET_NAME
     path.unlink(missing_ok=True)
     await keeper.begin()
+    watching = asyncio.get_running_loop().create_task(keeper.watch())
     server = await asyncio.start_unix_server(keeper.serve, str(path), limit=LINE_BYTES_MAX)
     try:
         await keeper.left.wait()
     finally:
+        watching.cancel()
         path.unlink(missing_ok=True)
         server.close()
 

@@ -21,9 +21,10 @@ from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..client.kernel_messages import KernelMessages
 from ..threads import on_own_thread
 from ..time_of_day import clock_in_words
+from .at_hub import AtHub
 from .messages import OUTPUT, Message, Outbox, Undelivered, header_of, parent_of, request_of
 from .processes import Adopted
-from .records import Record
+from .records import KEPT_SINCE, Record
 
 CONNECTED_S = 1.0  # how long a connection to a kernel on this machine may take
 POLITE_S, TERM_S = 5.0, 5.0  # until SIGTERM, and from then until SIGKILL
@@ -52,6 +53,7 @@ class KeptKernel:
         self.dying: asyncio.Task[None] | None = None
         self.heard_at = time.monotonic()  # its last message
         self.open_cells: set[str] = set()
+        self.at_hub: AtHub | None = None  # of the server that has it, or had it
         self._outboxes = {session: Outbox() for session in record.readers}
         self._inputs: OrderedDict[str, Message] = (
             OrderedDict()
@@ -187,17 +189,23 @@ class KeptKernel:
         while True:
             self._tell_cells()  # first: a kernel that is named, and of which no cell is known, may be parked
             with contextlib.suppress(asyncio.TimeoutError):
-                await on_own_thread(self._describe, timeout_s=SPEAK_EVERY_S)
+                why = await on_own_thread(self._describe, timeout_s=SPEAK_EVERY_S)
+                if why and self.is_kept:
+                    self.begin_end(why)
+                    return
             await asyncio.sleep(SPEAK_EVERY_S)
 
-    def _describe(self) -> None:
+    def _describe(self) -> str | None:
+        """Describe it to the controller; return why that wants it to end, if it does."""
         since = clock_in_words((self.kept_since or time.time()) - time.time())
         try:
-            KernelMessages(self.record.kernel_id).describe(
-                server=f"none, kept since {since}", **self.record.description
+            known = KernelMessages(self.record.kernel_id).describe(
+                server=f"{KEPT_SINCE}{since}", **self.record.description
             )
+            return known.get("end_asked") if isinstance(known, dict) else None
         except (ControllerUnavailable, ControllerRefused) as error:
             self._log.debug("kernel %s: the controller was not told: %s", self.record.kernel_id, error)
+            return None
 
     def _tell_cells(self) -> None:
         self._tell(lambda controller: controller.tell_cell(bool(self.open_cells)))
@@ -211,12 +219,16 @@ class KeptKernel:
     # ---- its end
 
     def _expire(self) -> None:
-        self._log.warning(
-            "kernel %s is ended: no server had it for %g s", self.record.kernel_id, self.record.keep_s
-        )
-        self.dying = self._loop.create_task(self.end())
+        self.begin_end(f"no server had it for {self.record.keep_s:g} s")
 
-    async def end(self) -> None:
+    def begin_end(self, why: str) -> asyncio.Task[None]:
+        """Begin to shut it down, once."""
+        if self.dying is None:
+            self._log.warning("kernel %s is ended: %s", self.record.kernel_id, why)
+            self.dying = self._loop.create_task(self._end())
+        return self.dying
+
+    async def _end(self) -> None:
         """Shut it down as a server does: by its own protocol, then by SIGTERM, then by SIGKILL."""
         if self.record.is_managed:
             self._tell(lambda controller: controller.tell_dying(self.record.process_group))

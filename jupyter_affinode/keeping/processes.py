@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from .. import environment
 
-START_FIELD = 19  # of /proc/PID/stat, counted from behind the program's name: when it started, in ticks
+# Of /proc/PID/stat, counted from behind the program's name: its session, when it started, in ticks, and its pages.
+SESSION_FIELD, START_FIELD, RESIDENT_FIELD = 3, 19, 21
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,21 @@ def name_of(pid: int) -> ProcessName:
     except OSError:
         raise ProcessLookupError(f"no process {pid}") from None
     return ProcessName(pid, int(fields[START_FIELD]), environment.boot_id())
+
+
+def resident_bytes(pids: Iterable[int]) -> dict[int, int]:
+    """Return the host memory that each of these processes has, with all processes of its session."""
+    sessions: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = path.read_text().rpartition(")")[2].split()
+            session, pages = int(fields[SESSION_FIELD]), int(fields[RESIDENT_FIELD])
+            sessions[session] = sessions.get(session, 0) + pages * PAGE_BYTES
+    found = {}
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            found[pid] = sessions.get(os.getsid(pid), 0)
+    return found
 
 
 class Adopted:

@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from .processes import ProcessName
 
 FOLDER_NAME = "kept"  # in the user's own folder, which nobody else can enter
 VERSION = 1
+KEPT_SINCE = (
+    "none, kept since "  # what the controller is told in place of a server's name, before the time of day
+)
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,13 @@ class Record:
     info: dict[str, Any] | None = None  # its kernel_info_reply, if it has told: a busy kernel does not
     readers: list[str] = field(default_factory=list)  # the client sessions of its tabs, the newest last
     keep_s: float = 0.0  # for how long no server may have it
+    most_kernels: int = 0  # of its user, kept at a time; 0: any number
+    most_bytes: int = 0  # … and the host memory of their processes; 0: no limit
     place: str = "process"
     version: int = VERSION
+
+
+FIELDS = {each.name for each in fields(Record)}
 
 
 def to_json(record: Record) -> dict[str, Any]:
@@ -55,11 +63,15 @@ def to_json(record: Record) -> dict[str, Any]:
 
 
 def from_json(told: dict[str, Any]) -> Record:
-    """Return the record that `to_json` gave. Raises ValueError for one of another release, or a broken one."""
+    """Return the record that `to_json` gave. Raises ValueError for one of another release, or a broken one.
+
+    What a later release adds is left out: a server may be newer than the keeper that has run since before an upgrade.
+    """
     if not isinstance(told, dict) or told.get("version") != VERSION:
         raise ValueError("a record of another release")
     try:
-        return Record(**{**told, "owner": Owner(**told["owner"]), "process": ProcessName(**told["process"])})
+        known = {name: value for name, value in told.items() if name in FIELDS}
+        return Record(**{**known, "owner": Owner(**told["owner"]), "process": ProcessName(**told["process"])})
     except (LookupError, TypeError) as error:
         raise ValueError(f"a broken record: {error}") from None
 

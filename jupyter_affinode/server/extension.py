@@ -7,21 +7,22 @@ from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
 from tornado.ioloop import PeriodicCallback
-from traitlets import Bool, CaselessStrEnum, Float, default
+from traitlets import Bool, CaselessStrEnum, Float, Integer, TraitError, Unicode, default, validate
 
 from .._version import __version__
-from ..environment import KEEP_KERNELS, KEEP_KERNELS_FOR_S
+from ..environment import KEEP_KERNELS, KEEP_KERNELS_FOR_S, KEEP_KERNELS_MEMORY, KEEP_KERNELS_PER_USER
 from ..provisioning.default import OURS, DefaultProvisioner, claim_default
 from ..provisioning.provisioner import AffinodeProvisioner
 from ..settings.policy import Settings
 from ..settings.traits import traits_of, values_of
+from ..units import size_in_bytes
 from .activity import MARK_S, GpuActivity
 from .controller_watch import NodeWatch
 from .events import ResidencyEvents
 from .evictions import KernelEnds
 from .grant_renewal import GrantRenewal
 from .handlers import HANDLERS
-from .kept_kernels import KeptKernels
+from .kept_kernels import KeptKernels, Limits
 from .kernels import KERNEL_ACTIONS, ServerKernels
 from .metrics import MetricsListener
 
@@ -72,6 +73,18 @@ class AffinodeExtension(
         help="""For how many seconds a kernel is kept without a server; then it is shut down.""",
     ).tag(config=True)
 
+    keep_kernels_per_user = Integer(
+        0,
+        min=0,
+        help="""How many kernels of a user are kept at a time; 0: any number. Of more, those end first that have said
+        nothing for longest, and a kernel whose cell runs last.""",
+    ).tag(config=True)
+    keep_kernels_memory = Unicode(
+        "",
+        help="""How much host memory the processes of a user's kept kernels may have together, as "64GiB", parked GPU
+        memory included; empty: any. Of more, kernels end in the same order.""",
+    ).tag(config=True)
+
     _follows = False  # whether kernels and controller are followed
     default_provisioner = DefaultProvisioner("local-provisioner", "the extension has not been loaded")
 
@@ -86,6 +99,24 @@ class AffinodeExtension(
             return max(float(os.environ.get(KEEP_KERNELS_FOR_S, "")), 1.0)
         except ValueError:
             return 2 * 86400.0
+
+    @default("keep_kernels_per_user")
+    def _keep_kernels_per_user_default(self) -> int:
+        told = os.environ.get(KEEP_KERNELS_PER_USER, "")
+        return int(told) if told.isdecimal() else 0
+
+    @default("keep_kernels_memory")
+    def _keep_kernels_memory_default(self) -> str:
+        return os.environ.get(KEEP_KERNELS_MEMORY, "")
+
+    @validate("keep_kernels_memory")
+    def _check_keep_kernels_memory(self, proposal: Any) -> str:
+        text = str(proposal["value"]).strip()
+        try:
+            size_in_bytes(text or "0")
+        except ValueError as error:
+            raise TraitError(f"keep_kernels_memory: {error}") from None
+        return text
 
     def initialize_settings(self) -> None:
         """Make the parts. Called when the server loads the extension, before its loop runs."""
@@ -120,8 +151,12 @@ class AffinodeExtension(
         self.kept = KeptKernels(
             self.serverapp,
             self.watch,
+            Limits(
+                self.keep_kernels_for_s,
+                self.keep_kernels_per_user,
+                size_in_bytes(self.keep_kernels_memory or "0"),
+            ),
             which="never" if self._aside is not None else self.keep_kernels,
-            keep_s=self.keep_kernels_for_s,
             name=_hubs_name(),
             log=self.log,
         )
@@ -166,9 +201,9 @@ class AffinodeExtension(
         AffinodeProvisioner.places = False
         if self._follows:
             self._activity_callback.stop()
-            await self._grant.stop()
             await self.kernels.stop()
             await self.kept.stop()
+            await self._grant.stop(removes=not self.kept.leaves_kernels)
             await self.watch.stop()
 
 

@@ -8,7 +8,6 @@ out newer ones (AFFINODE_GRANT_URL). The server puts it into a file of its own a
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 import os
@@ -16,10 +15,12 @@ import time
 from logging import Logger
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 
 from .. import environment
+from ..client.grant_request import grant_in, left_s
 from ..client.grant_signing import write_grant
 
 API_TOKEN = "JUPYTERHUB_API_TOKEN"  # the server's own token, by which the Hub knows the server
@@ -42,7 +43,13 @@ class GrantRenewal:
         if not self._url or not os.environ.get(API_TOKEN) or grant is None:
             self._url = ""
         elif not os.environ.get(environment.GRANT_FILE):
-            path = Path(runtime_folder) / f"affinode-grant-{os.getpid()}"
+            # The next server of this name goes on with it, since kernels that outlive this one have its name.
+            name = (
+                f"{os.environ['JUPYTERHUB_USER']}-{os.environ.get('JUPYTERHUB_SERVER_NAME', '')}"
+                if os.environ.get("JUPYTERHUB_USER")
+                else str(os.getpid())
+            )
+            path = Path(runtime_folder) / f"affinode-grant-{quote(name, safe='')}"
             try:
                 write_grant(path, grant)
             except OSError as error:
@@ -57,23 +64,27 @@ class GrantRenewal:
         if self._url:
             self._task = asyncio.ensure_future(self._renew())
 
-    async def stop(self) -> None:
-        """Stop renewing, and remove the file: the environment's grant is used from then on."""
+    async def stop(self, removes: bool = True) -> None:
+        """Stop renewing, and remove the file: the environment's grant is used from then on.
+
+        Where kernels outlive this server the file stays, and their keeper renews it.
+        """
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         if self._own is not None:
             os.environ.pop(environment.GRANT_FILE, None)
-            with contextlib.suppress(OSError):
-                self._own.unlink()
+            if removes:
+                with contextlib.suppress(OSError):
+                    self._own.unlink()
 
     async def _renew(self) -> None:
         """Fetch the next grant whenever half of the last one's lifetime is over, until cancelled."""
-        left_s = _left_s(environment.grant() or "")
+        good_s, _ = left_s(environment.grant() or "", time.time())
         while True:
-            await asyncio.sleep(max(left_s * PART, SHORTEST_S))
-            left_s = await self._fetched()
+            await asyncio.sleep(max(good_s * PART, SHORTEST_S))
+            good_s = await self._fetched()
 
     async def _fetched(self) -> float:
         """Fetch a grant, and try again until one comes; return for how many seconds it is good."""
@@ -82,7 +93,7 @@ class GrantRenewal:
         while True:
             try:
                 answer = await self._ask()
-                write_grant(Path(os.environ[environment.GRANT_FILE]), answer["grant"])
+                write_grant(Path(os.environ[environment.GRANT_FILE]), grant_in(answer))
                 if is_said:
                     self._log.info("The grant was renewed.")
                 return float(answer["lifetime_s"])
@@ -104,26 +115,4 @@ class GrantRenewal:
             headers={"Authorization": f"token {os.environ.get(API_TOKEN, '')}"},
             request_timeout=REQUEST_TIMEOUT_S,
         )
-        answer = json.loads((await AsyncHTTPClient().fetch(request)).body)
-        if not isinstance(answer["grant"], str) or _claims(answer["grant"]) is None:
-            raise ValueError("the answer holds no grant")
-        return dict(answer)
-
-
-def _left_s(grant: str) -> float:
-    """Return for how many seconds more a grant is good, by this machine's clock; 0 if it is not valid."""
-    claims = _claims(grant)
-    try:
-        return max(float(claims["exp"]) - time.time(), 0.0) if claims else 0.0
-    except (KeyError, TypeError, ValueError):
-        return 0.0
-
-
-def _claims(grant: str) -> dict[str, Any] | None:
-    """Return a grant's claims, unverified: only its controllers can verify it."""
-    parts = grant.split(".")
-    try:
-        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-    except (IndexError, ValueError):
-        return None
-    return claims if isinstance(claims, dict) else None
+        return dict(json.loads((await AsyncHTTPClient().fetch(request)).body))

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,8 @@ from jupyter_core.utils import ensure_async
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 
 from ..client.api import ControllerRefused, ControllerUnavailable
+from ..environment import GRANT_FILE, GRANT_URL
+from ..keeping.at_hub import AtHub
 from ..keeping.client import Ended, Keeper, KeeperRefused, KeeperUnavailable, Kept, connected, is_there
 from ..keeping.messages import Undelivered
 from ..keeping.processes import ProcessName
@@ -50,18 +53,27 @@ CONTAINERS_FIRST = (
 )  # programs that end when their one child does
 
 
+@dataclass(frozen=True)
+class Limits:
+    """For how long a kernel is kept, and how many of a user are, with how much host memory; 0: no limit."""
+
+    keep_s: float
+    most_kernels: int
+    most_bytes: int
+
+
 class KeptKernels:
     """Keeps the kernels that our provisioner starts, as the administrator wants it."""
 
     def __init__(
-        self, serverapp: Any, watch: NodeWatch, *, which: str, keep_s: float, name: str, log: logging.Logger
+        self, serverapp: Any, watch: NodeWatch, limits: Limits, *, which: str, name: str, log: logging.Logger
     ):
         """`which`: "never", "parked" or "all"; `name`: what a Hub calls this server, or ""."""
         self._app = serverapp
         self._manager = serverapp.kernel_manager
         self._watch = watch
         self._which = which
-        self._keep_s = keep_s
+        self._limits = limits
         self._owner = Owner(name, str(Path(serverapp.root_dir).resolve()))
         self._log = log
         self._keeper: Keeper | None = None
@@ -75,6 +87,11 @@ class KeptKernels:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._adopting: asyncio.Task[None] | None = None
+
+    @property
+    def leaves_kernels(self) -> bool:
+        """Whether kernels run on without this server, which has ended."""
+        return bool(self._stay)
 
     # ---- the start
 
@@ -286,7 +303,7 @@ class KeptKernels:
             if record is not None:
                 running.add(kernel_id)
                 if record != self._told.get(kernel_id):
-                    await self._keeper.own(record)
+                    await self._keeper.own(record, _at_hub())
                     self._told[kernel_id] = record
         for kernel_id in self._told.keys() - running - self._manager._kernels.keys():
             await self._keeper.forget(kernel_id)
@@ -341,7 +358,9 @@ class KeptKernels:
             readers=list(
                 dict.fromkeys([*self._replay.awaited(kernel_id), *self._readers.of(kernel_id)]),
             ),
-            keep_s=self._keep_s,
+            keep_s=self._limits.keep_s,
+            most_kernels=self._limits.most_kernels,
+            most_bytes=self._limits.most_bytes,
         )
 
     def _delivered(self, kernel_id: str, reader: str, channel: str, header: bytes) -> None:
@@ -395,7 +414,7 @@ class KeptKernels:
         # From now on the server puts the messages of open tabs aside, as for a tab that is closed.
         await self._app.kernel_websocket_connection_class.close_all()
         for kernel_id in stay:
-            await self._keeper.hand_over(records[kernel_id])
+            await self._keeper.hand_over(records[kernel_id], _at_hub())
             await self._keeper.deliver(kernel_id, self._undelivered(kernel_id))
             self._taken_out(kernel_id)
         self._log.info("%d kernels run on without this server.", len(stay))
@@ -462,6 +481,16 @@ def ends_with_container(pid: int | None = None, parent: int | None = None, first
         except OSError:
             first = ""
     return pid == 1 or (parent == 1 and first in CONTAINERS_FIRST)
+
+
+def _at_hub() -> AtHub | None:
+    """Return this server's place at its Hub; None without one."""
+    user, token = os.environ.get("JUPYTERHUB_USER", ""), os.environ.get("JUPYTERHUB_API_TOKEN", "")
+    url = os.environ.get("JUPYTERHUB_API_URL", "")
+    if not (user and token and url):
+        return None
+    grant_url, grant_file = (os.environ.get(name, "") for name in (GRANT_URL, GRANT_FILE))
+    return AtHub(user, url, token, grant_url, grant_file)
 
 
 def _kernel_info(manager: Any) -> dict[str, Any] | None:

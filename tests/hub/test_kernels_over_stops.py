@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 from gpu_cells import SETUP
-from live_hub import NAVIGATE
+from live_hub import NAVIGATE, xsrf
 from live_server import exists
 from traitlets.config import Config
 from traitlets.utils.importstring import import_item
-from user_servers import ANA, UserServer, gpu_hub
+from user_servers import ANA, BOB, UserServer, gpu_hub
 
 from hub_spawner.enabling import _enabled as enabled
 
@@ -19,7 +20,8 @@ from hub_spawner.enabling import _enabled as enabled
     scope="module", params=["6", pytest.param("5", marks=pytest.mark.long)], ids=["hub-6", "hub-5.5"]
 )
 def hub(native, request):
-    with gpu_hub(request.param, {"ana": ANA}, spawner={"keep_kernels": "parked"}) as made:
+    spawner = {"keep_kernels": "parked", "keep_kernels_per_user": 2}
+    with gpu_hub(request.param, {"ana": ANA, "bob": BOB}, spawner=spawner, service={}) as made:
         yield made
 
 
@@ -29,17 +31,17 @@ def server_tokens(hub):
     return sum(token["note"].startswith("Server at") for token in tokens)
 
 
-def stop(hub, wait_until):
-    """Stop ana's server, as the culler does."""
-    assert hub.ask("DELETE", "/users/ana/server")[0] in (202, 204)
-    wait_until(lambda: not hub.server("ana"), message=hub.log)
+def stop(hub, wait_until, user="ana"):
+    """Stop a user's server, as the culler does."""
+    assert hub.ask("DELETE", f"/users/{user}/server")[0] in (202, 204)
+    wait_until(lambda: not hub.server(user), message=hub.log)
 
 
-def start(hub):
-    """Start ana's server."""
-    hub.spawn("ana")
-    hub.follow("ana").whole()
-    return UserServer(hub, "ana")
+def start(hub, user="ana"):
+    """Start a user's server."""
+    hub.spawn(user)
+    hub.follow(user).whole()
+    return UserServer(hub, user)
 
 
 def test_a_stopped_server_leaves_its_kernels_parked_and_the_next_one_has_them(hub, wait_until):
@@ -83,6 +85,58 @@ def test_a_kernel_that_cannot_be_parked_ends_with_its_server(hub, wait_until):
     start(hub)
     plain.shutdown()
     stop(hub, wait_until)
+
+
+def test_administrators_see_kept_kernels_and_end_them(hub, wait_until):
+    """By user, size and since when, also one that uses no GPU; of more than a user may have the oldest has ended."""
+    ana = start(hub)
+    oldest, plain, filled = (ana.start_kernel(path=f"{name}.ipynb") for name in ("oldest", "plain", "filled"))
+    pids = [oldest.pid, plain.pid, filled.pid]
+    filled.run(f"{SETUP}\nblock = Block(64, seed=9)")
+    stop(hub, wait_until)
+    wait_until(lambda: not exists(pids[0]))
+    admin = hub.log_in("admin")
+    page = f"{hub.url}/services/affinode/"
+    shown = wait_until(lambda: kept_on(admin.get(page, timeout=60, headers=NAVIGATE), "plain", "filled"))
+    assert "64 MiB" in shown
+    for kernel, name, pid in ((plain, "plain", pids[1]), (filled, "filled", pids[2])):
+        assert exists(pid)
+        which = {"node": node_on(shown), "kernel": f"uid-{ANA}/{kernel.id}", "name": name, "action": "end"}
+        form = {"_xsrf": xsrf(admin.get(page, timeout=60, headers=NAVIGATE)), **which}
+        answer = admin.post(f"{page}kernel", data=form, headers=NAVIGATE, timeout=60)
+        assert f"{name} is asked to end." in answer.text
+        wait_until(lambda pid=pid: not exists(pid))
+    wait_until(lambda: "kept since" not in admin.get(page, timeout=60, headers=NAVIGATE).text)
+
+
+def kept_on(answer, *names):
+    """The page's text, if it shows these as kept and offers to end them; else ""."""
+    shows = all(
+        f"{name}.ipynb" in answer.text and f'aria-label="End: {name}.ipynb"' in answer.text for name in names
+    )
+    return answer.text if shows and answer.text.count("none, kept since ") == len(names) else ""
+
+
+def node_on(text):
+    """The machine's name in the page's forms."""
+    return re.search(r'name="node" value="([^"]*)"', text)[1]
+
+
+@pytest.mark.long
+def test_kernels_of_a_user_who_is_deleted_or_renamed_end(hub, wait_until):
+    pids = []
+    for user in ("ana", "bob"):
+        kernel = start(hub, user).start_kernel()
+        pids.append(kernel.pid)
+        kernel.close()
+        stop(hub, wait_until, user)
+    assert all(map(exists, pids))
+    assert hub.ask("DELETE", "/users/ana")[0] == 204
+    assert hub.ask("PATCH", "/users/bob", {"name": "bert"})[0] == 200
+    for pid in pids:
+        wait_until(lambda pid=pid: not exists(pid), 200)
+    assert hub.ask("PATCH", "/users/bert", {"name": "bob"})[0] == 200
+    hub.add("ana")
 
 
 @pytest.mark.parametrize(

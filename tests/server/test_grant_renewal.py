@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,6 +33,11 @@ class Service:
                 handler.send_response(200)
                 handler.end_headers()
                 handler.wfile.write(answer)
+
+            def do_GET(handler):  # the Hub's API: whose token is it?
+                handler.send_response(200)
+                handler.end_headers()
+                handler.wfile.write(b'{"name": "ana"}')
 
             def log_message(self, *words):
                 pass
@@ -81,6 +88,36 @@ def test_a_grant_is_renewed_before_it_expires_and_survives_a_service_that_fails(
     assert server.log().count("The grant could not be renewed") == 1
     server.stop()
     assert not path.exists()
+
+
+@pytest.mark.long
+def test_the_grant_of_a_kernel_that_outlives_its_server_is_renewed_and_is_the_next_servers(
+    machine, service, wait_until
+):
+    hub = {"JUPYTERHUB_USER": "ana", "JUPYTERHUB_API_TOKEN": TOKEN, "JUPYTERHUB_API_URL": service.url}
+    machine.environment |= hub
+    machine.environment.update(
+        AFFINODE_GRANT=service.sign(),
+        AFFINODE_GRANT_URL=service.url,
+        AFFINODE_FOLDER=str(machine.folder / "own"),
+    )
+    server = JupyterServer(machine).start("--AffinodeExtension.keep_kernels=all")
+    kernel = server.start_kernel()
+    path = Path(kernel.run("import os; print(os.environ['AFFINODE_GRANT_FILE'])").text.strip())
+    server.process.terminate()
+    server.process.wait(timeout=60)
+    signed = len(service.signed)
+    wait_until(lambda: path.read_text().strip() in service.signed[signed:])
+    assert set(service.shown) == {f"token {TOKEN}"}
+    server.start("--AffinodeExtension.keep_kernels=all", port=server.port)
+    signed = len(service.signed)
+    wait_until(lambda: path.read_text().strip() in service.signed[signed:])
+    pid = kernel.pid
+    kernel.close()
+    server.process.terminate()
+    server.process.wait(timeout=60)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not path.exists())
 
 
 @pytest.mark.long

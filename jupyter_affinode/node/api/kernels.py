@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from ..execution.cleanup import CannotEnd
+from ..execution.evictions import ask_for_end
 from ..execution.user_requests import HoldRefused, ProcessGroup
 from ..model.reasons import Refusal
 from ..system.peers import pid_namespace_of
@@ -114,6 +115,18 @@ class EndHandler(Handler):
         self.finish(self.kernel_json(kernel))
 
 
+class ShutdownHandler(Handler):
+    """End a kernel in its server's way."""
+
+    def post(self, kernel_id: str) -> None:
+        """Serve POST /kernels/{id}/shutdown."""
+        self.body()
+        kernel = self.kernel(kernel_id)
+        ask_for_end(kernel, "its end was asked for", None, self.now(), self.controller.log)
+        self.controller.poke()
+        self.finish(self.kernel_json(kernel))
+
+
 class HoldHandler(Handler):
     """Hold a kernel on the GPU."""
 
@@ -200,6 +213,7 @@ KERNEL_ROUTES: dict[str, type[Handler]] = {
     "/hold": HoldHandler,
     "/release": ReleaseHandler,
     "/end": EndHandler,
+    "/shutdown": ShutdownHandler,
     "/place": PlaceHandler,
     "/activity": ActivityHandler,
     "/cell": CellHandler,

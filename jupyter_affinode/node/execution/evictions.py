@@ -1,4 +1,4 @@
-"""Kernels that their own Jupyter servers are to shut down for others (`when_full="terminate_newest"`).
+"""Kernels that their own Jupyter servers are to shut down, for others (`when_full="terminate_newest"`) or by request.
 
 The controller ends no process. The kernel's JSON tells that its end is asked and why; the server that described the
 kernel carries it out and tells the user. That is a state and no message, so that nothing is lost when a server
@@ -22,8 +22,9 @@ ALL_ARE_BACK_S = 10.0  # after a controller's start: the waiter and the server m
 def ask_for_end(
     kernel: KernelRecord, reason: str, for_kernel: str | None, now: float, log: logging.Logger
 ) -> None:
-    """Have the kernel's server shut it down, for another kernel that waits."""
+    """Have the kernel's server shut it down, for another kernel that waits, or without one."""
     kernel.ending.reason, kernel.ending.asked_at, kernel.ending.for_kernel = reason, now, for_kernel
+    kernel.ending.used_gpu = bool(kernel.processes)
     kernel.ending.is_recalled = False
     log.warning("the server of %s is asked to shut it down: %s", kernel.id, reason)
 
@@ -35,7 +36,7 @@ def look_for_unended(
     for kernel in kernels.values():
         if kernel.ending.reason is None:
             continue
-        if not kernel.processes:
+        if kernel.ending.used_gpu and not kernel.processes:
             kernel.ending.reason = None  # it is done; the same kernel may be started again
         elif kernel.ending.is_recalled and now - kernel.ending.asked_at < ALL_ARE_BACK_S:
             continue

@@ -110,12 +110,13 @@ class OpenRequests:
 
 @dataclass
 class Ending:
-    """A request that the kernel's server shut it down for another kernel."""
+    """A request that the kernel's server shut it down, mostly for another kernel."""
 
     reason: str | None = None  # None: it is not
     asked_at: float = 0.0
     for_kernel: str | None = None  # the waiter
     is_recalled: bool = False  # an earlier controller asked for it
+    used_gpu: bool = True  # it is over when the kernel does so no longer
     backoff: Backoff = field(default_factory=Backoff)  # the server did not do it
 
 
