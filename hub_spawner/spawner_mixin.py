@@ -229,7 +229,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
             )
         return started
 
-    async def stop(self, now: bool = False) -> Any:
+    async def stop(self, *args: Any, **kwargs: Any) -> Any:
         """Stop the server as the spawner does; its kernels may stay, see `keep_kernels`.
 
         The Hub is to keep what tabs that are open identify themselves with, and the server's token, which its kernels
@@ -240,7 +240,7 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
         if self.gpu_keeps_kernels():
             self.will_resume = True
             self._kept_tokens[self.user.name, self.name] = str(self.api_token)
-        return await maybe_future(super().stop(now))
+        return await maybe_future(super().stop(*args, **kwargs))
 
     async def progress(self) -> AsyncIterator[Event]:
         """Yield how the request for room stands, and then the spawner's own progress."""

@@ -89,11 +89,11 @@ def test_a_kernel_that_cannot_be_parked_ends_with_its_server(hub, wait_until):
 
 def test_administrators_see_kept_kernels_and_end_them(hub, wait_until):
     """By user, size and since when, also one that uses no GPU; of more than a user may have the oldest has ended."""
-    ana = start(hub)
-    oldest, plain, filled = (ana.start_kernel(path=f"{name}.ipynb") for name in ("oldest", "plain", "filled"))
+    bob = start(hub, "bob")  # not ana, whose keeper another test may use at the same time
+    oldest, plain, filled = (bob.start_kernel(path=f"{name}.ipynb") for name in ("oldest", "plain", "filled"))
     pids = [oldest.pid, plain.pid, filled.pid]
     filled.run(f"{SETUP}\nblock = Block(64, seed=9)")
-    stop(hub, wait_until)
+    stop(hub, wait_until, "bob")
     wait_until(lambda: not exists(pids[0]))
     admin = hub.log_in("admin")
     page = f"{hub.url}/services/affinode/"
@@ -101,7 +101,7 @@ def test_administrators_see_kept_kernels_and_end_them(hub, wait_until):
     assert "64 MiB" in shown
     for kernel, name, pid in ((plain, "plain", pids[1]), (filled, "filled", pids[2])):
         assert exists(pid)
-        which = {"node": node_on(shown), "kernel": f"uid-{ANA}/{kernel.id}", "name": name, "action": "end"}
+        which = {"node": node_on(shown), "kernel": f"uid-{BOB}/{kernel.id}", "name": name, "action": "end"}
         form = {"_xsrf": xsrf(admin.get(page, timeout=60, headers=NAVIGATE)), **which}
         answer = admin.post(f"{page}kernel", data=form, headers=NAVIGATE, timeout=60)
         assert f"{name} is asked to end." in answer.text
