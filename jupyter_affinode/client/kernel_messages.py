@@ -27,6 +27,9 @@ from .errors import ControllerUnavailable, refusal, why
 
 REQUEST_TIMEOUT_S = 15.0
 UNAWAITED_TIMEOUT_S = 10.0  # then the connection of a message is closed unanswered
+HIBERNATE_TIMEOUT_S = (
+    1800.0  # the controller answers when the disk is done, or has made no progress for a while
+)
 PIECE_BYTES = 64 * 1024
 
 
@@ -60,6 +63,19 @@ class KernelMessages:
         """Return the GPUs that the kernel should see when it starts, the best first. Raises ControllerRefused."""
         answer = ask(self._socket, "POST", kernel_path(self._kernel_id, "place"), {})
         return PlacedOn(answer["visible_devices"], answer.get("numbers"), answer.get("gpu_count", 0))
+
+    def hibernate(self, folder: Path) -> int:
+        """Have all that the kernel has on the GPU, or had, written to files in a folder, and its processes leave the
+        controller; return how many of them use CUDA. Raises ControllerRefused: then everything is as before, or parked.
+        """
+        body = {"folder": str(folder)}
+        path = kernel_path(self._kernel_id, "hibernate")
+        answer = ask(self._socket, "POST", path, body, timeout_s=HIBERNATE_TIMEOUT_S)
+        return int(answer["processes"])
+
+    def residency(self) -> str:
+        """Return where the kernel's GPU memory is. Raises ControllerRefused if it is not known."""
+        return str(ask(self._socket, "GET", kernel_path(self._kernel_id), {})["residency"])
 
     def tell_cancel(self, process_group: int | None = None) -> None:
         """The kernel was interrupted: calls that wait for the GPU fail, in the processes of that group."""

@@ -22,7 +22,7 @@
 
 #define AFFINODE_LINK_MAGIC 0x4e464641u /* "AFFN" */
 #define AFFINODE_PAGE_MAGIC 0x47504641u /* "AFPG" */
-#define AFFINODE_PROTOCOL_VERSION 2u /* changed with anything in this file, but for HELLO and GRANT */
+#define AFFINODE_PROTOCOL_VERSION 3u /* changed with anything in this file, but for HELLO and GRANT */
 #define AFFINODE_PAGE_SIZE 4096u
 #define AFFINODE_MAX_GPUS 8u
 #define AFFINODE_KERNEL_ID_SIZE 64u
@@ -152,7 +152,13 @@ enum affinode_command_kind {
 	 * 32 MiB. Ends early, REVOKED, at ABORT; NO_HOST_ROOM or FAILED where memory or the disk does not allow more. What is not in host
 	 * memory by then stays on the disk. Answered, with the bytes that were read.  */
 	AFFINODE_COMMAND_READ_BACK = 15,
+	/* The process is to become an image on disk. Parked: its context leaves the GPU too, all contents are written to the file
+	 * `gpu-PID` in the folder that is the command's `reason`, which is the process's own from then on, and their host memory
+	 * and all lots are given back. No CUDA yet: nothing is to be done. Answered like SPILL. After OK the controller
+	 * hangs up, and the process comes back when the file `away` in that folder is gone, or after AFFINODE_AWAY_MS in which it ran.  */
+	AFFINODE_COMMAND_HIBERNATE = 16,
 };
+#define AFFINODE_AWAY_MS 600000u
 
 /* Flags in the low 8 bits of the `argument` of PARK and RESUME. */
 enum affinode_move_flags {
@@ -241,7 +247,7 @@ struct affinode_command {
 	uint32_t request;     /* ROOM: the request number it answers; COMMIT, ABORT: the epoch of the move (ABORT: or of the SPILL or READ_BACK) */
 	uint64_t deadline_ns; /* not to be begun after this; 0: none */
 	uint64_t argument;
-	char reason[AFFINODE_TEXT_SIZE]; /* for the log; with MOVE_MIGRATE, the GPU's UUID; with SPILL, the folder */
+	char reason[AFFINODE_TEXT_SIZE]; /* for the log; with MOVE_MIGRATE, the GPU's UUID; with SPILL and HIBERNATE, the folder */
 };
 
 enum affinode_status {
@@ -257,7 +263,7 @@ enum affinode_status {
 	AFFINODE_PREPARED = 9,    /* not the end: the move waits for COMMIT or ABORT */
 };
 
-/* Answers a COMMAND (PARK and RESUME, once, or twice when prepared; DROP_CACHES; SPILL; READ_BACK; the others are not answered).
+/* Answers a COMMAND (PARK and RESUME, once, or twice when prepared; DROP_CACHES; SPILL; READ_BACK; HIBERNATE; the others are not answered).
  * `bytes`: what was moved or dropped; with NO_HOST_ROOM, the host memory that the park would have taken in all, its
  * kept memory and lots included, as far as it is known (0: not at all). */
 struct affinode_reply {

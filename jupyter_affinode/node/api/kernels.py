@@ -9,6 +9,9 @@ from ..execution.cleanup import CannotEnd
 from ..execution.evictions import ask_for_end
 from ..execution.user_requests import HoldRefused, ProcessGroup
 from ..model.reasons import Refusal
+from ..model.snapshot import Residency
+from ..protocol.page import State
+from ..state.records.operations import Outcome
 from ..system.peers import pid_namespace_of
 from ..views.call_activity import look_at_calls
 from .errors import ApiError
@@ -70,6 +73,25 @@ class MoveHandler(Handler):
         elif (outcome := done.result()).slug:
             raise ApiError(409, outcome.slug, outcome.text)
         await self.finish(self.kernel_json(kernel))
+
+
+class HibernateHandler(Handler):
+    """All of a kernel to disk, for its keeper."""
+
+    async def post(self, kernel_id: str) -> None:
+        """Serve POST /kernels/{id}/hibernate: answer when its processes have left, or one says why not."""
+        folder = self.body()["folder"]
+        kernel = self.kernel(kernel_id)
+        if kernel.residency not in (Residency.NONE, Residency.PARKED):
+            _raise_unless_done(await self.controller.user_requests.park(kernel))
+        uses_cuda = sum(process.data.state is not State.NONE for process in kernel.processes.values())
+        _raise_unless_done(await self.controller.operations.hibernate(kernel, folder))
+        await self.finish({"processes": uses_cuda})
+
+
+def _raise_unless_done(outcome: Outcome) -> None:
+    if outcome.slug is not None:
+        raise ApiError(409, outcome.slug, outcome.text)
 
 
 class PlaceHandler(Handler):
@@ -215,6 +237,7 @@ KERNEL_ROUTES: dict[str, type[Handler]] = {
     "/end": EndHandler,
     "/shutdown": ShutdownHandler,
     "/place": PlaceHandler,
+    "/hibernate": HibernateHandler,
     "/activity": ActivityHandler,
     "/cell": CellHandler,
     "/cancel": SignalHandler,

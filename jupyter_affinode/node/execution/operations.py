@@ -25,6 +25,7 @@ from ..state.records.operations import (
     CacheDrop,
     DiskTransfer,
     Exchange,
+    Hibernation,
     Operation,
     ParkMove,
     Phase,
@@ -36,6 +37,7 @@ from .cache_drops import CacheDrops
 from .disk_transfers import DiskTransfers
 from .exchanges import Exchanges
 from .failed_moves import FailedParks, UnusedRoom
+from .hibernations import Done, Hibernations
 from .kind import Kind, Surroundings
 from .moves import USED_MEANWHILE, Moves
 from .outcomes import Outcomes
@@ -63,12 +65,14 @@ class Operations:
             DiskTransfers(around),
             CacheDrops(around),
         )
+        self._hibernations = Hibernations(around)
         self._kinds: dict[type[Operation], Kind[Any]] = {
             ParkMove: self._moves,
             ResumeMove: self._moves,
             Exchange: Exchanges(around, self._moves),
             DiskTransfer: self._transfers,
             CacheDrop: self._drops,
+            Hibernation: self._hibernations,
         }
         self.refuse_park = outcomes.refuse_park
 
@@ -83,6 +87,12 @@ class Operations:
         else:
             self._transfers.begin(kernel, action)
         self._go_on(kernel)
+
+    def hibernate(self, kernel: KernelRecord, folder: str) -> Done:
+        """Have a kernel that is parked, or uses no GPU, write all to the image in `folder`; a future of the outcome."""
+        done = self._hibernations.begin(kernel, folder)
+        self._go_on(kernel)
+        return done
 
     def take_reply(self, process: Process, reply: Reply) -> None:
         """Take a shim's reply; a reply to anything but the command under way is ignored."""

@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 
 LINK_MAGIC = 0x4E464641
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 KERNEL_ID_BYTES = 64
 TEXT_BYTES = 192
 GRANT_BYTES = 4096  # AFFINODE_GRANT_SIZE: the longest
@@ -82,6 +82,7 @@ class CommandKind(enum.IntEnum):
     COUNT = 13
     LOT_FORGET = 14
     READ_BACK = 15  # from the disk into host memory
+    HIBERNATE = 16  # the image's folder is the command's text
 
 
 class MoveFlag(enum.IntFlag):

@@ -17,6 +17,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int serving_pid;
+static struct sim_process saved; /* as it was at this process's checkpoint */
 
 bool checkpoint_closed(void)
 {
@@ -82,6 +83,8 @@ static CUresult save(struct sim_process *process)
 		process->used_bytes[gpu] = 0;
 	}
 	checkpoint->state = CU_PROCESS_STATE_CHECKPOINTED;
+	if (process == machine_self())
+		saved = *process;
 	machine_unlock();
 	return CUDA_SUCCESS;
 }
@@ -153,6 +156,21 @@ static CUresult unlock(struct sim_process *process)
 	return CUDA_SUCCESS;
 }
 
+struct sim_process *checkpoint_own_record(void)
+{
+	struct sim_process *found;
+
+	machine_lock();
+	found = machine_find(getpid());
+	machine_unlock();
+	if (found || saved.pid != getpid())
+		return found;
+	saved.checkpoint.service_tid = 0; /* the thread's record is another process's by now, perhaps */
+	saved.checkpoint.caller = 0;
+	saved.checkpoint.answered = saved.checkpoint.request;
+	return machine_rejoin(&saved);
+}
+
 CUresult checkpoint_perform(struct sim_process *process, enum checkpoint_operation operation, unsigned timeout_ms)
 {
 	switch (operation) {
@@ -181,6 +199,8 @@ static void *serve(void *argument)
 	for (;;) {
 		uint32_t request = __atomic_load_n(&checkpoint->request, __ATOMIC_ACQUIRE);
 
+		if (machine_self() != self) /* woken from an image, with another record */
+			return NULL;
 		if (request == done) {
 			futex_wait(&checkpoint->request, request, 0);
 			continue;

@@ -15,5 +15,7 @@ bool checkpoint_closed(void);
 void checkpoint_wait_open(void);
 /* Start the thread that serves requests, once; at the first context.  */
 CUresult checkpoint_serve(void);
+/* This process's record, taken anew if an image was made of the process at the checkpoint and it was woken from that.  */
+struct sim_process *checkpoint_own_record(void);
 /* Carry out a request; by the process's service thread, or by the caller for a process that has no contexts.  */
 CUresult checkpoint_perform(struct sim_process *process, enum checkpoint_operation operation, unsigned timeout_ms);

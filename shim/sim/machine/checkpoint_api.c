@@ -16,9 +16,13 @@ static CUresult find(int pid, struct sim_process **process)
 {
 	if (pid <= 0 || kill(pid, 0) < 0)
 		return CUDA_ERROR_OPERATING_SYSTEM;
-	machine_lock();
-	*process = machine_find(pid);
-	machine_unlock();
+	if (pid == getpid()) {
+		*process = checkpoint_own_record();
+	} else {
+		machine_lock();
+		*process = machine_find(pid);
+		machine_unlock();
+	}
 	return *process ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
 }
 

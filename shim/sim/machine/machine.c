@@ -258,27 +258,44 @@ static struct sim_process *free_record(void)
 	return NULL;
 }
 
-struct sim_process *machine_join(void)
+/* With the lock held.  */
+static struct sim_process *take_record(const struct sim_process *before)
 {
 	struct sim_process *record;
 	struct flock lock;
 
+	machine_reap();
+	record = free_record();
+	if (!record)
+		return NULL;
+	*record = *before;
+	record->start_time = process_start_time(getpid());
+	record->namespace = pid_namespace();
+	lock_record(record, F_OFD_SETLK, &lock);
+	record->pid = getpid();
+	self = record;
+	return record;
+}
+
+struct sim_process *machine_join(void)
+{
+	static const struct sim_process nothing;
+	struct sim_process *record;
+
 	if (self)
 		return self;
 	machine_lock();
-	record = self;
-	if (!record) {
-		machine_reap();
-		record = free_record();
-		if (record) {
-			memset(record, 0, sizeof(*record));
-			record->start_time = process_start_time(getpid());
-			record->namespace = pid_namespace();
-			lock_record(record, F_OFD_SETLK, &lock);
-			record->pid = getpid();
-			self = record;
-		}
-	}
+	record = self ? self : take_record(&nothing);
+	machine_unlock();
+	return record;
+}
+
+struct sim_process *machine_rejoin(const struct sim_process *before)
+{
+	struct sim_process *record;
+
+	machine_lock();
+	record = take_record(before);
 	machine_unlock();
 	return record;
 }

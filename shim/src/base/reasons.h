@@ -31,6 +31,7 @@
 	X(GPU_FULL, "the GPU is full") \
 	X(NO_ROOM_COMES, "the room that it was to have does not come") \
 	X(HOST_MEMORY_SHORT, "host memory is short") \
+	X(LOTS_IN_USE, "host memory that the controller lent is in use still") \
 	X(NO_HOST_MEMORY_COMES, "the host memory that it was to have does not come") \
 	X(ANOTHER_RESUMES, "another kernel is getting its GPU memory back") \
 	X(NOT_ALL_PROCESSES, "not all processes of the kernel could be moved") \

@@ -373,6 +373,17 @@ void gpu_unshare(const uint8_t gpu[16])
 }
 
 /* Closing a copy lets nothing of the parent's go.  */
+void gpu_locks_close(void)
+{
+	pthread_mutex_lock(&lock_lock);
+	gpu_locks_close_in_child();
+	for (int i = 0; i < MAX_LOCKS; i++) {
+		locks[i].exclusive = locks[i].shared = 0;
+		locks[i].look_at_ns = 0;
+	}
+	pthread_mutex_unlock(&lock_lock);
+}
+
 void gpu_locks_close_in_child(void)
 {
 	for (int i = 0; i < MAX_LOCKS; i++) {

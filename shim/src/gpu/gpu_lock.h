@@ -43,4 +43,6 @@ bool gpu_locks_are_used(void);
 int gpu_share(const uint8_t gpu[16], uint64_t ns);
 void gpu_unshare(const uint8_t gpu[16]);
 
+/* Close the files, of which this process holds none: it becomes an image, and the next machine has others.  */
+void gpu_locks_close(void);
 void gpu_locks_close_in_child(void);

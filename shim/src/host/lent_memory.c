@@ -302,3 +302,19 @@ void lots_unmap_ended(void)
 	}
 	pthread_mutex_unlock(&lots_lock);
 }
+
+bool lots_let_go(void)
+{
+	bool all;
+
+	lots_end_empty();
+	pthread_mutex_lock(&lots_lock);
+	for (struct lot *lot = lots; lot; lot = lot->next)
+		lot->has_to_go = true;
+	pthread_mutex_unlock(&lots_lock);
+	lots_unmap_ended();
+	pthread_mutex_lock(&lots_lock);
+	all = !lots;
+	pthread_mutex_unlock(&lots_lock);
+	return all;
+}

@@ -25,6 +25,9 @@ bool lots_next_ended(uint32_t *number);
 /* The controller is gone. The next does not know these numbers, nor what stays mapped: that has to go.  */
 void lots_forget_numbers(void);
 
+/* End the lots in which nothing is, and unmap all that can be: false, if any is left. Their ends are to be told.  */
+bool lots_let_go(void);
+
 /* Slabs that could be taken now.  */
 size_t lots_available(void);
 

@@ -181,6 +181,111 @@ int spill_open(const char *folder, char *why, size_t size)
 	return made < 0 ? refuse(made, why, size, folder, "does not let this user make a file in it") : 0;
 }
 
+static bool is_taken(size_t at)
+{
+	return file.taken[at / PLACES_IN_WORD] >> at % PLACES_IN_WORD & 1;
+}
+
+static int open_at(const char *path)
+{
+	const int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
+	int descriptor;
+
+	if (unlink(path) != 0 && errno != ENOENT) /* of an earlier process with this number */
+		return -errno;
+	file.direct = true;
+	descriptor = open(path, flags | O_DIRECT, 0600);
+	if (descriptor < 0 && errno == EINVAL) {
+		unlink(path); /* made before O_DIRECT was refused */
+		file.direct = false;
+		descriptor = open(path, flags, 0600);
+	}
+	return descriptor < 0 ? -errno : descriptor;
+}
+
+/* What is in the file, to the same places of another. The mapping reads it; memory of our own is written, as the disk wants it.  */
+static int copy_places(int to)
+{
+	unsigned char *buffer = mmap(NULL, CHUNK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int error = buffer == MAP_FAILED ? -ENOMEM : 0;
+
+	for (size_t at = 0; !error && at < file.steps * PLACES_A_STEP; at++) {
+		ssize_t n;
+
+		if (!is_taken(at))
+			continue;
+		memcpy(buffer, file.mapping + at * CHUNK_BYTES, CHUNK_BYTES);
+		n = pwrite(to, buffer, CHUNK_BYTES, (off_t)(at * CHUNK_BYTES));
+		error = n == (ssize_t)CHUNK_BYTES ? 0 : n < 0 ? -errno : -ENOSPC;
+	}
+	if (buffer != MAP_FAILED)
+		munmap(buffer, CHUNK_BYTES);
+	return error;
+}
+
+/* It takes the place of the file that there is.  */
+static int exchange(int descriptor)
+{
+	const size_t bytes = file.steps * PLACES_A_STEP * CHUNK_BYTES;
+	int before = file.descriptor, error = copy_places(descriptor);
+	bool had = is_there();
+	void *mapping = NULL;
+
+	if (!error && bytes)
+		mapping = mmap(NULL, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
+	if (error || mapping == MAP_FAILED) {
+		close(descriptor);
+		return error ? error : -ENOMEM;
+	}
+	if (file.mapping)
+		munmap(file.mapping, bytes);
+	if (bytes) {
+		madvise(mapping, bytes, MADV_DONTFORK);
+		madvise(mapping, bytes, MADV_DONTDUMP);
+	}
+	file.mapping = mapping;
+	error = take_file(descriptor);
+	if (had)
+		close(before);
+	return error;
+}
+
+static bool is_at(const char *path)
+{
+	struct stat status;
+
+	return is_there() && syscall(SYS_newfstatat, AT_FDCWD, path, &status, AT_SYMLINK_NOFOLLOW) == 0 &&
+	       status.st_dev == file.device && status.st_ino == file.inode;
+}
+
+int spill_name(const char *path, char *why, size_t size)
+{
+	bool direct = file.direct;
+	int made, error;
+
+	if (is_at(path))
+		return 0;
+	made = open_at(path);
+	error = made < 0 ? made : exchange(made);
+	if (!error)
+		return 0;
+	if (made >= 0)
+		unlink(path);
+	file.direct = direct;
+	snprintf(why, size, "the file %.120s cannot be written: %s", path, strerror(-error));
+	return error;
+}
+
+void spill_found_again(void)
+{
+	struct stat status;
+
+	if (file.inode && status_of(file.descriptor, &status) == 0) {
+		file.device = status.st_dev;
+		file.inode = status.st_ino;
+	}
+}
+
 /* Another step of places, mapped before any is used.  */
 static bool grow(void)
 {
@@ -203,11 +308,6 @@ static bool grow(void)
 	memset(file.taken + file.steps * words, 0, words * sizeof(*taken));
 	file.steps++;
 	return true;
-}
-
-static bool is_taken(size_t at)
-{
-	return file.taken[at / PLACES_IN_WORD] >> at % PLACES_IN_WORD & 1;
 }
 
 uint32_t spill_take(void)

@@ -1,5 +1,6 @@
 /* A file of this process's own on the local disk, for parked contents that are to leave host memory: places of one chunk each. It
- * has no name, so that it ends with the process, no other user can open it, and none can take its place beforehand.  */
+ * has no name, so that it ends with the process, no other user can open it, and none can take its place beforehand. A process that
+ * is to become an image has it under a name, in a folder that only its user can enter.  */
 #pragma once
 
 #include <stddef.h>
@@ -13,6 +14,14 @@
 /* Have a file in `folder`; the one that is there already stays while anything is in it. 0, or a negative errno and `why` in
  * words. By the mover alone.  */
 int spill_open(const char *folder, char *why, size_t size);
+
+/* Have it be the file of that name, with all that is in it now. 0, or a negative errno and `why` in words: then it is as before. By
+ * the mover alone.  */
+int spill_name(const char *path, char *why, size_t size);
+
+/* The process was woken from an image, perhaps on another machine: the file that is open is the file. By the link thread, while
+ * nothing reads or writes.  */
+void spill_found_again(void);
 
 /* A free place, the next one if it can be; 0: no memory. By the mover alone.  */
 uint32_t spill_take(void);

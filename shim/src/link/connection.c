@@ -1,6 +1,7 @@
 /* The connection to the controller: looked for again and again, kept alive both ways, left when it is silent.  */
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include "base/log.h"
 #include "base/monotonic_futex.h"
 #include "host/lent_memory.h"
+#include "host/spill_file.h"
 #include "link/drop_caches.h"
 #include "link/grant.h"
 #include "link/internal.h"
@@ -18,6 +20,8 @@
 #include "state/status_page.h"
 
 #define CONNECT_LAST_NS (2 * S_NS)
+/* That long the controller has to hang up.  */
+#define HANG_UP_NS (2 * S_NS)
 
 struct link_state link_ = {.socket = -1};
 
@@ -101,7 +105,7 @@ void link_try_connect(uint64_t now)
 {
 	bool is_asked = link_must_connect();
 
-	if (link_.socket >= 0 || (now < link_.connect_at_ns && !is_asked))
+	if (link_.socket >= 0 || link_is_away() || (now < link_.connect_at_ns && !is_asked))
 		return;
 	link_.socket = link_socket_connect();
 	if (link_.socket < 0) {
@@ -140,4 +144,36 @@ void link_keep_alive(uint64_t now)
 		return disconnect("the controller is silent");
 	if (link_.welcomed && now >= link_.said_ns + link_.heartbeat_ns)
 		link_send(&beat, AFFINODE_HEARTBEAT, sizeof(beat), 0);
+}
+
+/* The controller hangs up when it has the answer: a message of its own would meet a closed socket, and it might not read on.  */
+void link_leave(const char *folder)
+{
+	snprintf(link_.away, sizeof(link_.away), "%s/away", folder);
+	link_.away_ns = AFFINODE_AWAY_MS * MS_NS;
+	link_.hang_up_at_ns = clock_ns() + HANG_UP_NS;
+}
+
+bool link_is_away(void)
+{
+	return link_.away[0] != '\0';
+}
+
+/* Time in which the process does not run does not count.  */
+void link_look_whether_away(uint64_t now)
+{
+	uint64_t ran = now - link_.looked_ns < 2 * AWAY_LOOK_NS ? now - link_.looked_ns : 2 * AWAY_LOOK_NS;
+
+	if (!link_is_away())
+		return;
+	if (now >= link_.hang_up_at_ns)
+		disconnect("the process becomes an image");
+	link_.away_ns -= ran < link_.away_ns ? ran : link_.away_ns;
+	if (link_.away_ns && access(link_.away, F_OK) == 0)
+		return;
+	log_line("no image any more: back to a controller");
+	link_.away[0] = '\0';
+	link_.connect_at_ns = 0;
+	link_.connect_pause_ns = CONNECT_FIRST_NS;
+	spill_found_again();
 }

@@ -9,6 +9,7 @@
 #include "protocol.h"
 
 #define CONNECT_FIRST_NS (100 * MS_NS)
+#define AWAY_LOOK_NS (50 * MS_NS)
 
 /* Of the link thread alone.  */
 struct link_state {
@@ -25,6 +26,9 @@ struct link_state {
 	bool owes_reply;      /* for that one, to this controller */
 	enum affinode_state told_state;
 	bool told_want;
+	char away[AFFINODE_TEXT_SIZE + 8]; /* while the file is there it is not looked for a controller; "": it is */
+	uint64_t away_ns;                  /* so much longer at most */
+	uint64_t hang_up_at_ns;            /* if the controller has not by then */
 };
 extern struct link_state link_;
 
@@ -33,6 +37,10 @@ void link_try_connect(uint64_t now);
 void link_say_hello(uint64_t now);
 void link_keep_alive(uint64_t now);
 void link_receive(void);
+/* The process becomes an image: no controller is looked for as long as the folder says so (protocol.h).  */
+void link_leave(const char *folder);
+bool link_is_away(void);
+void link_look_whether_away(uint64_t now);
 void link_send(void *message, enum affinode_message type, uint32_t size, uint32_t epoch);
 void link_notify(uint32_t kind);
 void link_reply(const struct moved *moved);

@@ -75,7 +75,7 @@ static void resume_alone(uint64_t now)
 {
 	struct move move = {.kind = MOVE_RESUME_ALONE};
 
-	if (link_.welcomed || shim_state() != AFFINODE_STATE_QUEUED) {
+	if (link_.welcomed || link_is_away() || shim_state() != AFFINODE_STATE_QUEUED) {
 		link_.alone_at_ns = 0;
 		return;
 	}
@@ -128,8 +128,12 @@ static void watch_mover(uint64_t now)
 	settle_queued();
 	page_sample(); /* before the answer: its reader reads the page next */
 	link_.sample_at_ns = now + SAMPLE_RESIDENT_NS; /* not the long pause of a parked process */
+	if (moved.move.kind == MOVE_HIBERNATE)
+		tell_changes(); /* the lots that have ended */
 	if (link_.owes_reply)
 		link_reply(&moved);
+	if (link_.owes_reply && moved.move.kind == MOVE_HIBERNATE && moved.status == AFFINODE_OK)
+		link_leave(moved.move.folder);
 	link_.owes_reply = false;
 }
 
@@ -155,7 +159,9 @@ static int poll_timeout_ms(uint64_t now)
 	earlier(&at, link_.sample_at_ns);
 	earlier(&at, link_.alone_at_ns);
 	earlier(&at, mover_wait_deadline_ns());
-	if (link_.socket < 0)
+	if (link_is_away())
+		earlier(&at, now + AWAY_LOOK_NS);
+	else if (link_.socket < 0)
 		earlier(&at, link_.connect_at_ns);
 	return at <= now ? 1 : (int)((at - now) / MS_NS) + 1;
 }
@@ -183,6 +189,7 @@ static void *link_main(void *unused)
 
 		if (now < link_.looked_ns)
 			clock_went_back(now);
+		link_look_whether_away(now);
 		link_.looked_ns = now;
 		watch_mover(now);
 		answer_caches();

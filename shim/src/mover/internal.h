@@ -43,6 +43,7 @@ void resume(struct moved *moved);
 /* These take mover_work_lock themselves, batch by batch, so that frees come between.  */
 void spill(struct moved *moved);
 void read_back(struct moved *moved);
+void hibernate(struct moved *moved);
 
 /* End blocks that were freed while a park read them that was then given up. Work that was submitted may still use them, so the GPU must be
  * idle; false: it is not. The program's next free or allocation ends them too, but there may be none.  */

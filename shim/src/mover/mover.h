@@ -24,6 +24,7 @@ enum move_kind {
 	MOVE_RESUME_ALONE,    /* without a controller, holding the GPUs' locks meanwhile */
 	MOVE_SPILL,           /* from host memory to the disk: the GPU has no part in it */
 	MOVE_READ_BACK,
+	MOVE_HIBERNATE,       /* all that there is to the disk, the context off the GPU, and off the link */
 	MOVE_KINDS
 };
 
@@ -35,7 +36,7 @@ struct move {
 	uint8_t to_gpu[16];   /* MIGRATE: its UUID */
 	/* Of a park: bytes of host memory that it may take beside what is kept; 0: no limit. SPILL, READ_BACK: bytes to move.  */
 	uint64_t budget;
-	char folder[AFFINODE_TEXT_SIZE]; /* SPILL: the file is made below it */
+	char folder[AFFINODE_TEXT_SIZE]; /* SPILL, HIBERNATE: the file is made below it */
 };
 
 struct moved;

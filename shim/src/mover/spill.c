@@ -8,12 +8,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "base/monotonic_futex.h"
 #include "gate/gate.h"
 #include "gpu/contexts.h"
+#include "gpu/gpu_lock.h"
 #include "host/host_copy.h"
+#include "host/lent_memory.h"
 #include "host/spill_file.h"
 #include "memory/blocks/block.h"
 #include "mover/internal.h"
@@ -305,6 +308,48 @@ void spill(struct moved *moved)
 	if (spill_must_end())
 		return outcome_is(moved, AFFINODE_REVOKED, REASON_WANTED_BACK);
 	ended(moved, error, "written to disk");
+}
+
+/* The context follows the memory, unless it is off the GPU already.  */
+static bool leave_gpu(struct moved *moved)
+{
+	enum affinode_status status = AFFINODE_OK;
+
+	pthread_mutex_lock(&mover_work_lock);
+	if (!checkpoint_is_out())
+		status = depth_moves->out(moved->text, sizeof(moved->text));
+	pthread_mutex_unlock(&mover_work_lock);
+	moved->status = status;
+	return status == AFFINODE_OK;
+}
+
+void hibernate(struct moved *moved)
+{
+	char path[AFFINODE_TEXT_SIZE + 32];
+	int error;
+
+	if (shim_state() == AFFINODE_STATE_NONE)
+		return outcome_is(moved, AFFINODE_OK, NO_REASON);
+	if (!shim_is_parked())
+		return outcome_is(moved, AFFINODE_REFUSED, REASON_NOT_FREED);
+	waiting_at_start = gate_calls_waiting();
+	moved->move.budget = UINT64_MAX;
+	if (!leave_gpu(moved))
+		return;
+	snprintf(path, sizeof(path), "%s/gpu-%d", moved->move.folder, (int)getpid());
+	if (spill_name(path, moved->text, sizeof(moved->text))) {
+		moved->status = AFFINODE_FAILED;
+		return;
+	}
+	error = move_on(moved, write_next, spill_must_end);
+	if (spill_must_end())
+		return outcome_is(moved, AFFINODE_REVOKED, REASON_WANTED_BACK);
+	if (error)
+		return ended(moved, error, "written to disk");
+	gpu_locks_close();
+	if (!lots_let_go())
+		return outcome_is(moved, AFFINODE_FAILED, REASON_LOTS_IN_USE);
+	outcome_is(moved, AFFINODE_OK, NO_REASON);
 }
 
 void read_back(struct moved *moved)

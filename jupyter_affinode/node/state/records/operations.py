@@ -6,6 +6,7 @@ exchange, the parks of other kernels.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -184,6 +185,16 @@ class CacheDrop(Operation):
     """A request to a kernel's frameworks to drop their caches (execution/cache_drops.py)."""
 
     command: CommandKind = CommandKind.DROP_CACHES
+
+
+@dataclass(eq=False, kw_only=True)
+class Hibernation(Operation):
+    """All of a kernel goes to disk, and its processes leave the controller (execution/hibernations.py)."""
+
+    command: CommandKind = CommandKind.HIBERNATE
+    done: asyncio.Future[Outcome]
+    seen_bytes: int = 0  # on disk
+    progress_at: float
 
 
 @dataclass(frozen=True)
