@@ -20,6 +20,8 @@ is shim/src/base/environment.h. A shim takes them as they are at its program's f
 | AFFINODE_KEEP_KERNELS_FOR_S | spawner → server | for how many seconds |
 | AFFINODE_KEEP_KERNELS_PER_USER | spawner → server | how many of a user at a time |
 | AFFINODE_KEEP_KERNELS_MEMORY | spawner → server | with how much host memory |
+| AFFINODE_HIBERNATE_DIR | spawner, a user → server, command line | where images of hibernated kernels are |
+| AFFINODE_CRIU | admin, a user → keeper | how CRIU is called, if it is not `criu` |
 | AFFINODE_SIM | a user → server, provisioner, controller's start | "1": use the simulated GPU |
 | AFFINODE_SIM_DIR | tests, a user → simulator | folder of the simulated machine's state |
 | AFFINODE_SIM_MEMORY | tests, a user → simulator | bytes of each GPU (KiB, MiB, GiB); default 4GiB |
@@ -60,6 +62,8 @@ KEEP_KERNELS = "AFFINODE_KEEP_KERNELS"
 KEEP_KERNELS_FOR_S = "AFFINODE_KEEP_KERNELS_FOR_S"
 KEEP_KERNELS_PER_USER = "AFFINODE_KEEP_KERNELS_PER_USER"
 KEEP_KERNELS_MEMORY = "AFFINODE_KEEP_KERNELS_MEMORY"
+HIBERNATE_DIR = "AFFINODE_HIBERNATE_DIR"
+CRIU = "AFFINODE_CRIU"
 SIM = "AFFINODE_SIM"
 SIM_DIR = "AFFINODE_SIM_DIR"
 SIM_MEMORY = "AFFINODE_SIM_MEMORY"
@@ -210,6 +214,11 @@ def _state_folder(environ: Mapping[str, str]) -> Path:
     named = environ.get("XDG_STATE_HOME", "")
     state = Path(named) if named.startswith("/") else Path(os.path.expanduser("~")) / ".local" / "state"
     return state / "affinode"
+
+
+def key_folder() -> Path:
+    """Return where the user's own key is; it outlives the machine's restart. Makes nothing."""
+    return _state_folder(os.environ)
 
 
 def make_folder(folder: Path) -> None:

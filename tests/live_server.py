@@ -81,6 +81,8 @@ class JupyterServer:
         self.token = secrets.token_hex(16)
         self.process: subprocess.Popen[Any] | None = None
         self.port = 0
+        # Of ports that are looked for before a kernel binds them, another program may get one.
+        self.transport = "ipc"
         self.log_path = machine.folder / f"server-{self.token[:6]}.log"
         self.kernels: list[JupyterKernel] = []
 
@@ -105,8 +107,7 @@ class JupyterServer:
                 "--ServerApp.ip=127.0.0.1",
                 f"--ServerApp.port={self.port}",
                 "--ServerApp.port_retries=0",
-                # Of ports that are looked for before a kernel binds them, another program may get one.
-                "--KernelManager.transport=ipc",
+                f"--KernelManager.transport={self.transport}",
                 f"--IdentityProvider.token={self.token}",
                 f"--ServerApp.root_dir={self.machine.work}",
                 *([f"--ServerApp.jpserver_extensions={UNUSED}"] if application == "jupyter_server" else []),
@@ -226,6 +227,18 @@ class JupyterKernel:
             except RuntimeError:
                 if time.monotonic() > deadline:
                     raise
+
+    def listen_again(self, timeout: float = 30) -> None:
+        """Hear its output again after it was away.
+
+        A subscription is sent anew only when the program next reads, as libzmq does it; what comes before is lost.
+        """
+        end = time.monotonic() + timeout
+        while not self.client.iopub_channel.socket.poll(50):
+            assert time.monotonic() < end, f"nothing is heard of the kernel: {self.server.log()}"
+            self.client.kernel_info()
+        while self.client.iopub_channel.socket.poll(100):
+            self.client.get_iopub_msg(timeout=1)
 
     @property
     def path(self) -> str:

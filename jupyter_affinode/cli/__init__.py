@@ -18,6 +18,7 @@ from .._version import __version__
 COMMANDS = {
     "status": ("status",),
     "actions": ("park", "resume", "hold", "release"),
+    "kept": ("kept", "hibernate", "wake"),
     "clean": ("clean",),
     "room": ("room",),
     "report": ("report",),

@@ -20,6 +20,7 @@ START_S = 10.0
 TRY_EVERY_S = 0.05
 ANSWER_S = 30.0
 UNREAD_BYTES_MAX = 1 << 20
+IMAGE_S = 1800.0  # until a disk has written, or read, an image
 
 
 class KeeperUnavailable(OSError):
@@ -38,6 +39,15 @@ class Kept:
     kept_since: float  # by the time of day
     state: str
     quiet_s: float
+    bytes: int = 0  # of its image, if it is in one
+
+
+@dataclass(frozen=True)
+class Asleep:
+    """A kernel whose image could not be woken, and stays."""
+
+    record: Record
+    why: str
 
 
 @dataclass(frozen=True)
@@ -89,20 +99,33 @@ class Keeper:
             told = {"kernel": kernel_id, "reader": reader, "channel": channel, "header": header.decode()}
             self._writer.write(json.dumps({"do": "delivered", **told}).encode() + b"\n")
 
-    async def adopt(self, owner: Owner) -> tuple[list[Kept], list[Ended]]:
-        """Take all kernels that are kept for such a server; return them, and those that have ended."""
-        answer = await self._ask("adopt", owner=asdict(owner))
-        return [_kept(each) for each in answer["kernels"]], [
-            Ended(from_json(each["record"]), each["at"]) for each in answer["ended"]
-        ]
+    async def adopt(self, owner: Owner, store: str = "") -> tuple[list[Kept], list[Ended], list[Asleep]]:
+        """Take all kernels that are kept for such a server, woken from the images in `store` if need be.
+
+        Return them, those that have ended, and those that could not be woken.
+        """
+        answer = await self._ask("adopt", IMAGE_S, owner=asdict(owner), store=store)
+        return (
+            [_kept(each) for each in answer["kernels"]],
+            [Ended(from_json(each["record"]), each["at"]) for each in answer["ended"]],
+            [Asleep(from_json(each["record"]), each["why"]) for each in answer["asleep"]],
+        )
 
     async def take(self, kernel_id: str) -> Undelivered:
         """Take what the tabs of an adopted kernel have not got. From now on this server has the kernel."""
         return Undelivered.from_json(await self._ask("take", kernel=kernel_id))
 
-    async def list_kept(self) -> list[Kept]:
-        """Return all kernels that are kept, whatever server they are for."""
-        return [_kept(each) for each in (await self._ask("list"))["kernels"]]
+    async def list_kept(self, store: str = "") -> list[Kept]:
+        """Return all kernels that are kept, as processes or in images, whatever server they are for."""
+        return [_kept(each) for each in (await self._ask("list", store=store))["kernels"]]
+
+    async def hibernate(self, kernel_id: str) -> Kept:
+        """Put a kept kernel into an image, and end its processes."""
+        return _kept(await self._ask("hibernate", IMAGE_S, kernel=kernel_id))
+
+    async def wake(self, kernel_id: str, store: str = "") -> Kept:
+        """Start a hibernated kernel's processes again; it is kept then."""
+        return _kept(await self._ask("wake", IMAGE_S, kernel=kernel_id, store=store))
 
     async def end(self, kernel_id: str) -> None:
         """Shut a kept kernel down, and return when it has ended."""
@@ -120,12 +143,12 @@ class Keeper:
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
 
-    async def _ask(self, what: str, **request: Any) -> Any:
+    async def _ask(self, what: str, patience_s: float = ANSWER_S, **request: Any) -> Any:
         async with self._turn:
             try:
                 self._writer.write(json.dumps({"do": what, **request}).encode() + b"\n")
                 await self._writer.drain()
-                line = await asyncio.wait_for(self._reader.readline(), ANSWER_S)
+                line = await asyncio.wait_for(self._reader.readline(), patience_s)
                 answer = json.loads(line) if line else None
             except (OSError, ValueError, asyncio.TimeoutError) as error:
                 raise KeeperUnavailable(f"the keeper of kernels does not answer: {error}") from None
@@ -189,4 +212,6 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _kept(told: dict[str, Any]) -> Kept:
-    return Kept(from_json(told["record"]), told["kept_since"], told["state"], told["quiet_s"])
+    return Kept(
+        from_json(told["record"]), told["kept_since"], told["state"], told["quiet_s"], told.get("bytes", 0)
+    )

@@ -15,14 +15,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import environment
 from ..threads import on_own_thread
 from ..units import bytes_in_words
 from .at_hub import ASK_EVERY_S, DENIALS, AtHub
+from .hibernated import CannotHibernate, CannotWake, Hibernated, HibernatedKernels
 from .kept_kernel import CLOSED, OPEN, KeptKernel
 from .messages import Undelivered
 from .processes import resident_bytes
@@ -33,8 +34,13 @@ LOCK_NAME = "keeper.lock"
 LINE_BYTES_MAX = 256 << 20  # a kernel's messages come in one line
 LEAVES_AFTER_S = 5.0  # without servers and kernels
 REMEMBERED_ENDS = 1000
+LOOK_EVERY_S = 1.0  # for kernels that are to be hibernated
+TRY_AGAIN_S = 600.0  # one that could not be
+HEARD_S = 2.0  # until a woken kernel must have heard that the keeper listens
+RECONNECTED_S = 0.25  # other clients' sockets try again every tenth of a second
 
 Answer = dict[str, Any]
+T = TypeVar("T")
 
 
 class Keeper:
@@ -48,6 +54,9 @@ class Keeper:
         self._servers: dict[asyncio.StreamWriter, set[str]] = {}  # and the ids of their kernels
         self._ends: dict[str, tuple[Record, float]] = {}  # of kernels that ended while they were kept: when
         self._denials: dict[AtHub, int] = {}  # how often in a row a Hub did not know a user
+        self._hibernated = HibernatedKernels(log)
+        self._on_their_way: dict[str, asyncio.Task[Any]] = {}  # kernels that are being hibernated, or woken
+        self._stopping: asyncio.Task[None] | None = None
         self.left = asyncio.Event()
         self._leaving: asyncio.TimerHandle | None = None
         self._requests: dict[str, Callable[[asyncio.StreamWriter, Any], Any]] = {
@@ -59,6 +68,8 @@ class Keeper:
             "take": self._take,
             "list": self._list,
             "end": self._end,
+            "hibernate": self._hibernate,
+            "wake": self._wake,
         }
 
     async def begin(self) -> None:
@@ -100,6 +111,8 @@ class Keeper:
                 return None
             answer = self._requests[request["do"]](writer, request)
             return {"answer": await answer if asyncio.iscoroutine(answer) else answer}
+        except (CannotHibernate, CannotWake) as refused:
+            return {"error": str(refused)}
         except (ValueError, LookupError, TypeError, OSError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
@@ -129,6 +142,8 @@ class Keeper:
         kernel_id = request["kernel"]
         if kernel_id in self._servers[writer]:
             self._drop(kernel_id)
+            if kernel_id in self._hibernated:  # it ended before its GPU memory was back, as its user wanted
+                self._hibernated.end(kernel_id)
 
     async def _hand_over(self, writer: asyncio.StreamWriter, request: Answer) -> None:
         """Keep a kernel from now on; its server ends."""
@@ -143,9 +158,19 @@ class Keeper:
         if request["kernel"] in self._servers[writer]:
             self._kernels[request["kernel"]].put_before(Undelivered.from_json(request["undelivered"]))
 
-    def _adopt(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
-        """Give a server all kept kernels of its name and root folder, and say which of them have ended."""
-        owner = Owner(**request["owner"])
+    async def _adopt(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
+        """Give a server all kept kernels of its name and root folder, woken if need be; say which have ended."""
+        owner, asleep = Owner(**request["owner"]), {}
+        if store := request.get("store"):
+            await self._hibernated.look_in(store, set(self._kernels))
+        for task in list(self._on_their_way.values()):
+            await asyncio.wait([task])
+        there = self._hibernated.of(owner)
+        for each, refusal in zip(
+            there, await asyncio.gather(*map(self._refusal_to_wake, there)), strict=True
+        ):
+            if refusal is not None:
+                asleep[each.record.kernel_id] = {"record": to_json(each.record), "why": refusal}
         found = [
             kernel for kernel in self._kernels.values() if kernel.is_kept and kernel.record.owner == owner
         ]
@@ -157,6 +182,7 @@ class Keeper:
         return {
             "kernels": [_view(kernel) for kernel in found if kernel.dying is None],
             "ended": [{"record": to_json(record), "at": at} for record, at in ended],
+            "asleep": list(asleep.values()),
         }
 
     def _take(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
@@ -165,12 +191,17 @@ class Keeper:
             raise LookupError(f"kernel {request['kernel']} is not this server's")
         return self._kernels[request["kernel"]].take().to_json()
 
-    def _list(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
+    async def _list(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
         """Say which kernels are kept."""
-        return {"kernels": [_view(kernel) for kernel in self._kernels.values() if kernel.is_kept]}
+        if store := request.get("store"):
+            await self._hibernated.look_in(store, set(self._kernels))
+        kept = [_view(kernel) for kernel in self._kernels.values() if kernel.is_kept]
+        return {"kernels": [*kept, *map(_view_of_image, self._hibernated)]}
 
     async def _end(self, writer: asyncio.StreamWriter, request: Answer) -> None:
         """End a kept kernel."""
+        if request["kernel"] in self._hibernated:
+            return self._hibernated.end(request["kernel"])
         kernel = self._kernels[request["kernel"]]
         if not kernel.is_kept:
             raise LookupError(f"a server has kernel {request['kernel']}")
@@ -219,6 +250,113 @@ class Keeper:
         while kept and sum(sizes.get(kernel.record.process.pid, 0) for kernel in kept) > most_bytes:
             kept.pop(0).begin_end(f"its user's kept kernels may have {bytes_in_words(most_bytes)}")
 
+    async def _hibernate(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
+        """Hibernate a kept kernel. Raises CannotHibernate."""
+        return _view_of_image(await self._put_into_image(request["kernel"]))
+
+    async def _wake(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
+        """Wake a hibernated kernel; it is kept then. Raises CannotWake."""
+        if store := request.get("store"):
+            await self._hibernated.look_in(store, set(self._kernels))
+        await self._woken(request["kernel"])
+        return _view(self._kernels[request["kernel"]])
+
+    # ---- hibernated kernels
+
+    async def _put_into_image(self, kernel_id: str) -> Hibernated:
+        kernel = self._kernels[kernel_id]
+        if not kernel.is_kept or kernel.dying is not None:
+            raise CannotHibernate("a server has the kernel")
+        return await self._alone(kernel_id, self._hibernated_of(kernel))
+
+    async def _hibernated_of(self, kernel: KeptKernel) -> Hibernated:
+        hibernated = await self._hibernated.hibernate(kernel)
+        kernel_id = kernel.record.kernel_id
+        del self._kernels[kernel_id]
+        self._records.remove(kernel_id)
+        self._maybe_leave()
+        return hibernated
+
+    async def _woken(self, kernel_id: str) -> None:
+        """Wake a kernel; it is kept then. Raises CannotWake."""
+        if kernel_id not in self._kernels:
+            self._hibernated.get(kernel_id)
+            await self._alone(kernel_id, self._woken_of(kernel_id))
+
+    async def _refusal_to_wake(self, hibernated: Hibernated) -> str | None:
+        kernel_id = hibernated.record.kernel_id
+        try:
+            await self._woken(kernel_id)
+        except (CannotWake, CannotHibernate) as refused:
+            self._log.warning("kernel %s stays hibernated: %s", kernel_id, refused)
+            return str(refused)
+        return None
+
+    async def _woken_of(self, kernel_id: str) -> None:
+        hibernated, record = await self._hibernated.wake(kernel_id)
+        kernel = self._known(record)
+        if kernel is None:
+            raise CannotWake("its process ended at once")
+        self._records.write(record)
+        await kernel.is_heard_within(HEARD_S)
+        await asyncio.sleep(RECONNECTED_S)
+        kernel.put_before(hibernated.undelivered)
+        await kernel.keep()
+
+    async def _alone(self, kernel_id: str, work: Coroutine[Any, Any, T]) -> T:
+        """Do what takes a while with a kernel, and nothing else with it meanwhile, though the client may hang up."""
+        if kernel_id in self._on_their_way:
+            work.close()
+            raise CannotHibernate("it is on its way already")
+        task = self._on_their_way[kernel_id] = asyncio.get_running_loop().create_task(work)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            if task.done():
+                self._on_their_way.pop(kernel_id, None)
+            else:
+                task.add_done_callback(lambda done: self._on_their_way.pop(kernel_id, None))
+
+    async def hibernate_idle(self) -> None:
+        """Hibernate kernels that were kept for long enough; runs until the keeper ends."""
+        tried: dict[str, float] = {}
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            for kernel_id, kernel in list(self._kernels.items()):
+                after_s, now = kernel.record.hibernate_after_s, time.monotonic()
+                since = time.time() - (kernel.kept_since or time.time())
+                is_due = after_s and min(since, now - kernel.heard_at) >= after_s
+                if not is_due or now - tried.get(kernel_id, -TRY_AGAIN_S) < TRY_AGAIN_S:
+                    continue
+                tried[kernel_id] = now
+                await self._try_to_hibernate(kernel_id)
+
+    def machine_stops(self) -> None:
+        """Hibernate what can be, and end."""
+        self._stopping = self._stopping or asyncio.get_running_loop().create_task(self._stop())
+
+    async def _stop(self) -> None:
+        await self.hibernate_all()
+        self.left.set()
+
+    async def hibernate_all(self) -> None:
+        """Hibernate all that can be: the machine is about to stop."""
+        await asyncio.gather(
+            *(
+                self._try_to_hibernate(each)
+                for each, kernel in self._kernels.items()
+                if kernel.record.hibernate_dir
+            )
+        )
+
+    async def _try_to_hibernate(self, kernel_id: str) -> None:
+        try:
+            await self._put_into_image(kernel_id)
+        except CannotHibernate as refused:
+            self._log.warning("kernel %s is not hibernated: %s", kernel_id, refused)
+        except Exception:
+            self._log.exception("kernel %s is not hibernated", kernel_id)
+
     # ---- what is known
 
     def _known(self, record: Record) -> KeptKernel | None:
@@ -239,6 +377,7 @@ class Keeper:
         kernel_id = kernel.record.kernel_id
         if self._kernels.get(kernel_id) is not kernel:
             return
+        self._hibernated.has_ended(kernel.record, was_wanted=kernel.dying is not None)
         if kernel.is_kept and kernel.dying is None:
             self._log.warning("kernel %s ended while no server had it", kernel_id)
             self._ends[kernel_id] = (kernel.record, time.time())
@@ -266,6 +405,7 @@ class Keeper:
         kernel = self._kernels.pop(kernel_id, None)
         if kernel is not None:
             kernel.close()
+            self._hibernated.has_ended(kernel.record, was_wanted=True)
         self._records.remove(kernel_id)
         for had in self._servers.values():
             had.discard(kernel_id)
@@ -281,6 +421,16 @@ class Keeper:
     def _leave(self) -> None:
         if not self._servers and not self._kernels:
             self.left.set()
+
+
+def _view_of_image(kernel: Hibernated) -> Answer:
+    return {
+        "record": to_json(kernel.record),
+        "kept_since": kernel.since,
+        "state": CLOSED,
+        "quiet_s": time.time() - kernel.since,
+        "bytes": kernel.bytes,
+    }
 
 
 def _view(kernel: KeptKernel) -> Answer:
@@ -300,10 +450,13 @@ async def run(folder: Path, log: logging.Logger) -> None:
     await keeper.begin()
     watching = asyncio.get_running_loop().create_task(keeper.watch())
     server = await asyncio.start_unix_server(keeper.serve, str(path), limit=LINE_BYTES_MAX)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, keeper.machine_stops)
+    idle = asyncio.get_running_loop().create_task(keeper.hibernate_idle())
     try:
         await keeper.left.wait()
     finally:
         watching.cancel()
+        idle.cancel()
         path.unlink(missing_ok=True)
         server.close()
 

@@ -113,10 +113,35 @@ class KeptKernel:
         sessions = list(self._outboxes)[-READERS_MAX:]
         await asyncio.gather(*(self._read(session, channel) for session in sessions for channel in READING))
 
+    async def is_idle_within(self, seconds: float) -> bool:
+        """Wait until no cell runs, so many seconds at most."""
+        end = self._loop.time() + seconds
+        while self.open_cells and self._loop.time() < end:
+            await asyncio.sleep(0.02)
+        return not self.open_cells
+
+    async def is_heard_within(self, seconds: float) -> bool:
+        """Wait until what the kernel publishes is heard here: one that was woken knows no listener at first."""
+        control, end = self._connected("control", zmq.DEALER), self._loop.time() + seconds
+        try:
+            while self._loop.time() < end:
+                before = self.heard_at
+                await control.send_multipart(self._request("kernel_info_request", {}))
+                await asyncio.sleep(0.05)
+                if self.heard_at != before:
+                    return True
+        finally:
+            control.close(linger=0)
+        return False
+
     def put_before(self, undelivered: Undelivered) -> None:
         """Take what its server got and did not deliver."""
         for session, messages in undelivered.messages.items():
             self._outboxes.setdefault(session, Outbox()).put_before(messages)
+        for session, dropped in undelivered.dropped.items():
+            self._outboxes.setdefault(session, Outbox()).dropped += dropped
+        for message in undelivered.inputs:
+            self._inputs.setdefault(request_of(message[1]), message)
 
     def take(self) -> Undelivered:
         """Return its messages for the server that has it now, which says when they are delivered."""
@@ -128,6 +153,10 @@ class KeptKernel:
                 self._tasks.pop(name).cancel()
         for name in list(self._reading):
             self._reading.pop(name).close(linger=0)
+        return self.undelivered()
+
+    def undelivered(self) -> Undelivered:
+        """Return its messages that no tab has got."""
         messages = {session: outbox.all() for session, outbox in self._outboxes.items()}
         dropped = {session: outbox.dropped for session, outbox in self._outboxes.items() if outbox.dropped}
         wanted = {request_of(frames) for each in messages.values() for _, frames in each} | self.open_cells
@@ -232,15 +261,9 @@ class KeptKernel:
         """Shut it down as a server does: by its own protocol, then by SIGTERM, then by SIGKILL."""
         if self.record.is_managed:
             self._tell(lambda controller: controller.tell_dying(self.record.process_group))
-        from jupyter_client.session import Session  # imports much, and is needed here alone
-
         control = self._connected("control", zmq.DEALER)
         try:
-            told = self.record.connection
-            session = Session(key=told["key"].encode(), signature_scheme=told["signature_scheme"])
-            await control.send_multipart(
-                session.serialize(session.msg("shutdown_request", {"restart": False}))
-            )
+            await control.send_multipart(self._request("shutdown_request", {"restart": False}))
             for number, patience_s in ((signal.SIGTERM, POLITE_S), (signal.SIGKILL, TERM_S)):
                 if await self._ends_within(patience_s):
                     return
@@ -248,6 +271,13 @@ class KeptKernel:
             await self._ends_within(TERM_S)
         finally:
             control.close(linger=0)
+
+    def _request(self, kind: str, content: dict[str, Any]) -> list[bytes]:
+        from jupyter_client.session import Session  # imports much, and is rarely needed
+
+        told = self.record.connection
+        session = Session(key=told["key"].encode(), signature_scheme=told["signature_scheme"])
+        return list(session.serialize(session.msg(kind, content)))
 
     async def _ends_within(self, seconds: float) -> bool:
         end = self._loop.time() + seconds

@@ -19,6 +19,7 @@ VERSION = 1
 KEPT_SINCE = (
     "none, kept since "  # what the controller is told in place of a server's name, before the time of day
 )
+PROCESS, IMAGE = "process", "image"  # where a kept kernel is
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,10 @@ class Record:
     keep_s: float = 0.0  # for how long no server may have it
     most_kernels: int = 0  # of its user, kept at a time; 0: any number
     most_bytes: int = 0  # … and the host memory of their processes; 0: no limit
-    place: str = "process"
+    place: str = PROCESS
+    hibernate_dir: str = ""  # where its image goes; "": it does not hibernate
+    hibernate_after_s: float = 0.0  # kept and idle for so long; 0: only when it is asked for
+    image_keep_s: float = 0.0  # for how long its image stays; 0: for ever
     version: int = VERSION
 
 

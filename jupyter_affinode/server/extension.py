@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
@@ -10,7 +11,13 @@ from tornado.ioloop import PeriodicCallback
 from traitlets import Bool, CaselessStrEnum, Float, Integer, TraitError, Unicode, default, validate
 
 from .._version import __version__
-from ..environment import KEEP_KERNELS, KEEP_KERNELS_FOR_S, KEEP_KERNELS_MEMORY, KEEP_KERNELS_PER_USER
+from ..environment import (
+    HIBERNATE_DIR,
+    KEEP_KERNELS,
+    KEEP_KERNELS_FOR_S,
+    KEEP_KERNELS_MEMORY,
+    KEEP_KERNELS_PER_USER,
+)
 from ..provisioning.default import OURS, DefaultProvisioner, claim_default
 from ..provisioning.provisioner import AffinodeProvisioner
 from ..settings.policy import Settings
@@ -22,7 +29,7 @@ from .events import ResidencyEvents
 from .evictions import KernelEnds
 from .grant_renewal import GrantRenewal
 from .handlers import HANDLERS
-from .kept_kernels import KeptKernels, Limits
+from .kept_kernels import ImageSettings, KeptKernels, Limits
 from .kernels import KERNEL_ACTIONS, ServerKernels
 from .metrics import MetricsListener
 
@@ -84,6 +91,23 @@ class AffinodeExtension(
         help="""How much host memory the processes of a user's kept kernels may have together, as "64GiB", parked GPU
         memory included; empty: any. Of more, kernels end in the same order.""",
     ).tag(config=True)
+    hibernate_dir = Unicode(
+        help="""A folder of the user's own, on a disk, for images of kept kernels that hibernate: process and GPU memory
+        on disk, and nothing in host memory. Images outlive the machine's restart. Empty: kernels do not hibernate.
+        Needs CRIU, and KernelManager.transport "tcp"; `jupyter affinode doctor` says whether it works here. Default:
+        $AFFINODE_HIBERNATE_DIR.""",
+    ).tag(config=True)
+    hibernate_after_s = Float(
+        0.0,
+        min=0.0,
+        help="""For how many seconds a kernel must be kept and idle before it hibernates; 0: only when that is asked
+        for, and when the keeper is told to end (SIGTERM).""",
+    ).tag(config=True)
+    images_for_s = Float(
+        30 * 86400.0,
+        min=0.0,
+        help="""After how many seconds the image of a hibernated kernel is deleted; 0: never.""",
+    ).tag(config=True)
 
     _follows = False  # whether kernels and controller are followed
     default_provisioner = DefaultProvisioner("local-provisioner", "the extension has not been loaded")
@@ -118,6 +142,14 @@ class AffinodeExtension(
             raise TraitError(f"keep_kernels_memory: {error}") from None
         return text
 
+    @default("hibernate_dir")
+    def _hibernate_dir_default(self) -> str:
+        return os.environ.get(HIBERNATE_DIR, "")
+
+    @validate("hibernate_dir")
+    def _absolute(self, proposal: Any) -> str:
+        return str(Path(proposal["value"]).expanduser().absolute()) if proposal["value"] else ""
+
     def initialize_settings(self) -> None:
         """Make the parts. Called when the server loads the extension, before its loop runs."""
         assert self.serverapp is not None
@@ -146,7 +178,7 @@ class AffinodeExtension(
         for listener in (self.kernels, self._events, MetricsListener(self.watch), ends):
             self.watch.listen(listener)
         AffinodeProvisioner.server_label = label
-        AffinodeProvisioner.depth = policy.get("depth")
+        AffinodeProvisioner.depth = "context" if self.hibernate_dir else policy.get("depth")
         AffinodeProvisioner.places = self.place_kernels
         self.kept = KeptKernels(
             self.serverapp,
@@ -157,6 +189,7 @@ class AffinodeExtension(
                 size_in_bytes(self.keep_kernels_memory or "0"),
             ),
             which="never" if self._aside is not None else self.keep_kernels,
+            images=ImageSettings(self.hibernate_dir, self.hibernate_after_s, self.images_for_s),
             name=_hubs_name(),
             log=self.log,
         )

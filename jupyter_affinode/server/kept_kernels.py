@@ -62,11 +62,30 @@ class Limits:
     most_bytes: int
 
 
+@dataclass(frozen=True)
+class ImageSettings:
+    """Where images of hibernated kernels go ("": kernels do not hibernate), after how long a kernel hibernates, and for
+    how long its image stays (0: not by itself; for ever).
+    """
+
+    folder: str = ""
+    after_s: float = 0.0
+    keep_s: float = 0.0
+
+
 class KeptKernels:
     """Keeps the kernels that our provisioner starts, as the administrator wants it."""
 
     def __init__(
-        self, serverapp: Any, watch: NodeWatch, limits: Limits, *, which: str, name: str, log: logging.Logger
+        self,
+        serverapp: Any,
+        watch: NodeWatch,
+        limits: Limits,
+        *,
+        which: str,
+        images: ImageSettings,
+        name: str,
+        log: logging.Logger,
     ):
         """`which`: "never", "parked" or "all"; `name`: what a Hub calls this server, or ""."""
         self._app = serverapp
@@ -74,6 +93,7 @@ class KeptKernels:
         self._watch = watch
         self._which = which
         self._limits = limits
+        self._images = images
         self._owner = Owner(name, str(Path(serverapp.root_dir).resolve()))
         self._log = log
         self._keeper: Keeper | None = None
@@ -100,7 +120,7 @@ class KeptKernels:
 
         `settings`: what the extension adds to the settings of the server's application.
         """
-        if self._which == "never" and not is_there():
+        if self._which == "never" and not (is_there() or self._images.folder):
             return
         if self._which != "never" and ends_with_container():
             self._log.warning(
@@ -118,12 +138,20 @@ class KeptKernels:
     async def _begin(self) -> None:
         try:
             self._keeper = await connected()
-            kept, ended = await self._keeper.adopt(self._owner)
+            kept, ended, asleep = await self._keeper.adopt(self._owner, self._images.folder)
         except (KeeperUnavailable, KeeperRefused) as error:
             self._log.error("Kernels of this server will end with it: %s", error)
             return
         for each in ended:
             self._log.warning("%s", _obituary(each))
+        for sleeper in asleep:
+            what, kernel_id = _what_it_is(sleeper.record), sleeper.record.kernel_id
+            self._log.warning(
+                "%s stays hibernated: %s. `jupyter affinode wake %s` tries again.",
+                what,
+                sleeper.why,
+                kernel_id,
+            )
         await asyncio.gather(*(self._adopt(each) for each in kept))
         AffinodeProvisioner.keeps = self._which != "never"
 
@@ -361,6 +389,9 @@ class KeptKernels:
             keep_s=self._limits.keep_s,
             most_kernels=self._limits.most_kernels,
             most_bytes=self._limits.most_bytes,
+            hibernate_dir=self._images.folder,
+            hibernate_after_s=self._images.after_s,
+            image_keep_s=self._images.keep_s,
         )
 
     def _delivered(self, kernel_id: str, reader: str, channel: str, header: bytes) -> None:
@@ -499,9 +530,13 @@ def _kernel_info(manager: Any) -> dict[str, Any] | None:
     return told.result() if told is not None and told.done() and not told.cancelled() else None
 
 
+def _what_it_is(record: Record) -> str:
+    paths = ", ".join(session["path"] for session in record.sessions if session.get("path"))
+    return f"The kernel of {paths}" if paths else f"Kernel {record.kernel_id}"
+
+
 def _obituary(ended: Ended) -> str:
-    paths = ", ".join(session["path"] for session in ended.record.sessions if session.get("path"))
-    what = f"The kernel of {paths}" if paths else f"Kernel {ended.record.kernel_id}"
+    what = _what_it_is(ended.record)
     when = clock_in_words(ended.at - time.time())
     return f"{what} ended at {when}, while no server ran: its process was killed, or ended by itself."
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from gpu_cells import SETUP
+from keepers import keepers
 from live_machine import Machine
 from live_server import ENDLESS, JupyterServer, exists
 from tab import Tab
@@ -29,25 +30,6 @@ for number in itertools.count():
         break
 value = "counted"
 """
-
-
-def keepers(machine: Machine) -> list[int]:
-    """The pids of the machine's keepers."""
-    return [
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/environ")
-        if (path.parent / "cmdline").read_bytes().find(b"jupyter_affinode.keeping.keeper") >= 0
-        and machine.environment["AFFINODE_FOLDER"].encode() in path.read_bytes()
-    ]
-
-
-@pytest.fixture
-def keeping_machine(machine):
-    """A machine whose keeper is its own."""
-    machine.environment["AFFINODE_FOLDER"] = str(machine.folder / "own")
-    yield machine
-    for pid in keepers(machine):
-        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

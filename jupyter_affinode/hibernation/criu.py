@@ -1,0 +1,157 @@
+"""CRIU, the program that writes processes to disk and starts them again from there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import environment
+
+OLDEST = (4, 2)  # earlier ones do not start on today's Linux
+GHOST_BYTES = "64M"  # of a file that has no name any more
+# "ignore": the processes belong to the control groups of the program that wakes them.
+COMMON = ("--tcp-close", "--file-locks", "--shell-job", "--manage-cgroups=ignore", "-v2")
+MADE_BY = {"dump": "dump.log", "restore": "restore.log"}
+# What CRIU says, and what that means for a user. The first that fits counts.
+REASONS = (
+    (
+        r"Can't dump half of stream unix|External socket is used",
+        "it is connected to another program by a Unix socket",
+    ),
+    (r"anon_inode:\[io_uring\]", "it uses io_uring, which cannot be written to disk"),
+    (
+        r"Can't dump file \d+ of that type \[\d+\] \((?P<what>[^)]*)\)|"
+        r"Unsupported file type|anon_inode:\[(?P<other>[^\]]+)\]",
+        "it has something open that cannot be written to disk ({what})",
+    ),
+    (r"[Ee]xternal pipe|pipe .*not supported", "a pipe leads from it to another program"),
+    (r"tty: .*", "it has a terminal open that another program has, too"),
+    (r"Can't dump ghost file (?P<what>\S+) of", "it has a large file open that was deleted ({what})"),
+    (r"is already ptraced|already being traced", "a debugger is attached to it"),
+    (r"Can't fork for (?P<what>\d+): File exists", "its process id {what} is another process's now"),
+    (r"File (?P<what>\S+) has bad (size|build-ID)", "the file {what} was changed since"),
+    (
+        r"Can't open file (?P<what>\S+) on restore|Can't open (?P<other>/\S+): No such file",
+        "the file {what} is not there any more",
+    ),
+    (r"No space left on device|Disk quota exceeded", "the disk is full"),
+    (
+        r"Can't lookup mount=\d+ for fd=-?\d+ path=(?P<what>\S+)",
+        "it has a file of another mount in memory ({what})",
+    ),
+    (
+        r"CAP_CHECKPOINT_RESTORE|Operation not permitted|Unable to drop capability",
+        "CRIU may not do it: {command} needs the capabilities CAP_CHECKPOINT_RESTORE and CAP_SETPCAP",
+    ),
+)
+HARMLESS = re.compile(r"RLIMIT_NOFILE|kdat cache")
+
+
+class CriuUnavailable(RuntimeError):
+    """There is no CRIU that works here; the message says what to do."""
+
+
+class CriuFailed(RuntimeError):
+    """CRIU did not do it; the message says why. What it was to write is not whole, what it was to start not there."""
+
+
+def command() -> list[str]:
+    """Return how CRIU is called: AFFINODE_CRIU, else `criu`. Raises CriuUnavailable."""
+    named = shlex.split(os.environ.get(environment.CRIU, ""))
+    found = shutil.which(named[0] if named else "criu", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if found is None:
+        raise CriuUnavailable(
+            f"hibernating needs CRIU {'.'.join(map(str, OLDEST))} or newer, and {named[0] if named else 'criu'} is not"
+            f" found: install it, or say where it is by {environment.CRIU}"
+        )
+    return [found, *named[1:]]
+
+
+async def check() -> str:
+    """Return the version of a CRIU that works here. Raises CriuUnavailable."""
+    called = command()
+    status, said = await _run([*called, "--version"])
+    version = re.search(r"Version: (\d+)\.(\d+)\S*", said)
+    if status or version is None:
+        raise CriuUnavailable(f"{called[0]} does not work here: {_last_line(said)}")
+    if (int(version[1]), int(version[2])) < OLDEST:
+        raise CriuUnavailable(f"{called[0]} is too old ({version[1]}.{version[2]}): 4.2 or newer is needed")
+    status, said = await _run([*called, "check", *_as_user()])
+    if status:
+        raise CriuUnavailable(f"{called[0]} does not work here: {_last_line(said)}")
+    return version[0][len("Version: ") :]
+
+
+async def dump(pid: int, folder: Path) -> None:
+    """Write a process and all below it into a folder, and leave them stopped. Raises CriuFailed: then they run on."""
+    await _carry_out(
+        "dump", folder, ["-t", str(pid), "--leave-stopped", "--skip-in-flight", "--ghost-limit", GHOST_BYTES]
+    )
+
+
+async def restore(folder: Path) -> None:
+    """Start what `dump` wrote, with the same process ids, and leave it stopped. Raises CriuFailed: nothing is there."""
+    await _carry_out("restore", folder, ["--restore-detached", "--leave-stopped"])
+
+
+async def _carry_out(action: str, folder: Path, options: Sequence[str]) -> None:
+    called, log = command(), folder / MADE_BY[action]
+    log.unlink(missing_ok=True)
+    whole = [*called, action, "-D", str(folder), "-o", log.name, *COMMON, *_as_user(), *options]
+    status, said = await _run(whole)
+    if status:
+        with contextlib.suppress(OSError):
+            said += log.read_text(errors="replace")
+        raise CriuFailed(reason(said, called[0]))
+
+
+def reason(said: str, called: str) -> str:
+    """Return in words why CRIU refused, by what it wrote."""
+    errors = [line for line in said.splitlines() if "Error" in line and not HARMLESS.search(line)]
+    for pattern, words in REASONS:
+        for line in errors:
+            if found := re.search(pattern, line):
+                named = found.groupdict()
+                what = named.get("what") or named.get("other") or "?"
+                return words.format(what=what, command=called)
+    return f"CRIU says: {_last_line(chr(10).join(errors[:1]) or said)}"
+
+
+def _as_user() -> list[str]:
+    return [] if os.geteuid() == 0 else ["--unprivileged"]
+
+
+def _last_line(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return re.sub(r"^\([\d.]+\)\s*", "", lines[-1]) if lines else "it says nothing"
+
+
+async def _run(called: Sequence[str]) -> tuple[int, str]:
+    """Run a program to its end; it is killed if this is cancelled."""
+    environ = {
+        name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "LD_LIBRARY_PATH")
+    }
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *called,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=environ,
+        )
+    except OSError as error:
+        return 1, f"Error: {error}"
+    try:
+        said, _ = await process.communicate()
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        raise
+    return process.returncode or 0, said.decode(errors="replace")

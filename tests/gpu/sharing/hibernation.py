@@ -1,0 +1,216 @@
+"""A kernel hibernates to disk with its GPU memory, and is woken: `python tests/gpu hibernation --dir /scratch`.
+
+Needs jupyter-affinode, ipykernel, jupyter_server and PyTorch (with `--program driver` no PyTorch), CRIU (AFFINODE_CRIU
+says how it is called), root, and an NVIDIA GPU. A real server starts a kernel that holds `--gib` of random words,
+trains a small network with AdamW and has a CUDA graph; its losses are compared with those of a twin that computes
+straight on. The server ends; the kernel hibernates, is woken, answers `1+1`, and computes; `--cycles` times, the last
+ones with 1 % of its words changed. Beside each image a plain file of that size is written and read, past the cache.
+Exits with 1 if anything is not as it must be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from controlled import finish, machine, options, say
+from live_kernel import gpu_used_bytes
+from live_machine import new_machine
+from live_server import JupyterKernel, JupyterServer, exists
+from spill import plain_copies
+from waiting import wait_until
+
+KEEP = "--AffinodeExtension.keep_kernels=all"
+ENABLED = '{"ServerApp": {"jpserver_extensions": {"jupyter_affinode": true}}}'
+MIB = 1 << 20
+SAMPLE_BYTES = 8 << 30  # of the plain file; its times are for as much as the image has
+SETUP = {
+    "torch": """
+import torch
+torch.manual_seed(7)
+generator = torch.Generator("cuda").manual_seed(7)
+block = torch.randint(-2**62, 2**62, ({words},), dtype=torch.int64, device="cuda", generator=generator)
+net = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 10)).cuda()
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+generator.manual_seed(8)
+data = torch.randn(256, 512, device="cuda", generator=generator)
+target = torch.randint(0, 10, (256,), device="cuda", generator=generator)
+source = torch.ones(1 << 20, device="cuda"); result = torch.empty_like(source)
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    result.copy_(source * 2 + 1)
+def train():
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(net(data), target)
+        loss.backward(); optimizer.step()
+        losses.append(loss.item())
+    source.add_(1); graph.replay()
+    return losses, result.double().sum().item()
+def checksum(): return int(block.sum())
+def change(part): block[: int(len(block) * part)] += 1
+""",
+    "driver": """
+import ctypes
+from jupyter_affinode.bench.driver import Driver
+driver, words = Driver(), {words}
+block = driver.allocate(words * 8)
+host = (ctypes.c_uint64 * words)()
+for at in range(0, words, 257): host[at] = at * 0x9E3779B97F4A7C15 % 2**64
+driver.call("cuMemcpyHtoD_v2", ctypes.c_uint64(block), host, ctypes.c_size_t(words * 8))
+def checksum():
+    driver.call("cuMemcpyDtoH_v2", host, ctypes.c_uint64(block), ctypes.c_size_t(words * 8))
+    return sum(host[at] for at in range(0, words, 257))
+def change(part):
+    n = int(words * part)
+    host[0] = (host[0] + 1) % 2**64
+    driver.call("cuMemcpyHtoD_v2", ctypes.c_uint64(block), host, ctypes.c_size_t(n * 8))
+steps = 0
+def train():
+    global steps
+    steps += 1
+    return steps
+""",
+}
+
+
+def value(kernel: JupyterKernel, code: str, timeout: float = 300) -> tuple[str, float]:
+    """What an expression is, and the seconds until it was told."""
+    began = time.monotonic()
+    done = kernel.run(code, timeout=timeout)
+    assert done.status == "ok", "\n".join(done.traceback)
+    return done.text, time.monotonic() - began
+
+
+def one_cycle(
+    server: JupyterServer, kernel: JupyterKernel, twin: JupyterKernel, name: str, folder: Path, changed: float
+) -> tuple[str, ...]:
+    """Hibernate and wake once; a row."""
+    live, used_before = server.machine, gpu_used_bytes()
+    for each in (kernel, twin):
+        value(each, f"change({changed})") if changed else None
+    before, _ = value(kernel, "checksum()")
+    pid = kernel.pid
+    park_name = next(known for known in live.kernels() if known.endswith(kernel.id)).replace("/", "%2F")
+    status, answer = live.ask("POST", f"/kernels/{park_name}/park", {"wait": True})
+    assert status == 200, answer
+    server.process.send_signal(signal.SIGTERM)
+    server.process.wait(timeout=60)
+    began = time.monotonic()
+    done = live.affinode("hibernate", kernel.id, "--json", timeout=600)
+    slept_s = time.monotonic() - began
+    assert done.returncode == 0, done.stdout + done.stderr
+    size = json.loads(done.stdout)[0]["bytes"]
+    gone, left = not exists(int(pid)), gpu_used_bytes()
+    sample = min(max(size // (64 * MIB), 1) * 64 * MIB, SAMPLE_BYTES)
+    wrote_s, read_s = (each * size / sample for each in plain_copies(folder, sample))
+    began = time.monotonic()
+    done = live.affinode("wake", kernel.id, "--json", timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    woken_s = time.monotonic() - began
+    kernel.listen_again()
+    value(kernel, "1+1")
+    awake_s = time.monotonic() - began
+    after, took_s = value(kernel, "checksum()")
+    server.start(KEEP, port=server.port)
+    known = server.request("GET", f"/api/kernels/{kernel.id}")[0] == 200
+    trained = value(kernel, "train()")[0] == value(twin, "train()")[0]
+    right = gone and known and after == before and kernel.pid == pid and trained
+    say(
+        f"{name}: {size / 2**30:.2f} GiB, away {slept_s:.2f} s (plain write {wrote_s:.2f}), woken {woken_s:.2f} s,"
+        f" 1+1 {awake_s:.2f} s,"
+        f" first CUDA result {took_s:.2f} s (plain read {read_s:.2f}), GPU {used_before >> 20} -> {left >> 20} MiB:"
+        f" {'right' if right else f'WRONG {gone, known, after == before, trained}'}"
+    )
+    return (
+        name,
+        f"{size / 2**30:.2f} GiB",
+        f"{slept_s:.2f} s",
+        f"{wrote_s:.2f} s",
+        f"{slept_s / wrote_s:.2f}",
+        f"{awake_s:.2f} s",
+        f"{took_s:.2f} s",
+        f"{read_s:.2f} s",
+        "equal" if right else "WRONG",
+    )
+
+
+def main() -> int:
+    """Run it; 0 if everything is as it must be."""
+    parser = options(__doc__, time_s=500.0)
+    parser.add_argument("--dir", required=True, help="a folder on a local disk")
+    parser.add_argument("--gib", type=float, default=8.0, help="what the kernel holds (8)")
+    parser.add_argument("--cycles", type=int, default=3, help="how often (3)")
+    parser.add_argument("--program", choices=sorted(SETUP), default="torch", help="what it runs (torch)")
+    arguments = parser.parse_args()
+    modules = ["ipykernel", "jupyter_server", *(["torch"] if arguments.program == "torch" else [])]
+    where, rows = machine(modules=modules), []
+    images = Path(arguments.dir, f"images-{os.getpid()}")
+    with new_machine() as live:
+        live.environment.update(
+            AFFINODE_FOLDER=str(live.folder / "own"),
+            AFFINODE_HIBERNATE_DIR=str(images),
+            XDG_STATE_HOME=str(live.folder / "state"),
+            AFFINODE_CRIU=os.environ.get("AFFINODE_CRIU", "criu"),
+        )
+        if where["simulated"]:
+            live.simulate()
+        config = Path(live.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.d")
+        config.mkdir()
+        (config / "affinode.json").write_text(ENABLED)  # where the package is on the path, and not installed
+        live.start_controller("--settle=0")
+        server = JupyterServer(live)
+        server.transport = "tcp"
+        server.start(KEEP)
+        kernel, twin = server.start_kernel(), server.start_kernel()
+        for each, gib in ((kernel, arguments.gib), (twin, 0.25 if where["simulated"] else 1.0)):
+            words = int(gib * (1 << 30)) // 8
+            value(each, SETUP[arguments.program].format(words=words))
+            value(each, "train()")
+        time.sleep(4)  # a process that has just begun keeps its context
+        deadline = time.monotonic() + arguments.time
+        for cycle in range(arguments.cycles):
+            if time.monotonic() > deadline:
+                break
+            changed = 0.01 if cycle else 0.0
+            name = f"{cycle + 1}" + (", 1 % changed since" if changed else "")
+            rows.append(one_cycle(server, kernel, twin, name, Path(arguments.dir), changed))
+        kernel.shutdown()
+        twin.shutdown()
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not list(images.glob("*")), 30)
+        server.stop()
+        left = [str(path) for path in images.glob("*")]
+    return finish(
+        "hibernation",
+        where,
+        arguments.json,
+        headings=(
+            "cycle",
+            "image",
+            "away",
+            "plain write",
+            "ratio",
+            "1+1",
+            "first CUDA result",
+            "plain read",
+            "all",
+        ),
+        rows=rows,
+        passed=bool(rows) and all(row[-1] == "equal" for row in rows) and not left,
+        notes=[
+            f"a kernel with {arguments.gib:g} GiB of random words, the same process throughout; all deleted: {not left}"
+        ],
+    )
+
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""Images: what makes them whole, what makes them refused, and what is left when a step was the last one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from jupyter_affinode.hibernation import criu
+from jupyter_affinode.hibernation.hibernate import recover
+from jupyter_affinode.hibernation.image import (
+    AWAY,
+    MANIFEST,
+    Image,
+    ImageRefused,
+    image_of,
+    images_in,
+    objection_to_waking,
+    this_machine,
+)
+from jupyter_affinode.keeping.processes import ProcessName, name_of
+
+GONE = ProcessName(2**22 - 1, 1, "")
+
+
+@pytest.fixture(autouse=True)
+def own_key(tmp_path, monkeypatch):
+    """The user's key is the test's."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A folder for images that no other user may enter."""
+    folder = tmp_path / "images"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def made(store, processes=(GONE,), kernel_id="one") -> Image:
+    """A whole image, of processes that CRIU had written."""
+    image = image_of(store, kernel_id)
+    image.begin()
+    (image.process_folder / "pages-1.img").write_bytes(os.urandom(100_000))
+    (image.process_folder / "core-7.img").write_bytes(b"core")
+    (image.folder / "gpu-7").write_bytes(bytes(4096))
+    image.finish(
+        record={"kernel_id": kernel_id},
+        undelivered={"messages": {}, "dropped": {}, "inputs": []},
+        processes=list(processes),
+        ids=[process.pid for process in processes],
+        has_cuda=True,
+    )
+    return image
+
+
+def test_a_whole_image_is_found_and_is_what_was_written(store):
+    image = made(store)
+    (found,) = images_in(store)
+    assert found.is_whole
+    manifest = found.manifest()
+    assert manifest.record == {"kernel_id": "one"}
+    assert set(manifest.files) == {"process/pages-1.img", "process/core-7.img"}
+    found.verify(manifest, pages=True)
+    found.verify(manifest, pages=False)
+    assert image.bytes > 100_000
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (image.folder, image.process_folder))
+
+
+@pytest.mark.parametrize("name", ["pages-1.img", "core-7.img"])
+@pytest.mark.parametrize("how", ["flipped", "short", "gone", "link"])
+def test_a_file_that_was_changed_is_refused_by_its_name(store, name, how):
+    image = made(store)
+    path = image.process_folder / name
+    content = bytearray(path.read_bytes())
+    if how == "flipped":
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    elif how == "short":
+        path.write_bytes(content[:-1])
+    else:
+        path.unlink()
+    if how == "link":
+        (store / "elsewhere").write_bytes(content)
+        path.symlink_to(store / "elsewhere")
+    with pytest.raises(ImageRefused, match=name):
+        image.verify(image.manifest(), pages="pages" in name)
+
+
+def test_a_file_that_was_added_is_refused(store):
+    image = made(store)
+    (image.process_folder / "creds-7.img").write_bytes(b"root's")
+    with pytest.raises(ImageRefused, match=r"creds-7\.img"):
+        image.verify(image.manifest(), pages=False)
+
+
+def test_a_manifest_that_was_changed_or_is_another_users_is_refused(store, monkeypatch, tmp_path):
+    image = made(store)
+    path = image.folder / MANIFEST
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({**told, "record": {"kernel_id": "other"}}))
+    with pytest.raises(ImageRefused, match="changed, or another user"):
+        image.manifest()
+    path.write_text(json.dumps(told))
+    image.manifest()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
+    with pytest.raises(ImageRefused, match="changed, or another user"):
+        image.manifest()
+
+
+@pytest.mark.parametrize("broken", ["", "{", "[]", '{"signature": "x"}', '{"version": 1}'])
+def test_a_manifest_that_is_none_is_refused(store, broken):
+    image = made(store)
+    (image.folder / MANIFEST).write_text(broken)
+    with pytest.raises(ImageRefused):
+        image.manifest()
+
+
+@pytest.mark.parametrize("how", ["writable", "link"])
+def test_a_folder_that_others_may_change_has_no_images(store, tmp_path, how):
+    made(store)
+    named = store
+    if how == "link":
+        named = tmp_path / "link"
+        named.symlink_to(store)
+    else:
+        store.chmod(0o777)
+    with pytest.raises(ImageRefused):
+        images_in(named)
+
+
+async def test_an_image_that_never_became_whole_is_given_up(store):
+    image = image_of(store, "one")
+    image.begin()
+    (image.process_folder / "pages-1.img").write_bytes(b"half")
+    assert (image.folder / AWAY).exists()
+    assert await recover(image) is None
+    assert not image.folder.exists()
+
+
+async def test_processes_that_were_left_stopped_go_on_and_their_image_is_given_up(store):
+    stopped = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        image = made(store, [name_of(stopped.pid)])
+        os.kill(stopped.pid, 19)
+        os.waitpid(stopped.pid, os.WUNTRACED)
+        assert await recover(image) is None
+        assert not image.folder.exists()
+        os.waitpid(stopped.pid, os.WCONTINUED)
+    finally:
+        stopped.kill()
+        stopped.wait()
+
+
+async def test_an_image_counts_again_when_its_process_was_not_started(store):
+    image = made(store)
+    image.note_woken()
+    assert (image.is_whole, image.was_woken) == (False, True)
+    assert await recover(image) is not None
+    assert (image.is_whole, image.was_woken) == (True, False)
+
+
+async def test_an_image_whose_process_lives_again_is_not_woken_twice(store):
+    alive = subprocess.Popen(
+        [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"],
+        env={**os.environ, "AFFINODE_KERNEL_ID": "one"},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert alive.stdout is not None and alive.stdout.readline() == b"up\n"
+        image = made(store, [replace(name_of(alive.pid), started=1)])  # as it was before
+        image.note_woken()
+        image.let_back()
+        assert await recover(image) is None
+        assert image.was_woken
+        assert alive.poll() is None
+    finally:
+        alive.kill()
+        alive.wait()
+        alive.stdout.close()
+
+
+async def test_a_process_that_was_started_and_not_compared_is_ended_and_its_image_counts(store):
+    half = subprocess.Popen(
+        [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"],
+        env={**os.environ, "AFFINODE_KERNEL_ID": "one"},
+        stdout=subprocess.PIPE,
+    )
+    assert half.stdout is not None and half.stdout.readline() == b"up\n"
+    image = made(store, [replace(name_of(half.pid), started=1)])
+    image.note_woken()
+    assert await recover(image) is not None
+    assert half.wait(timeout=30) == -9
+    assert image.is_whole
+    half.stdout.close()
+
+
+def test_why_an_image_cannot_be_woken_is_said_before_anything_is_done(store, monkeypatch):
+    manifest, here = made(store).manifest(), this_machine()
+    assert objection_to_waking(manifest) is None
+
+    def other(**changes):
+        return objection_to_waking(replace(manifest, machine={**here, **changes}))
+
+    assert "another kind" in other(architecture="riscv64")
+    assert "lacks what the kernel may use (avx9)" in other(features=f"{here['features']} avx9")
+    assert "another GPU driver (600.1)" in other(driver="600.1")
+    assert objection_to_waking(replace(manifest, has_cuda=False, machine={**here, "driver": "600.1"})) is None
+    ahead = replace(manifest, monotonic_s=time.clock_gettime(time.CLOCK_MONOTONIC) + 4000)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert objection_to_waking(ahead) is None, "root wakes it in a time namespace"
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "4000 s behind" in objection_to_waking(ahead)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            "(00.18) Error (criu/sk-unix.c:881): unix: Can't dump half of stream unix connection. name: /tmp/x;"
+            " peer name: (null)",
+            "it is connected to another program by a Unix socket",
+        ),
+        (
+            "(00.03) Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n"
+            "(00.03) Error (criu/cr-restore.c:1237): Can't fork for 5402: File exists",
+            "its process id 5402 is another process's now",
+        ),
+        (
+            "(00.01) Error (criu/x.c:1): File /usr/lib/y.so has bad size 7 (expect 9)",
+            "/usr/lib/y.so was changed",
+        ),
+        ("(00.01) Error (criu/image.c:1): write: No space left on device", "the disk is full"),
+        ("(00.01) Error (criu/new.c:1): something new", "CRIU says: Error (criu/new.c:1): something new"),
+        ("", "CRIU says: it says nothing"),
+    ],
+)
+def test_what_criu_says_is_told_in_words(said, reason):
+    assert reason in criu.reason(said, "criu")

@@ -1,0 +1,123 @@
+"""Kernels that hibernate: real kernels, real CRIU; what was on the GPU on the simulated one."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from gpu_cells import SETUP
+from live_server import JupyterServer, exists
+from waiting import wait_until
+
+KEEP = "--AffinodeExtension.keep_kernels=all"
+
+
+@pytest.fixture
+def server(keeping_machine, criu):
+    """A server whose kernels outlive it, and hibernate."""
+    keeping_machine.environment["AFFINODE_CRIU"] = criu
+    keeping_machine.environment["AFFINODE_HIBERNATE_DIR"] = str(keeping_machine.folder / "images")
+    keeping_machine.environment["XDG_STATE_HOME"] = str(keeping_machine.folder / "state")
+    made = JupyterServer(keeping_machine)
+    made.transport = "tcp"
+    made.start(KEEP)
+    yield made
+    for model in made.request("GET", "/api/kernels")[1]:
+        made.request("DELETE", f"/api/kernels/{model['id']}")
+    made.stop()
+
+
+def end(server: JupyterServer) -> None:
+    """End the server; its kernels stay."""
+    server.process.send_signal(signal.SIGTERM)
+    server.process.wait(timeout=60)
+
+
+def affinode(server: JupyterServer, *arguments: str) -> object:
+    """What a command prints as JSON."""
+    done = server.machine.affinode(*arguments, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def images(server: JupyterServer) -> list[Path]:
+    """The images of the machine."""
+    return sorted(Path(server.machine.environment["AFFINODE_HIBERNATE_DIR"]).glob("*"))
+
+
+WORK = """
+import threading, time, itertools
+kept = {"a": list(range(5))}
+file = open("notes.txt", "w+"); file.write("first"); file.flush()
+ticks = []
+def tick():
+    while True:
+        ticks.append(time.monotonic()); time.sleep(0.05)
+threading.Thread(target=tick, daemon=True).start()
+generator = itertools.count(7); next(generator)
+"""
+
+
+def test_a_kernel_hibernates_and_is_where_it_was_when_its_server_is_back(server):
+    kernel = server.start_kernel(path="work.ipynb")
+    kernel.run(WORK)
+    pid, address = kernel.pid, kernel.run("print(id(kept))").text
+    end(server)
+    (hibernated,) = affinode(server, "hibernate", "work.ipynb")
+    assert (hibernated["place"], hibernated["id"]) == ("image", kernel.id)
+    assert hibernated["bytes"] > 0
+    assert not exists(pid)
+    (listed,) = affinode(server, "kept")
+    assert listed["place"] == "image"
+
+    server.start(KEEP, port=server.port)
+    (model,) = server.request("GET", "/api/kernels")[1]
+    assert model["id"] == kernel.id
+    (session,) = server.request("GET", "/api/sessions")[1]
+    assert session["path"] == "work.ipynb"
+    kernel.listen_again()
+    assert kernel.pid == pid
+    assert kernel.run("print(id(kept), kept['a'], next(generator))").text.split()[0] == address.strip()
+    assert kernel.run("file.write(' second'); file.seek(0); print(file.read())").text == "first second\n"
+    before = int(kernel.run("print(len(ticks))").text)
+    wait_until(lambda: int(kernel.run("print(len(ticks))").text) > before)
+    assert images(server) == []
+
+
+def test_what_a_kernel_has_on_the_gpu_hibernates_with_it(keeping_machine, criu):
+    machine = keeping_machine
+    machine.simulate("4GiB")
+    machine.environment.update(
+        AFFINODE_CRIU=criu,
+        AFFINODE_HIBERNATE_DIR=str(machine.folder / "images"),
+        XDG_STATE_HOME=str(machine.folder / "state"),
+    )
+    machine.start_controller("--settle=0")
+    server = JupyterServer(machine)
+    server.transport = "tcp"
+    server.start(KEEP)
+    kernel = server.start_kernel(path="work.ipynb")
+    assert kernel.run(f"{SETUP}\nblock = Block(96, seed=7)").error is None
+    before = kernel.run("print(block.checksum())").text
+    end(server)
+    affinode(server, "hibernate", "work.ipynb")
+    (gpu_file,) = images(server)[0].glob("gpu-*")
+    assert gpu_file.stat().st_blocks * 512 >= 96 << 20
+    wait_until(lambda: machine.node()["gpus"][0]["used_bytes"] == 0)
+    wait_until(lambda: kernel.id not in machine.kernels())
+
+    server.start(KEEP, port=server.port)
+    kernel.listen_again()
+    assert kernel.run("1 + 1").text == "2"
+    wait_until(lambda: machine.kernel(kernel.id) is not None)
+    assert machine.kernel(kernel.id)["residency"] == "parked"
+    assert machine.kernel(kernel.id)["depth"] == "context"
+    assert images(server), "until the GPU memory is back the image stays"
+    assert kernel.run("print(block.checksum())").text == before
+    assert machine.kernel(kernel.id)["residency"] == "resident"
+    wait_until(lambda: not (images(server)[0] / "woken.json").exists(), timeout=30)
+    kernel.shutdown()
+    wait_until(lambda: images(server) == [])
+    server.stop()
