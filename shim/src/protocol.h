@@ -22,7 +22,7 @@
 
 #define AFFINODE_LINK_MAGIC 0x4e464641u /* "AFFN" */
 #define AFFINODE_PAGE_MAGIC 0x47504641u /* "AFPG" */
-#define AFFINODE_PROTOCOL_VERSION 3u /* changed with anything in this file, but for HELLO and GRANT */
+#define AFFINODE_PROTOCOL_VERSION 2u /* changed with anything in this file, but for HELLO and GRANT */
 #define AFFINODE_PAGE_SIZE 4096u
 #define AFFINODE_MAX_GPUS 8u
 #define AFFINODE_KERNEL_ID_SIZE 64u

@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 
 LINK_MAGIC = 0x4E464641
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 2
 KERNEL_ID_BYTES = 64
 TEXT_BYTES = 192
 GRANT_BYTES = 4096  # AFFINODE_GRANT_SIZE: the longest
