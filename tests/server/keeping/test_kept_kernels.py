@@ -70,7 +70,10 @@ async def test_a_cell_that_runs_through_a_restart_completes_in_its_tab(server, h
     enough.touch()
     await until(lambda: tab.is_done(cell))
     counted = [int(number) for number in tab.text(cell).split()]
-    assert counted == list(range(len(counted))), server.log()
+    once = list(dict.fromkeys(counted))
+    assert once == list(range(len(once))), server.log()
+    # What a server had written to the tab when it was killed, and not noted yet, comes again.
+    assert len(counted) - len(once) <= (how == signal.SIGKILL), counted
     assert tab.replies[cell]["status"] == "ok"
     after = tab.run("print(kept, value)")
     await until(lambda: tab.is_done(after))
