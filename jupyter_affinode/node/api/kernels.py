@@ -11,6 +11,7 @@ from ..execution.user_requests import HoldRefused, ProcessGroup
 from ..model.reasons import Refusal
 from ..model.snapshot import Residency
 from ..protocol.page import State
+from ..protocol.wire import Status
 from ..state.records.operations import Outcome
 from ..system.peers import pid_namespace_of
 from ..views.call_activity import look_at_calls
@@ -83,15 +84,20 @@ class HibernateHandler(Handler):
         folder = self.body()["folder"]
         kernel = self.kernel(kernel_id)
         if kernel.residency not in (Residency.NONE, Residency.PARKED):
-            _raise_unless_done(await self.controller.user_requests.park(kernel))
+            await self._done(self.controller.user_requests.park(kernel), MOVE_WAIT_S)
         uses_cuda = sum(process.data.state is not State.NONE for process in kernel.processes.values())
-        _raise_unless_done(await self.controller.operations.hibernate(kernel, folder))
+        await self._done(self.controller.operations.hibernate(kernel, folder), None)
         await self.finish({"processes": uses_cuda})
 
-
-def _raise_unless_done(outcome: Outcome) -> None:
-    if outcome.slug is not None:
-        raise ApiError(409, outcome.slug, outcome.text)
+    async def _done(self, done: asyncio.Future[Outcome], within_s: float | None) -> None:
+        """Wait for it as long as the client does. Raises ApiError if it was refused or took too long."""
+        ends: set[asyncio.Future[Any]] = {done, self.gone}
+        await asyncio.wait(ends, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        outcome = (
+            done.result() if done.done() else Outcome(Status.BUSY, Refusal.BUSY, "it does not end in time")
+        )
+        if outcome.slug is not None:
+            raise ApiError(409, outcome.slug, outcome.text)
 
 
 class PlaceHandler(Handler):

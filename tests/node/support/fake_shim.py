@@ -40,7 +40,7 @@ NONE, RESIDENT, PARKING, PARKED, QUEUED, RESUMING, LOST = range(7)
 HELLO, NOTIFY, REPLY, REQUEST, GRANT, HEARTBEAT = 1, 2, 3, 4, 5, 0x40
 STATE, WANT, UNWANT, ROOM, ROOM_END, LOT_END = 1, 2, 3, 4, 5, 6
 PARK, RESUME, CANCEL, CANCEL_END, DYING, ROOM_ANSWER, COMMIT, ABORT, TRIM, LOT, DROP_CACHES = range(1, 12)
-LOT_FORGET = 14
+LOT_FORGET, HIBERNATE = 14, 16
 OK, BUSY, REVOKED, NO_GPU_ROOM, NO_HOST_ROOM, STALE, NOTHING, FAILED, REFUSED, PREPARED = range(10)
 GPU = bytes(range(16))
 
@@ -435,6 +435,8 @@ class FakeShim:
             self._move(command, self.park_status)
         elif command.kind == RESUME:
             self._move(command, self.resume_status)
+        elif command.kind == HIBERNATE:
+            self.send(reply(HIBERNATE, command.epoch, REFUSED, text="it is a fake"))
         elif command.kind == TRIM:
             self.keep(min(self.page.host[1], command.argument))
 
