@@ -90,8 +90,7 @@ async def hibernate(
     steps = zip(("GPU memory written", "processes written", "on the disk"), times, times[1:], strict=False)
     LOG.info("%s", ", ".join(f"{what} in {end - begin:.2f} s" for what, begin, end in steps))
     about_to_end()
-    with contextlib.suppress(TimeoutError):  # they are dead; only their ids are not free yet
-        await tree.end(processes)
+    await tree.end(processes)
     return manifest
 
 
@@ -114,10 +113,11 @@ async def wake(image: Image) -> ProcessName:
         await comparing
         processes = tree.tree_of(manifest.processes[0].pid)
     except BaseException as error:
-        with contextlib.suppress(ProcessLookupError):
-            await tree.end(tree.tree_of(manifest.processes[0].pid))
         with contextlib.suppress(Exception):
             await comparing
+        if _lives_again(manifest):  # else another process may have the number
+            with contextlib.suppress(ProcessLookupError):
+                await tree.end(tree.tree_of(manifest.processes[0].pid))
         image.not_woken()
         if isinstance(error, (criu.CriuFailed, ImageRefused, OSError)):
             raise CannotWake(str(error)) from None

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from jupyter_affinode.hibernation import criu
-from jupyter_affinode.hibernation.hibernate import recover
+from jupyter_affinode.hibernation import criu, tree
+from jupyter_affinode.hibernation.hibernate import CannotWake, recover, wake
 from jupyter_affinode.hibernation.image import (
     AWAY,
     MANIFEST,
@@ -242,3 +242,30 @@ def test_why_an_image_cannot_be_woken_is_said_before_anything_is_done(store, mon
 )
 def test_what_criu_says_is_told_in_words(said, reason):
     assert reason in criu.reason(said, "criu")
+
+
+async def test_a_process_that_has_the_number_of_an_images_is_left_alone_and_the_image_stays(
+    store, monkeypatch
+):
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        image = made(store, [replace(name_of(other.pid), started=1)])
+        with pytest.raises(CannotWake, match="try again when that has ended"):
+            await wake(image)
+        assert image.is_whole
+
+        async def nothing_is_taken(ids):
+            return None  # it came after the look
+
+        async def refused(folder):
+            raise criu.CriuFailed(f"its process id {other.pid} is another process's now")
+
+        monkeypatch.setattr(tree, "free", nothing_is_taken)
+        monkeypatch.setattr(criu, "restore", refused)
+        with pytest.raises(CannotWake, match="another process's now"):
+            await wake(image)
+        assert image.is_whole
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()

@@ -30,4 +30,8 @@ def criu(tmp_path_factory) -> str:
     )
     if fetched.returncode:
         pytest.skip(f"CRIU cannot be had: {fetched.stderr.strip()}")
-    return fetched.stdout.strip()
+    command = fetched.stdout.strip()
+    checked = subprocess.run([*command.split(), "check"], capture_output=True, text=True)
+    if checked.returncode:
+        pytest.skip(f"CRIU does not work here: {checked.stderr.strip()}")
+    return command
