@@ -132,8 +132,8 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
     keep_kernels_per_user = Integer(
         0,
         min=0,
-        help="""How many kernels of a user are kept at a time; 0: any number. Of more, those end first that have said
-        nothing for longest, and a kernel whose cell runs last.""",
+        help="""How many kernels of a user are kept at a time; 0: any number. Of more, the
+        kernels that have said nothing for longest end first, and a kernel whose cell runs ends last.""",
     ).tag(config=True)
     keep_kernels_memory = Unicode(
         "",

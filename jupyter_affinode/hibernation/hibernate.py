@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import environment
-from ..keeping.processes import ProcessName, name_of
+from ..keeping.processes import ProcessName, name_of, resident_bytes
 from ..units import bytes_in_words
 from . import criu, tree
 from .image import Image, ImageRefused, Manifest, objection_to_waking
@@ -62,7 +62,7 @@ async def hibernate(
     try:
         await criu.check()
         processes = tree.tree_of(pid)
-        _find_room(image.folder, processes)
+        _find_room(image.folder, pid)
         image.begin()
     except (criu.CriuUnavailable, OSError) as error:
         raise CannotHibernate(str(error)) from None
@@ -168,10 +168,10 @@ def _lives_again(manifest: Manifest) -> bool:
         return False
 
 
-def _find_room(folder: Path, processes: list[ProcessName]) -> None:
-    """Raise OSError if the disk has no room for what the processes have in host memory."""
+def _find_room(folder: Path, pid: int) -> None:
+    """Raise OSError if the disk has no room for what a process and its session have in host memory."""
     above = next(each for each in (folder, *folder.parents) if each.exists())
-    needs = sum(tree.host_bytes(process.pid) for process in processes) + SPARE_BYTES
+    needs = sum(resident_bytes([pid]).values()) + SPARE_BYTES
     free = shutil.disk_usage(above).free
     if free < needs:
         free_text, needs_text = bytes_in_words(free), bytes_in_words(needs)

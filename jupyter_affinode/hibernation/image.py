@@ -276,7 +276,7 @@ def _sync(path: Path) -> None:
 
 
 def _digest(path: Path) -> str:
-    """Return the digest of a file, whose parts several threads read."""
+    """Return the digest of a file. Several threads read its parts."""
     size = path.stat().st_size
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..keeping.processes import Adopted, ProcessName, name_of
 
-GONE_S = 20.0  # until processes must be dead, and until those have been reaped whose ids are needed again
+GONE_S = 20.0  # until a process must be dead, and until its parent must have reaped it
 LOOK_EVERY_S = 0.02
 
 
@@ -31,15 +31,6 @@ def threads_of(pid: int) -> list[int]:
         return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
     except OSError:
         return []
-
-
-def host_bytes(pid: int) -> int:
-    """Return how much memory of its own a process has; 0 if that cannot be known."""
-    try:
-        fields = Path(f"/proc/{pid}/statm").read_text().split()
-    except OSError:
-        return 0
-    return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
 
 
 def go_on(processes: list[ProcessName]) -> None:

@@ -44,7 +44,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Asleep:
-    """A kernel whose image could not be woken, and stays."""
+    """A kernel that could not be woken. Its image stays."""
 
     record: Record
     why: str
