@@ -101,12 +101,13 @@ def test_a_cell_that_never_lets_go_is_parked_as_it_is_after_a_moment(kernel, pol
     assert kernel.run("print(served, block.checksum() == before)").text == "[] True\n"
 
 
-def test_the_magic_drops_caches_inside_its_own_cell(kernel, policy):
+def test_the_magic_drops_caches_inside_its_own_cell(kernel, policy, wait_until):
     policy(drop_caches_before_park=True)
+    # Use of the GPU that the controller sees only after a drop would have it ask again.
+    wait_until(lambda: kernel.server.machine.kernel(kernel.id)["idle_s"] > 1)
     done = kernel.run("%gpu_park")
     assert "32 MiB freed" in done.text, done
-    # Twice where the controller saw only afterwards that the cell before had used the GPU.
-    assert kernel.run("print(served)").text in ("[True]\n", "[True, True]\n")
+    assert kernel.run("print(served)").text == "[True]\n"
 
 
 @pytest.mark.long
