@@ -6,8 +6,11 @@ this package knows nothing of CUDA, and the shim nothing of CRIU.
 
 | module | what it does |
 |---|---|
-| `criu.py` | finds CRIU, calls it, and says in words why it refused |
-| `image.py` | an image: its files, its manifest, when it is whole, whether it was changed |
-| `tree.py` | the processes of a kernel: frozen, ended, gone |
 | `hibernate.py` | a kernel into an image, and back; what is undone when a step fails |
+| `store.py` | the folder that has a user's images: how much they may take, when they go by age |
+| `image.py`, `signing.py` | an image: its files, its manifest, when it is whole, whether it was changed |
+| `checks.py`, `unix_sockets.py` | what stands against writing processes, looked at before anything is done |
+| `machine.py`, `files.py` | what stands against waking them: another machine, files that were changed |
+| `criu.py` | finds CRIU, calls it, and says in words why it refused |
+| `tree.py` | the processes of a kernel: ended, gone, going on |
 """

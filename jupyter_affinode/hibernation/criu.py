@@ -8,15 +8,28 @@ import os
 import re
 import shlex
 import shutil
+import signal
+import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from .. import environment
 
 OLDEST = (4, 2)  # earlier ones do not start on today's Linux
-GHOST_BYTES = "64M"  # of a file that has no name any more
-# "ignore": the processes belong to the control groups of the program that wakes them.
-COMMON = ("--tcp-close", "--file-locks", "--shell-job", "--manage-cgroups=ignore", "-v2")
+GHOST_BYTES = 64 << 20  # of a file that has no name any more
+# "ignore": the processes belong to the control groups of the program that wakes them. A file's permissions may change
+# while a kernel is away, as they may while it runs.
+COMMON = (
+    "--tcp-close",
+    "--file-locks",
+    "--shell-job",
+    "--manage-cgroups=ignore",
+    "--skip-file-rwx-check",
+    "-v2",
+)
+CAPABILITIES = "cap_checkpoint_restore,cap_setpcap+eip"
+ADMIN, MAY_RESTORE = 21, 40  # CAP_SYS_ADMIN, CAP_CHECKPOINT_RESTORE
 MADE_BY = {"dump": "dump.log", "restore": "restore.log"}
 # What CRIU says, and what that means for a user. The first that fits counts.
 REASONS = (
@@ -47,7 +60,7 @@ REASONS = (
     ),
     (
         r"CAP_CHECKPOINT_RESTORE|Operation not permitted|Unable to drop capability",
-        "CRIU may not do it: {command} needs the capabilities CAP_CHECKPOINT_RESTORE and CAP_SETPCAP",
+        "CRIU may not do it: `setcap " + CAPABILITIES + " {command}` lets it",
     ),
 )
 HARMLESS = re.compile(r"RLIMIT_NOFILE|kdat cache")
@@ -88,23 +101,76 @@ async def check() -> str:
     return version[0][len("Version: ") :]
 
 
-async def dump(pid: int, folder: Path) -> None:
-    """Write a process and all below it into a folder, and leave them stopped. Raises CriuFailed: then they run on."""
-    await _carry_out(
-        "dump", folder, ["-t", str(pid), "--leave-stopped", "--skip-in-flight", "--ghost-limit", GHOST_BYTES]
-    )
+async def dump(pid: int, folder: Path, lock: int) -> None:
+    """Write a process and all below it into a folder, and leave them stopped. Raises CriuFailed: then they run on.
+
+    `lock`: a descriptor that CRIU has open as long as it runs, also when its keeper is killed.
+    """
+    options = ("--leave-stopped", "--skip-in-flight", "--ghost-limit", str(GHOST_BYTES))
+    await _carry_out("dump", folder, lock, ["-t", str(pid), *options])
 
 
-async def restore(folder: Path) -> None:
-    """Start what `dump` wrote, with the same process ids, and leave it stopped. Raises CriuFailed: nothing is there."""
-    await _carry_out("restore", folder, ["--restore-detached", "--leave-stopped"])
+async def restore(folder: Path, lock: int) -> None:
+    """Start what `dump` wrote, with the same process ids, and leave it stopped.
+
+    Raises CriuFailed: nothing is there, unless CRIU was killed.
+    """
+    await _carry_out("restore", folder, lock, ["--restore-detached", "--leave-stopped"])
 
 
-async def _carry_out(action: str, folder: Path, options: Sequence[str]) -> None:
+async def try_out() -> str:
+    """Write a small process to disk and start it again; return CRIU's version. Raises CriuUnavailable: that failed."""
+    version = await check()
+    with tempfile.TemporaryDirectory(prefix="affinode-criu-") as folder:
+        sleeper = subprocess.Popen(
+            ["sleep", "600"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            await dump(sleeper.pid, Path(folder), lock)
+            sleeper.kill()
+            sleeper.wait()
+            await restore(Path(folder), lock)
+            os.kill(sleeper.pid, signal.SIGKILL)
+        except CriuFailed as error:
+            raise CriuUnavailable(str(error)) from None
+        finally:
+            os.close(lock)
+            sleeper.kill()  # unless it has ended
+            sleeper.wait()
+    return version
+
+
+def executables() -> list[Path]:
+    """Return the programs that run CRIU: its own, and a loader that was named before it. Raises CriuUnavailable."""
+    return [Path(word) for word in command() if word.startswith("/") and os.access(word, os.X_OK)]
+
+
+def is_privileged() -> bool:
+    """Return whether CRIU may do all that root may: root in many a container may not."""
+    return os.geteuid() == 0 and bool(capabilities(os.getpid()) >> ADMIN & 1)
+
+
+def capabilities(pid: int | str) -> int:
+    """Return the capabilities that a process may use, as a set of bits; 0 for one that has ended."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("CapPrm:"):
+                return int(line.split()[1], 16)
+    return 0
+
+
+async def _carry_out(action: str, folder: Path, lock: int, options: Sequence[str]) -> None:
     called, log = command(), folder / MADE_BY[action]
     log.unlink(missing_ok=True)
     whole = [*called, action, "-D", str(folder), "-o", log.name, *COMMON, *_as_user(), *options]
-    status, said = await _run(whole)
+    status, said = await _run(whole, lock)
+    if status < 0:
+        raise CriuFailed(f"CRIU was ended by {signal.Signals(-status).name}")
     if status:
         with contextlib.suppress(OSError):
             said += log.read_text(errors="replace")
@@ -124,7 +190,7 @@ def reason(said: str, called: str) -> str:
 
 
 def _as_user() -> list[str]:
-    return [] if os.geteuid() == 0 else ["--unprivileged"]
+    return [] if is_privileged() else ["--unprivileged"]
 
 
 def _last_line(said: str) -> str:
@@ -132,7 +198,7 @@ def _last_line(said: str) -> str:
     return re.sub(r"^\([\d.]+\)\s*", "", lines[-1]) if lines else "it says nothing"
 
 
-async def _run(called: Sequence[str]) -> tuple[int, str]:
+async def _run(called: Sequence[str], *descriptors: int) -> tuple[int, str]:
     """Run a program to its end; it is killed if this is cancelled."""
     environ = {
         name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "LD_LIBRARY_PATH")
@@ -144,6 +210,7 @@ async def _run(called: Sequence[str]) -> tuple[int, str]:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=environ,
+            pass_fds=descriptors,
         )
     except OSError as error:
         return 1, f"Error: {error}"

@@ -1,21 +1,27 @@
 """A kernel into an image, and back. Each step says what is left if it fails, or if the keeper is killed there.
 
 Into an image:
-1. The image is begun. A failure from here to 4 leaves the kernel as it was, parked; the image is given up.
-2. The shims write what was on the GPU, and leave their controller. Killed here: the next keeper gives the image up, and
-   they come back.
-3. CRIU writes the processes and leaves them stopped. Killed here: the next keeper has them go on.
-4. All is on the disk, and the manifest makes the image whole. Killed here: processes and image are both there. The
-   processes count: they have done nothing since.
-5. The processes are ended.
+1. check: what stands against it is looked for. A failure from here to 5 leaves the kernel as it was, or parked; the
+   image is given up.
+2. begin: the image's folder is made.
+3. leave_gpu: the shims write what was on the GPU, and leave their controller. Killed here: the next keeper gives the
+   image up, and they come back.
+4. dump: CRIU writes the processes and leaves them stopped. Killed here: the next keeper waits for CRIU, and has them go
+   on.
+5. finish: all is on the disk, and the manifest makes the image whole. Killed here: processes and image are both there.
+   As long as all processes live they count, since they have done nothing meanwhile.
+6. end: the processes are ended. Killed here, and one has ended already: the image counts, and the rest is ended.
 
 Back:
-1. The image is compared with its manifest and this machine, but for contents of memory. A failure here or in 3 leaves
-   the image as it was.
-2. It is noted that it is being woken. Killed here: no process is there, so the image still counts.
-3. CRIU starts the processes and leaves them stopped, while contents of memory are compared. Killed here: the next
-   keeper ends what is stopped, and the image counts again.
-4. The shims find their controller. The image stays until what was on the GPU is back and was compared.
+1. check: the image is compared with its manifest and this machine, but for contents of memory. A failure here or in 3
+   leaves the image as it was.
+2. note: that it is being woken. Killed here: no process is there, so the image still counts.
+3. restore: CRIU starts the processes and leaves them stopped, while contents of memory are compared. Killed here: the
+   next keeper waits for CRIU and ends what is stopped, and the image counts again.
+4. go_on: it is noted that they are whole, and they go on. Killed here: the next keeper has them go on.
+
+Then the keeper lets the shims find their controller (Image.let_back). The image stays until what was on the GPU is back
+and was compared.
 """
 
 from __future__ import annotations
@@ -23,20 +29,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
+import os
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import environment
-from ..keeping.processes import ProcessName, name_of, resident_bytes
-from ..units import bytes_in_words
+from ..keeping.processes import ProcessName, resident_bytes
 from . import criu, tree
-from .image import Image, ImageRefused, Manifest, objection_to_waking
+from .checks import objection_to_rights, objection_to_writing
+from .files import objection_to_files
+from .image import Image, ImageRefused, Manifest
+from .machine import objection_to_waking
+from .store import Bounds, objection_to_size
 
 LOG = logging.getLogger("keeper")
-SPARE_BYTES = 256 << 20  # of the disk, that stay free
+INTO_IMAGE = ("check", "begin", "leave_gpu", "dump", "finish", "end")
+BACK = ("check", "note", "restore", "go_on")
+LOOK_EVERY_S = 0.05
+NO_BOUNDS = Bounds()
+
+OnStep = Callable[[str], None]
 
 
 class CannotHibernate(RuntimeError):
@@ -47,42 +62,61 @@ class CannotWake(RuntimeError):
     """An image was not woken, and stays; the message says why, and what to do."""
 
 
+@dataclass(frozen=True)
+class Recovered:
+    """What a keeper finds of an image that it did not make. Without both: the kernel's processes live as before."""
+
+    manifest: Manifest | None = None  # of an image in which the kernel is, or from which it was woken
+    process: ProcessName | None = (
+        None  # the kernel's, which was woken from it; None: the kernel is in the image
+    )
+
+
+def _no_step(name: str) -> None:
+    pass
+
+
 async def hibernate(
     image: Image,
     pid: int,
     leave_gpu: Callable[[Path], Awaitable[bool]],
     about_to_end: Callable[[], None],
+    *,
+    bounds: Bounds = NO_BOUNDS,
+    on_step: OnStep = _no_step,
     **known: Any,
 ) -> Manifest:
     """Write a kernel's processes to an image and end them. Raises CannotHibernate: then they go on.
 
     `leave_gpu` has the shims write what was on the GPU into the image's folder, and returns whether there was anything;
-    it may raise CannotHibernate. `known` is what the manifest says beside.
+    it may raise CannotHibernate. `on_step` gets the name of each step of INTO_IMAGE as it begins. `known` is what the
+    manifest says beside.
     """
-    try:
-        await criu.check()
-        processes = tree.tree_of(pid)
-        _find_room(image.folder, pid)
-        image.begin()
-    except (criu.CriuUnavailable, OSError) as error:
-        raise CannotHibernate(str(error)) from None
+    on_step("check")
+    await _check(image, pid, bounds)
     times = [time.monotonic()]
+    processes: list[ProcessName] = []
     try:
+        processes = tree.tree_of(pid)
+        on_step("begin")
+        image.begin()
+        on_step("leave_gpu")
         has_cuda = await leave_gpu(image.folder)
         times.append(time.monotonic())
-        await criu.dump(pid, image.process_folder)
+        on_step("dump")
+        with image.in_use() as lock:
+            await criu.dump(pid, image.process_folder, lock)
         times.append(time.monotonic())
+        on_step("finish")
         processes = tree.tree_of(pid)  # stopped now, so it is whole
-        manifest = await asyncio.to_thread(
-            image.finish,
-            processes=processes,
-            ids=sorted({thread for process in processes for thread in tree.threads_of(process.pid)}),
-            has_cuda=has_cuda,
-            **known,
-        )
+        manifest = await asyncio.to_thread(image.finish, processes=processes, has_cuda=has_cuda, **known)
     except BaseException as error:
+        with contextlib.suppress(ProcessLookupError):
+            processes = tree.tree_of(pid)
         tree.go_on(processes)
         image.give_up()
+        if isinstance(error, ProcessLookupError):
+            raise CannotHibernate("its process ended meanwhile") from None
         if isinstance(error, (criu.CriuFailed, OSError)):
             raise CannotHibernate(str(error)) from None
         raise
@@ -90,89 +124,132 @@ async def hibernate(
     steps = zip(("GPU memory written", "processes written", "on the disk"), times, times[1:], strict=False)
     LOG.info("%s", ", ".join(f"{what} in {end - begin:.2f} s" for what, begin, end in steps))
     about_to_end()
+    on_step("end")
     await tree.end(processes)
     return manifest
 
 
-async def wake(image: Image) -> ProcessName:
-    """Start an image's processes again, and return the kernel's own. Raises CannotWake: then the image is as it was."""
+async def _check(image: Image, pid: int, bounds: Bounds) -> None:
+    """Raise CannotHibernate if it is known that it will not go well; nothing has been done yet."""
     try:
+        await criu.check()
+        needs = sum(resident_bytes([pid]).values())
+        pids = [process.pid for process in tree.tree_of(pid)]
+        objection = objection_to_size(image, needs, bounds) or objection_to_writing(pids)
+    except (criu.CriuUnavailable, ImageRefused, OSError) as error:
+        raise CannotHibernate(str(error)) from None
+    if objection:
+        raise CannotHibernate(objection)
+
+
+async def wake(image: Image, on_step: OnStep = _no_step) -> ProcessName:
+    """Start an image's processes again, and return the kernel's own. Raises CannotWake: then the image is as it was.
+
+    `on_step` gets the name of each step of BACK as it begins.
+    """
+    try:
+        on_step("check")
         manifest = image.manifest()
-        if objection := objection_to_waking(manifest):
+        if objection := objection_to_waking(manifest.origin) or objection_to_files(manifest.needed):
             raise CannotWake(objection)
         if found := await tree.free(manifest.ids):
             raise CannotWake(f"its process id {found[0]} is {found[1]}'s now: try again when that has ended")
+        await criu.check()
         began = time.monotonic()
         await asyncio.to_thread(image.verify, manifest, pages=False)
-        image.note_woken()
+        on_step("note")
+        image.note_waking()
     except (ImageRefused, criu.CriuUnavailable, OSError) as error:
         raise CannotWake(str(error)) from None
     comparing = asyncio.get_running_loop().create_task(asyncio.to_thread(image.verify, manifest, pages=True))
+    is_started = False
     try:
-        await criu.restore(image.process_folder)
+        on_step("restore")
+        with image.in_use() as lock:
+            await criu.restore(image.process_folder, lock)
+        is_started = True
         await comparing
         processes = tree.tree_of(manifest.processes[0].pid)
+        if objection := objection_to_rights(process.pid for process in processes):
+            raise CannotWake(objection)
+        on_step("go_on")
+        image.note_woken()
     except BaseException as error:
         with contextlib.suppress(Exception):
             await comparing
-        if _lives_again(manifest):  # else another process may have the number
-            with contextlib.suppress(ProcessLookupError):
-                await tree.end(tree.tree_of(manifest.processes[0].pid))
+        await _end_half_woken(manifest, image, is_started=is_started)
         image.not_woken()
         if isinstance(error, (criu.CriuFailed, ImageRefused, OSError)):
             raise CannotWake(str(error)) from None
         raise
     tree.go_on(processes)
     LOG.info("compared and started in %.2f s", time.monotonic() - began)
-    image.let_back()
-    if not manifest.has_cuda:
-        image.give_up()
     return processes[0]
 
 
-async def recover(image: Image) -> Manifest | None:
-    """Look at an image that no process of this keeper made; return its manifest if the kernel is in it.
+async def recover(image: Image, process: ProcessName | None = None) -> Recovered:
+    """Look at an image that no process of this keeper made, and have either it or the kernel's processes count.
 
-    None: its processes live. What was begun and never became whole is given up. Raises ImageRefused.
+    `process`: the kernel's own as it is in the keeper's records, if it lives. Waits for a CRIU that works on it yet.
+    Raises ImageRefused.
     """
-    if not (image.is_whole or image.was_woken):
+    while image.is_in_use():
+        await asyncio.sleep(LOOK_EVERY_S)
+    if not (image.is_whole or image.is_being_woken or image.was_woken):
+        if process is not None:
+            tree.go_on(tree.tree_of(process.pid))
         image.give_up()
-        return None
+        return Recovered()
     manifest = image.manifest()
-    if any(_lives(process) for process in manifest.processes):  # it was killed before it ended them
-        tree.go_on(manifest.processes)
-        image.give_up()
-        return None
-    if image.was_woken:
-        if _lives_again(manifest) and not image.is_away:
-            return None
-        if _lives_again(manifest):  # started, but not compared: it has done nothing yet
-            await tree.end(tree.tree_of(manifest.processes[0].pid))
+    if image.is_whole:
+        living = [each for each in manifest.processes if tree.lives(each)]
+        if len(living) == len(manifest.processes):  # it was killed before it ended them
+            tree.go_on(living)
+            image.give_up()
+            return Recovered()
+        await tree.end(living)
+        return Recovered(manifest)
+    if image.is_being_woken or not _lives_again(manifest):
+        await _end_half_woken(manifest, image, is_started=False)
         image.not_woken()
-    return manifest
+        return Recovered(manifest)
+    processes = tree.tree_of(manifest.processes[0].pid)
+    tree.go_on(processes)
+    return Recovered(manifest, processes[0])
 
 
-def _lives(process: ProcessName) -> bool:
+async def _end_half_woken(manifest: Manifest, image: Image, *, is_started: bool) -> None:
+    """End what CRIU started of an image, all of it or a part: a process that has a number of its is left alone."""
+    first = manifest.processes[0].pid
+    found: dict[int, ProcessName] = {}
+    for process in manifest.processes:
+        if (is_started and process.pid == first) or _is_of_image(process.pid, manifest, image):
+            with contextlib.suppress(ProcessLookupError):
+                found |= {each.pid: each for each in tree.tree_of(process.pid)}
+    await tree.end(list(found.values()))
+
+
+def _is_of_image(pid: int, manifest: Manifest, image: Image) -> bool:
+    """Return whether a process is one of the kernel's, or CRIU that is about to become one."""
+    if _has_mark(pid, manifest):
+        return True
     try:
-        return name_of(process.pid) == process
-    except ProcessLookupError:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if os.fsencode(image.process_folder) in words:
+            return True
+        return any(os.path.samefile(f"/proc/{pid}/exe", each) for each in criu.executables())
+    except (OSError, criu.CriuUnavailable):
         return False
 
 
 def _lives_again(manifest: Manifest) -> bool:
     """Return whether the kernel's process runs that was started from an image."""
+    return _has_mark(manifest.processes[0].pid, manifest)
+
+
+def _has_mark(pid: int, manifest: Manifest) -> bool:
     mark = f"{environment.KERNEL_ID}={manifest.record['kernel_id']}".encode()
     try:
-        return mark in Path(f"/proc/{manifest.processes[0].pid}/environ").read_bytes().split(b"\0")
+        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
-
-
-def _find_room(folder: Path, pid: int) -> None:
-    """Raise OSError if the disk has no room for what a process and its session have in host memory."""
-    above = next(each for each in (folder, *folder.parents) if each.exists())
-    needs = sum(resident_bytes([pid]).values()) + SPARE_BYTES
-    free = shutil.disk_usage(above).free
-    if free < needs:
-        free_text, needs_text = bytes_in_words(free), bytes_in_words(needs)
-        raise OSError(f"the disk of {above} has {free_text} free, and the image may need {needs_text}")

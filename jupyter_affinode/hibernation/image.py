@@ -4,9 +4,12 @@
 |---|---|
 | `process/` | what CRIU wrote |
 | `gpu-PID` | what the process had on the GPU, written by its shim, which knows each part's digest |
-| `away` | there while shims must stay away from their controller: the process is being written, or is to be woken |
+| `away` | there while shims must stay away from their controller: until the kernel's messages are read again |
 | `manifest.json` | written last: with it the image is whole, without it the image is nothing |
+| `waking.json` | the manifest of an image that CRIU starts processes from, which have done nothing yet |
 | `woken.json` | the manifest of an image that was woken: its process lives, or did |
+| `in-use` | locked while CRIU works on the image, by CRIU itself: it may outlive the keeper that called it |
+| `warned` | when it was said that the image will be deleted by age |
 
 The manifest names each of CRIU's files with size and digest, and is signed by a key that the user has elsewhere: an
 image that was changed is refused, since it says what its process may do.
@@ -15,30 +18,38 @@ image that was changed is refused, since it says what its process may do.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import hmac
 import json
 import os
-import secrets
+import re
 import shutil
 import stat
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .. import environment
 from ..keeping.processes import ProcessName
+from . import files as needed
+from .machine import Origin, this_machine
+from .signing import signature_of
 
-VERSION = 1
-PROCESS, AWAY, MANIFEST, WOKEN = "process", "away", "manifest.json", "woken.json"
+VERSION = 2
+PROCESS, AWAY = "process", "away"
+MANIFEST, WAKING, WOKEN = "manifest.json", "waking.json", "woken.json"
+IN_USE, WARNED = "in-use", "warned"
 GPU_PREFIX = "gpu-"
 PAGES = "pages-"  # CRIU's files with contents of memory
-KEY_NAME, KEY_BYTES = "image.key", 32
+CORE = re.compile(r"core-(\d+)\.img")  # CRIU's of each process and thread
+FILE_NAME = re.compile(rf"{PROCESS}/[A-Za-z0-9_][A-Za-z0-9_.-]*")
+MANIFEST_BYTES_MAX = 1 << 30  # with all that the kernel said and no server has delivered
 PART_BYTES = 8 << 20  # hashed by one thread
 THREADS = 8
-DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class ImageRefused(RuntimeError):
@@ -58,8 +69,14 @@ class Manifest:
     machine: dict[str, str]
     files: dict[str, list[Any]]  # below the image: size, digest
     gpu_bytes: int
+    needed: needed.Known = field(default_factory=dict)  # files elsewhere that its processes have open
     version: int = VERSION
     has_cuda: bool = False
+
+    @property
+    def origin(self) -> Origin:
+        """Where it was made."""
+        return Origin(self.machine, self.monotonic_s, self.has_cuda)
 
 
 class Image:
@@ -85,9 +102,16 @@ class Image:
         return (self.folder / WOKEN).exists()
 
     @property
-    def is_away(self) -> bool:
-        """Whether shims must stay away from their controller."""
-        return (self.folder / AWAY).exists()
+    def is_being_woken(self) -> bool:
+        """Whether CRIU starts its process, or did, and the process has done nothing yet."""
+        return (self.folder / WAKING).exists()
+
+    @property
+    def warned_at(self) -> float | None:
+        """When it was said that it will be deleted by age, by the time of day; None if it was not."""
+        with contextlib.suppress(OSError):
+            return (self.folder / WARNED).lstat().st_mtime
+        return None
 
     @property
     def bytes(self) -> int:
@@ -101,11 +125,38 @@ class Image:
     def begin(self) -> None:
         """Make it, for a kernel that has none or has an older one: what the GPU's files have stays. Raises OSError."""
         environment.make_folder(self.folder)
-        for name in (MANIFEST, WOKEN):
+        for name in (MANIFEST, WAKING, WOKEN, WARNED):
             (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.process_folder, ignore_errors=True)
         self.process_folder.mkdir(mode=0o700)
         (self.folder / AWAY).touch(mode=0o600)
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[int]:
+        """Have it for CRIU; yield the descriptor that CRIU gets. Raises OSError if another CRIU works on it."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(self.folder / IN_USE, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield descriptor
+        except BlockingIOError:
+            raise OSError("CRIU works on its image still: try again in a while") from None
+        finally:
+            os.close(descriptor)
+
+    def is_in_use(self) -> bool:
+        """Return whether CRIU works on it, for a keeper that may have been killed."""
+        try:
+            with self.in_use():
+                return False
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+
+    def note_warned(self) -> None:
+        """Note that it was said that it will be deleted by age. Raises OSError."""
+        (self.folder / WARNED).touch(mode=0o600)
 
     def let_back(self) -> None:
         """Let the shims find their controller again."""
@@ -123,7 +174,9 @@ class Image:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def finish(self, **known: Any) -> Manifest:
-        """Have all of it on the disk, and make it whole. Raises OSError."""
+        """Have all of it on the disk, and make it whole; its processes are stopped. Raises OSError."""
+        others = needed.needed_by(process.pid for process in known["processes"])
+        _relax(self.process_folder, others)
         written = [
             path
             for path in sorted(self.process_folder.rglob("*"))
@@ -132,13 +185,15 @@ class Image:
         gpu = [path for path in self.folder.glob(f"{GPU_PREFIX}*") if path.is_file()]
         with ThreadPoolExecutor(THREADS) as disk:  # while the digests are computed
             syncs = [disk.submit(_sync, path) for path in (*gpu, *written, self.process_folder)]
-            files = {
+            digests = {
                 str(path.relative_to(self.folder)): [path.stat().st_size, _digest(path)] for path in written
             }
             for sync in syncs:
                 sync.result()
         manifest = Manifest(
-            files=files,
+            files=digests,
+            ids=sorted(int(found[1]) for path in written if (found := CORE.fullmatch(path.name))),
+            needed=others,
             gpu_bytes=sum(path.stat().st_blocks * 512 for path in gpu),
             made_at=time.time(),
             monotonic_s=time.clock_gettime(time.CLOCK_MONOTONIC),
@@ -146,25 +201,31 @@ class Image:
             **known,
         )
         self._write(MANIFEST, manifest)
+        for above in (self.folder.parent, self.folder.parent.parent):  # they may be new
+            with contextlib.suppress(PermissionError):
+                _sync(above)
         return manifest
 
     def manifest(self) -> Manifest:
         """Return its manifest, signed by this user. Raises ImageRefused."""
-        name = MANIFEST if self.is_whole else WOKEN
+        name = MANIFEST if self.is_whole else WAKING if self.is_being_woken else WOKEN
         try:
-            told = json.loads((self.folder / name).read_bytes())
+            told = json.loads(_read(self.folder / name, MANIFEST_BYTES_MAX))
             signature = told.pop("signature")
             if told.get("version") != VERSION:
                 raise ImageRefused("it was written by another release")
-            if not hmac.compare_digest(signature, _signature(told)):
+            if not hmac.compare_digest(signature, signature_of(told)):
                 raise ImageRefused("its manifest was changed, or another user made it")
+            if strange := [each for each in told["files"] if not FILE_NAME.fullmatch(each)]:
+                raise ImageRefused(f"its manifest names a file elsewhere: {strange[0]!r}")
             return Manifest(**{**told, "processes": [ProcessName(**each) for each in told["processes"]]})
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ImageRefused(f"its manifest cannot be read ({type(error).__name__})") from None
 
     def verify(self, manifest: Manifest, *, pages: bool) -> None:
         """Compare what CRIU wrote with the manifest: contents of memory, or all else. Raises ImageRefused."""
         verify_private(self.folder)
+        verify_private(self.process_folder)
         there = {
             str(path.relative_to(self.folder))
             for path in self.process_folder.rglob("*")
@@ -177,21 +238,26 @@ class Image:
                 continue
             path = self.folder / name
             try:
-                status = path.lstat()
-                is_same = stat.S_ISREG(status.st_mode) and status.st_size == size and _digest(path) == digest
+                is_same = _is_plain(path.lstat(), size) and _digest(path) == digest
             except OSError:
                 raise ImageRefused(f"a file of it is gone: {name}") from None
             if not is_same:
                 raise ImageRefused(f"a file of it was changed, or the disk is damaged: {name}")
 
-    def note_woken(self) -> None:
+    def note_waking(self) -> None:
         """Note that its process is about to be started from it. Raises OSError."""
-        os.rename(self.folder / MANIFEST, self.folder / WOKEN)
-        _sync(self.folder)
+        self._is_now(WAKING, MANIFEST)
+
+    def note_woken(self) -> None:
+        """Note that its process is about to go on. Raises OSError."""
+        self._is_now(WOKEN, WAKING)
 
     def not_woken(self) -> None:
-        """Note that its process could not be started. Raises OSError."""
-        os.rename(self.folder / WOKEN, self.folder / MANIFEST)
+        """Note that it counts again: its process was not started, or has ended. Raises OSError."""
+        self._is_now(MANIFEST, WAKING if self.is_being_woken else WOKEN)
+
+    def _is_now(self, name: str, before: str) -> None:
+        os.rename(self.folder / before, self.folder / name)
         _sync(self.folder)
 
     def _write(self, name: str, manifest: Manifest) -> None:
@@ -201,70 +267,50 @@ class Image:
             path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
         )
         with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump({**told, "signature": _signature(told)}, file)
+            json.dump({**told, "signature": signature_of(told)}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(path, self.folder / name)
         _sync(self.folder)
 
 
-def images_in(store: Path) -> list[Image]:
-    """Return the images of a store; [] if there is none. Raises ImageRefused if others may write to it."""
-    if not store.exists() and not store.is_symlink():
-        return []
-    verify_private(store)
-    return [Image(path) for path in sorted(store.iterdir()) if path.is_dir() and not path.is_symlink()]
-
-
-def image_of(store: Path, kernel_id: str) -> Image:
-    """Return the place of a kernel's image."""
-    return Image(store / kernel_id.replace("/", "_"))
-
-
 def verify_private(folder: Path) -> None:
     """Raise ImageRefused unless a folder is this user's, and no other may enter it."""
     try:
-        environment.verify_owned(folder, private=True)
+        status = folder.lstat()
     except OSError as error:
-        raise ImageRefused(str(error)) from None
-
-
-def this_machine() -> dict[str, str]:
-    """Return what an image needs to find again: the release of Linux, the processor's features, the GPUs' driver."""
-    features = ""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                features = " ".join(sorted(line.partition(":")[2].split()))
-                break
-    driver = ""
-    with contextlib.suppress(OSError):
-        driver = DRIVER.read_text().splitlines()[0]
-    return {
-        "architecture": os.uname().machine,
-        "kernel": os.uname().release,
-        "features": features,
-        "driver": driver,
-        "boot": environment.boot_id(),
-    }
-
-
-def objection_to_waking(manifest: Manifest) -> str | None:
-    """Return why an image cannot be woken on this machine as it is now; None: nothing is in the way."""
-    here, there = this_machine(), manifest.machine
-    if here["architecture"] != there["architecture"]:
-        return f"it was made on a processor of another kind ({there['architecture']})"
-    if lacks := set(there["features"].split()) - set(here["features"].split()):
-        return f"this machine's processor lacks what the kernel may use ({', '.join(sorted(lacks)[:3])})"
-    if manifest.has_cuda and here["driver"] != there["driver"]:
-        return f"it was made with another GPU driver ({there['driver'] or 'none'}); here is {here['driver'] or 'none'}"
-    now = time.clock_gettime(time.CLOCK_MONOTONIC)
-    if os.geteuid() != 0 and now < manifest.monotonic_s:
-        return (
-            f"this machine's clock is {manifest.monotonic_s - now:.0f} s behind the kernel's: the machine was started"
-            " again, or is another one. Only root can wake it so"
+        raise ImageRefused(f"{folder} cannot be looked at: {error.strerror}") from None
+    if not stat.S_ISDIR(status.st_mode):
+        raise ImageRefused(f"{folder} is not a folder: images go to the folder itself, not to a link")
+    if status.st_uid != os.geteuid():
+        raise ImageRefused(
+            f"{folder} belongs to user {status.st_uid}: images must be in a folder of your own"
         )
-    return None
+    if status.st_mode & 0o077:
+        raise ImageRefused(f"others may enter {folder}: `chmod 700 {folder}` closes it")
+
+
+def _relax(folder: Path, others: needed.Known) -> None:
+    try:
+        needed.forget_sizes(folder, others)
+    except ValueError as error:
+        raise OSError(f"what CRIU wrote is not understood: {error}") from None
+
+
+def _is_plain(status: os.stat_result, size: int) -> bool:
+    """Return whether a file is one that CRIU wrote for this user: no link, no pipe, and of that size."""
+    is_ours = status.st_uid == os.geteuid() and status.st_nlink == 1
+    return stat.S_ISREG(status.st_mode) and is_ours and status.st_size == size
+
+
+def _read(path: Path, most: int) -> bytes:
+    """Return what is in a plain file of this user. Raises OSError, also for anything else of that name."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not _is_plain(status, status.st_size) or status.st_size > most:
+            raise OSError(f"{path} is not a file that this user's keeper wrote")
+        return file.read(most)
 
 
 def _sync(path: Path) -> None:
@@ -292,29 +338,3 @@ def _digest(path: Path) -> str:
             return hashlib.blake2b(b"".join(pool.map(of_part, offsets)), digest_size=32).hexdigest()
     finally:
         os.close(descriptor)
-
-
-def _signature(told: dict[str, Any]) -> str:
-    text = json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
-    return hmac.new(_key(), text, hashlib.sha256).hexdigest()
-
-
-def _key() -> bytes:
-    """Return the user's key, which is made at its first use. Raises OSError."""
-    folder = environment.key_folder()
-    environment.make_folder(folder)
-    path = folder / KEY_NAME
-    with contextlib.suppress(FileExistsError):
-        partial = folder / f".{KEY_NAME}.{os.getpid()}"
-        descriptor = os.open(
-            partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-        )
-        with open(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(partial, path)  # the first one stays
-        finally:
-            partial.unlink(missing_ok=True)
-    return path.read_bytes()

@@ -25,6 +25,11 @@ def tree_of(pid: int) -> list[ProcessName]:
     return found
 
 
+def lives(process: ProcessName) -> bool:
+    """Return whether a process lives; one that waits for its parent does not."""
+    return _is_it(process) and not _is_dead(process.pid)
+
+
 def threads_of(pid: int) -> list[int]:
     """Return the ids of a process's threads."""
     try:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,11 +14,13 @@ from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..client.kernel_messages import KernelMessages
 from ..hibernation import hibernate as images
 from ..hibernation.hibernate import CannotHibernate, CannotWake
-from ..hibernation.image import Image, ImageRefused, Manifest, image_of, images_in
+from ..hibernation.image import Image, ImageRefused, Manifest
+from ..hibernation.store import Bounds, deletion_at, image_of, images_in, notice_s
 from ..threads import on_own_thread
 from ..units import bytes_in_words
 from .kept_kernel import KeptKernel
 from .messages import Undelivered
+from .processes import ProcessName
 from .records import IMAGE, PROCESS, Owner, Record, from_json, to_json
 
 LOOK_FOR_GPU_EVERY_S = 5.0
@@ -37,6 +39,12 @@ class Hibernated:
     since: float
     undelivered: Undelivered
     bytes: int
+    has_cuda: bool
+
+    @property
+    def deleted_at(self) -> float | None:
+        """When its image is deleted by age, by the time of day; None: never."""
+        return deletion_at(self.since, self.record.image_keep_s, self.image.warned_at)
 
 
 class HibernatedKernels:
@@ -46,6 +54,10 @@ class HibernatedKernels:
         """Begin with none."""
         self._log = log
         self._known: dict[str, Hibernated] = {}
+        self._looking = asyncio.Lock()
+        self._at_work: set[str] = (
+            set()
+        )  # kernels whose image is being written, or looked at: no other may delete it
         self._bringing_gpu_back: dict[str, asyncio.Task[None]] = {}
 
     def __contains__(self, kernel_id: str) -> bool:
@@ -62,23 +74,64 @@ class HibernatedKernels:
         """Return those that servers of this name and root folder may have."""
         return [each for each in self if each.record.owner == owner]
 
-    async def look_in(self, store: str, living: set[str]) -> None:
-        """Find a store's images; `living` are kernels whose processes the keeper has."""
-        try:
-            found = images_in(Path(store))
-        except ImageRefused as refused:
-            self._log.error("no kernel is woken: %s", refused)
-            return
-        for image in found:
-            if image.folder.name in living or any(each.image.folder == image.folder for each in self):
-                continue
+    async def look_in(self, store: str, living: Container[str]) -> list[tuple[Hibernated, Record]]:
+        """Find a store's images; `living` are kernels whose processes the keeper has.
+
+        Return, as `wake` does, the kernels that an earlier keeper woke and had not noted yet.
+        """
+        woken = []
+        async with self._looking:
             try:
-                manifest = await images.recover(image)
-                if manifest is not None:
-                    self._take_manifest(image, manifest)
-            except (ImageRefused, ValueError, OSError) as refused:
+                found = images_in(Path(store))
+            except ImageRefused as refused:
+                self._log.error("no kernel is woken: %s", refused)
+                return []
+            for image in found:
+                if image.folder.name in living or any(each.image.folder == image.folder for each in self):
+                    continue
+                try:
+                    recovered = await images.recover(image)
+                    if recovered.manifest is not None:
+                        self._take_manifest(image, recovered.manifest)
+                    if recovered.manifest is not None and recovered.process is not None:
+                        woken.append(
+                            self._has_woken(recovered.manifest.record["kernel_id"], recovered.process)
+                        )
+                except (ImageRefused, ValueError, LookupError, OSError) as refused:
+                    self._log.error("the image %s cannot be used: %s", image.folder, refused)
+        self.end_old()
+        return woken
+
+    async def look_at_image_of(self, record: Record) -> bool:
+        """See to what an earlier keeper, which was killed, left of a living kernel's image.
+
+        Return whether the kernel is in its image now, since it had ended the kernel's processes in part.
+        """
+        image = image_of(Path(record.hibernate_dir), record.kernel_id)
+        if not image.folder.exists():
+            return False
+        with self._alone_with(record.kernel_id):
+            try:
+                recovered = await images.recover(image, record.process)
+            except (ImageRefused, OSError) as refused:
                 self._log.error("the image %s cannot be used: %s", image.folder, refused)
-        self._end_old()
+                return False
+            if recovered.manifest is None:
+                return False
+            if recovered.process is None:
+                self._take_manifest(image, recovered.manifest)
+                return True
+            image.let_back()
+            self._await_gpu(record.kernel_id, image)
+            return False
+
+    @contextlib.contextmanager
+    def _alone_with(self, kernel_id: str) -> Iterator[None]:
+        self._at_work.add(kernel_id)
+        try:
+            yield
+        finally:
+            self._at_work.discard(kernel_id)
 
     async def hibernate(self, kernel: KeptKernel) -> Hibernated:
         """Put a kernel that is kept and idle into an image, and end its processes. Raises CannotHibernate."""
@@ -97,18 +150,20 @@ class HibernatedKernels:
         began = time.monotonic()
         undelivered = kernel.undelivered()
         asleep = replace(record, place=IMAGE)
-        manifest = await images.hibernate(
-            image,
-            record.process.pid,
-            lambda folder: self._leave_gpu(record, folder),
-            kernel.close,
-            record=to_json(asleep),
-            undelivered=undelivered.to_json(),
-        )
+        with self._alone_with(record.kernel_id):
+            manifest = await images.hibernate(
+                image,
+                record.process.pid,
+                lambda folder: self._leave_gpu(record, folder),
+                kernel.close,
+                bounds=Bounds(record.image_bytes_max, record.image_spare_bytes),
+                record=to_json(asleep),
+                undelivered=undelivered.to_json(),
+            )
         if record.is_managed:
             with contextlib.suppress(ControllerUnavailable):
                 KernelMessages(record.kernel_id).tell_forget()
-        hibernated = self._take(image, asleep, undelivered, manifest.made_at)
+        hibernated = self._take(image, asleep, undelivered, manifest)
         self._log.info(
             "kernel %s is hibernated: %s in %.1f s",
             record.kernel_id,
@@ -119,16 +174,24 @@ class HibernatedKernels:
 
     async def wake(self, kernel_id: str) -> tuple[Hibernated, Record]:
         """Start a kernel's processes again; return what it was, and its record as it is now. Raises CannotWake."""
-        hibernated, began = self._known[kernel_id], time.monotonic()
-        process = await images.wake(hibernated.image)
-        del self._known[kernel_id]
-        record = replace(hibernated.record, process=process, place=PROCESS)
-        if hibernated.image.was_woken:
-            self._bringing_gpu_back[kernel_id] = asyncio.get_running_loop().create_task(
-                self._until_gpu_is_back(kernel_id, hibernated.image)
-            )
+        began = time.monotonic()
+        process = await images.wake(self._known[kernel_id].image)
         self._log.info("kernel %s is awake after %.1f s", kernel_id, time.monotonic() - began)
-        return hibernated, record
+        return self._has_woken(kernel_id, process)
+
+    def _has_woken(self, kernel_id: str, process: ProcessName) -> tuple[Hibernated, Record]:
+        hibernated = self._known.pop(kernel_id)
+        hibernated.image.let_back()
+        if hibernated.has_cuda:
+            self._await_gpu(kernel_id, hibernated.image)
+        else:
+            hibernated.image.give_up()
+        return hibernated, replace(hibernated.record, process=process, place=PROCESS)
+
+    def _await_gpu(self, kernel_id: str, image: Image) -> None:
+        self._bringing_gpu_back[kernel_id] = asyncio.get_running_loop().create_task(
+            self._until_gpu_is_back(kernel_id, image)
+        )
 
     def end(self, kernel_id: str) -> None:
         """Delete a kernel's image."""
@@ -142,7 +205,7 @@ class HibernatedKernels:
         task = self._bringing_gpu_back.pop(record.kernel_id, None)
         if task is not None:
             task.cancel()
-        if not record.hibernate_dir or record.kernel_id in self:
+        if not record.hibernate_dir or record.kernel_id in self or record.kernel_id in self._at_work:
             return
         image = image_of(Path(record.hibernate_dir), record.kernel_id)
         if image.was_woken and not was_wanted:
@@ -159,21 +222,35 @@ class HibernatedKernels:
 
     def _take_manifest(self, image: Image, manifest: Manifest) -> None:
         undelivered = Undelivered.from_json(manifest.undelivered)
-        self._take(image, from_json(manifest.record), undelivered, manifest.made_at)
+        self._take(image, from_json(manifest.record), undelivered, manifest)
 
-    def _take(self, image: Image, record: Record, undelivered: Undelivered, since: float) -> Hibernated:
-        taken = Hibernated(record, image, since, undelivered, image.bytes)
+    def _take(self, image: Image, record: Record, undelivered: Undelivered, manifest: Manifest) -> Hibernated:
+        taken = Hibernated(record, image, manifest.made_at, undelivered, image.bytes, manifest.has_cuda)
         self._known[record.kernel_id] = taken
         return taken
 
-    def _end_old(self) -> None:
+    def end_old(self) -> None:
+        """Delete images by age, and say so before."""
         for each in self:
-            age_s = time.time() - each.since
-            if each.record.image_keep_s and age_s > each.record.image_keep_s:
+            deleted_at = each.deleted_at
+            if deleted_at is None or (wait_s := deleted_at - time.time()) > notice_s(
+                each.record.image_keep_s
+            ):
+                continue
+            if each.image.warned_at is None:
+                self._log.warning(
+                    "the image of kernel %s will be deleted by age in %.1f hours: wake it to keep it",
+                    each.record.kernel_id,
+                    wait_s / 3600,
+                )
+                with contextlib.suppress(OSError):
+                    each.image.note_warned()
+            elif wait_s <= 0:
+                age_days = (time.time() - each.since) / 86400
                 self._log.warning(
                     "the image of kernel %s is deleted: it is %.0f days old",
                     each.record.kernel_id,
-                    age_s / 86400,
+                    age_days,
                 )
                 self.end(each.record.kernel_id)
 

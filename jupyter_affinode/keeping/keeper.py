@@ -78,6 +78,8 @@ class Keeper:
             kernel = self._known(record)
             if kernel is not None:
                 await kernel.keep()
+                if record.hibernate_dir:  # the keeper before may have been killed in the midst of it
+                    self._begin_alone(record.kernel_id, self._look_at_image_of(record))
         self._maybe_leave()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -161,8 +163,7 @@ class Keeper:
     async def _adopt(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
         """Give a server all kept kernels of its name and root folder, woken if need be; say which have ended."""
         owner, asleep = Owner(**request["owner"]), {}
-        if store := request.get("store"):
-            await self._hibernated.look_in(store, set(self._kernels))
+        await self._look_in(request.get("store"))
         for task in list(self._on_their_way.values()):
             await asyncio.wait([task])
         there = self._hibernated.of(owner)
@@ -193,8 +194,7 @@ class Keeper:
 
     async def _list(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
         """Say which kernels are kept."""
-        if store := request.get("store"):
-            await self._hibernated.look_in(store, set(self._kernels))
+        await self._look_in(request.get("store"))
         kept = [_view(kernel) for kernel in self._kernels.values() if kernel.is_kept]
         return {"kernels": [*kept, *map(_view_of_image, self._hibernated)]}
 
@@ -214,6 +214,7 @@ class Keeper:
         while True:
             await asyncio.sleep(ASK_EVERY_S)
             self._hold_to_quota()
+            self._hibernated.end_old()
             places = {kernel.at_hub for kernel in self._kept() if kernel.at_hub is not None}
             self._denials = {place: self._denials.get(place, 0) for place in places}
             for place in places:
@@ -256,8 +257,7 @@ class Keeper:
 
     async def _wake(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
         """Wake a hibernated kernel; it is kept then. Raises CannotWake."""
-        if store := request.get("store"):
-            await self._hibernated.look_in(store, set(self._kernels))
+        await self._look_in(request.get("store"))
         await self._woken(request["kernel"])
         return _view(self._kernels[request["kernel"]])
 
@@ -271,11 +271,25 @@ class Keeper:
 
     async def _hibernated_of(self, kernel: KeptKernel) -> Hibernated:
         hibernated = await self._hibernated.hibernate(kernel)
-        kernel_id = kernel.record.kernel_id
-        del self._kernels[kernel_id]
+        self._is_in_image(kernel.record.kernel_id)
+        return hibernated
+
+    def _is_in_image(self, kernel_id: str) -> None:
+        self._kernels.pop(kernel_id, None)  # if it has not been noticed that its process ended
+        self._ends.pop(kernel_id, None)
         self._records.remove(kernel_id)
         self._maybe_leave()
-        return hibernated
+
+    async def _look_at_image_of(self, record: Record) -> None:
+        if await self._hibernated.look_at_image_of(record):
+            self._is_in_image(record.kernel_id)
+
+    async def _look_in(self, store: str | None) -> None:
+        """Find a store's images, and the kernels that run again and that no record names."""
+        if store:
+            for hibernated, record in await self._hibernated.look_in(store, self._kernels):
+                with contextlib.suppress(CannotWake):
+                    await self._has_woken(hibernated, record)
 
     async def _woken(self, kernel_id: str) -> None:
         """Wake a kernel; it is kept then. Raises CannotWake."""
@@ -293,7 +307,9 @@ class Keeper:
         return None
 
     async def _woken_of(self, kernel_id: str) -> None:
-        hibernated, record = await self._hibernated.wake(kernel_id)
+        await self._has_woken(*await self._hibernated.wake(kernel_id))
+
+    async def _has_woken(self, hibernated: Hibernated, record: Record) -> None:
         kernel = self._known(record)
         if kernel is None:
             raise CannotWake("its process ended at once")
@@ -308,14 +324,12 @@ class Keeper:
         if kernel_id in self._on_their_way:
             work.close()
             raise CannotHibernate("it is on its way already")
+        return await asyncio.shield(self._begin_alone(kernel_id, work))
+
+    def _begin_alone(self, kernel_id: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = self._on_their_way[kernel_id] = asyncio.get_running_loop().create_task(work)
-        try:
-            return await asyncio.shield(task)
-        finally:
-            if task.done():
-                self._on_their_way.pop(kernel_id, None)
-            else:
-                task.add_done_callback(lambda done: self._on_their_way.pop(kernel_id, None))
+        task.add_done_callback(lambda done: self._on_their_way.pop(kernel_id, None))
+        return task
 
     async def hibernate_idle(self) -> None:
         """Hibernate kernels that were kept for long enough; runs until the keeper ends."""
@@ -430,6 +444,7 @@ def _view_of_image(kernel: Hibernated) -> Answer:
         "state": CLOSED,
         "quiet_s": time.time() - kernel.since,
         "bytes": kernel.bytes,
+        "deleted_at": kernel.deleted_at,
     }
 
 

@@ -55,6 +55,8 @@ class Record:
     hibernate_dir: str = ""  # where its image goes; "": it does not hibernate
     hibernate_after_s: float = 0.0  # kept and idle for so long; 0: only when it is asked for
     image_keep_s: float = 0.0  # for how long its image stays; 0: for ever
+    image_bytes_max: int = 0  # of all of its user's images; 0: no limit
+    image_spare_bytes: int = 256 << 20  # of the disk, that stay free
     version: int = VERSION
 
 

@@ -12,17 +12,15 @@ from dataclasses import replace
 import pytest
 
 from jupyter_affinode.hibernation import criu, tree
-from jupyter_affinode.hibernation.hibernate import CannotWake, recover, wake
+from jupyter_affinode.hibernation.hibernate import CannotWake, Recovered, recover, wake
 from jupyter_affinode.hibernation.image import (
     AWAY,
     MANIFEST,
     Image,
     ImageRefused,
-    image_of,
-    images_in,
-    objection_to_waking,
-    this_machine,
 )
+from jupyter_affinode.hibernation.machine import objection_to_waking, this_machine
+from jupyter_affinode.hibernation.store import image_of, images_in
 from jupyter_affinode.keeping.processes import ProcessName, name_of
 
 GONE = ProcessName(2**22 - 1, 1, "")
@@ -48,12 +46,14 @@ def made(store, processes=(GONE,), kernel_id="one") -> Image:
     image.begin()
     (image.process_folder / "pages-1.img").write_bytes(os.urandom(100_000))
     (image.process_folder / "core-7.img").write_bytes(b"core")
+    (image.process_folder / "files.img").write_bytes(bytes(8))
+    for process in processes:
+        (image.process_folder / f"core-{process.pid}.img").write_bytes(b"core")
     (image.folder / "gpu-7").write_bytes(bytes(4096))
     image.finish(
         record={"kernel_id": kernel_id},
         undelivered={"messages": {}, "dropped": {}, "inputs": []},
         processes=list(processes),
-        ids=[process.pid for process in processes],
         has_cuda=True,
     )
     return image
@@ -65,7 +65,8 @@ def test_a_whole_image_is_found_and_is_what_was_written(store):
     assert found.is_whole
     manifest = found.manifest()
     assert manifest.record == {"kernel_id": "one"}
-    assert set(manifest.files) == {"process/pages-1.img", "process/core-7.img"}
+    assert {"process/pages-1.img", "process/core-7.img", "process/files.img"} <= set(manifest.files)
+    assert manifest.ids == [7, GONE.pid]
     found.verify(manifest, pages=True)
     found.verify(manifest, pages=False)
     assert image.bytes > 100_000
@@ -139,7 +140,7 @@ async def test_an_image_that_never_became_whole_is_given_up(store):
     image.begin()
     (image.process_folder / "pages-1.img").write_bytes(b"half")
     assert (image.folder / AWAY).exists()
-    assert await recover(image) is None
+    assert await recover(image) == Recovered()
     assert not image.folder.exists()
 
 
@@ -149,7 +150,7 @@ async def test_processes_that_were_left_stopped_go_on_and_their_image_is_given_u
         image = made(store, [name_of(stopped.pid)])
         os.kill(stopped.pid, 19)
         os.waitpid(stopped.pid, os.WUNTRACED)
-        assert await recover(image) is None
+        assert await recover(image) == Recovered()
         assert not image.folder.exists()
         os.waitpid(stopped.pid, os.WCONTINUED)
     finally:
@@ -159,10 +160,10 @@ async def test_processes_that_were_left_stopped_go_on_and_their_image_is_given_u
 
 async def test_an_image_counts_again_when_its_process_was_not_started(store):
     image = made(store)
-    image.note_woken()
-    assert (image.is_whole, image.was_woken) == (False, True)
-    assert await recover(image) is not None
-    assert (image.is_whole, image.was_woken) == (True, False)
+    image.note_waking()
+    assert (image.is_whole, image.is_being_woken, image.was_woken) == (False, True, False)
+    assert (await recover(image)).manifest is not None
+    assert (image.is_whole, image.is_being_woken, image.was_woken) == (True, False, False)
 
 
 async def test_an_image_whose_process_lives_again_is_not_woken_twice(store):
@@ -174,9 +175,10 @@ async def test_an_image_whose_process_lives_again_is_not_woken_twice(store):
     try:
         assert alive.stdout is not None and alive.stdout.readline() == b"up\n"
         image = made(store, [replace(name_of(alive.pid), started=1)])  # as it was before
+        image.note_waking()
         image.note_woken()
-        image.let_back()
-        assert await recover(image) is None
+        recovered = await recover(image)
+        assert recovered.process == name_of(alive.pid)
         assert image.was_woken
         assert alive.poll() is None
     finally:
@@ -193,28 +195,33 @@ async def test_a_process_that_was_started_and_not_compared_is_ended_and_its_imag
     )
     assert half.stdout is not None and half.stdout.readline() == b"up\n"
     image = made(store, [replace(name_of(half.pid), started=1)])
-    image.note_woken()
-    assert await recover(image) is not None
+    image.note_waking()
+    recovered = await recover(image)
+    assert (recovered.manifest is not None, recovered.process) == (True, None)
     assert half.wait(timeout=30) == -9
     assert image.is_whole
     half.stdout.close()
 
 
 def test_why_an_image_cannot_be_woken_is_said_before_anything_is_done(store, monkeypatch):
-    manifest, here = made(store).manifest(), this_machine()
-    assert objection_to_waking(manifest) is None
+    origin, here = made(store).manifest().origin, this_machine()
+    assert objection_to_waking(origin) is None
 
     def other(**changes):
-        return objection_to_waking(replace(manifest, machine={**here, **changes}))
+        return objection_to_waking(replace(origin, machine={**here, **changes}))
 
     assert "another kind" in other(architecture="riscv64")
     assert "lacks what the kernel may use (avx9)" in other(features=f"{here['features']} avx9")
     assert "another GPU driver (600.1)" in other(driver="600.1")
-    assert objection_to_waking(replace(manifest, has_cuda=False, machine={**here, "driver": "600.1"})) is None
-    ahead = replace(manifest, monotonic_s=time.clock_gettime(time.CLOCK_MONOTONIC) + 4000)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert "another GPU (NVIDIA H200)" in other(gpus="NVIDIA H200")
+    assert "Linux is older here" in other(kernel="99.1.0-generic")
+    assert other(kernel="4.19.0") is None
+    no_cuda = replace(origin, has_cuda=False, machine={**here, "driver": "600.1", "gpus": "NVIDIA H200"})
+    assert objection_to_waking(no_cuda) is None
+    ahead = replace(origin, monotonic_s=time.clock_gettime(time.CLOCK_MONOTONIC) + 4000)
+    monkeypatch.setattr(criu, "is_privileged", lambda: True)
     assert objection_to_waking(ahead) is None, "root wakes it in a time namespace"
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(criu, "is_privileged", lambda: False)
     assert "4000 s behind" in objection_to_waking(ahead)
 
 
@@ -257,10 +264,14 @@ async def test_a_process_that_has_the_number_of_an_images_is_left_alone_and_the_
         async def nothing_is_taken(ids):
             return None  # it came after the look
 
-        async def refused(folder):
+        async def refused(folder, lock):
             raise criu.CriuFailed(f"its process id {other.pid} is another process's now")
 
+        async def works():
+            return "4.2"
+
         monkeypatch.setattr(tree, "free", nothing_is_taken)
+        monkeypatch.setattr(criu, "check", works)
         monkeypatch.setattr(criu, "restore", refused)
         with pytest.raises(CannotWake, match="another process's now"):
             await wake(image)

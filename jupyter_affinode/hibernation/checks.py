@@ -1,0 +1,292 @@
+"""What stands against writing a kernel's processes to disk, looked at before anything is done.
+
+CRIU finds most of it, too, but late: what was on the GPU has been written then, and that can take minutes. And what it
+says is meant for its developers. Each sentence here says what to do, unless nothing can be done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ..units import bytes_in_words
+from . import criu
+from .unix_sockets import Peer, unix_peers
+
+# From here on a descriptor is the shim's file of GPU memory (shim/src/host/spill_file.c), which gets a name of its own.
+SHIMS_DESCRIPTORS = 512
+# The shim hangs up before the process is written. The second: a controller listens before its socket gets its name.
+CONTROLLERS_SOCKETS = ("/link.sock", "/link.soc~")
+YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "user")
+MEMORY, TERMINALS, PSEUDO_TERMINALS = 1, 5, range(136, 144)  # majors of devices that CRIU writes
+UNWRITABLE = {
+    "io_uring": "io_uring, which cannot be written to disk; with UV_USE_IO_URING=0 libuv does without",
+    "userfaultfd": "userfaultfd, which cannot be written to disk",
+    "perf_event": "performance counters (perf_event), which cannot be written to disk",
+    "bpf-prog": "a BPF program, which cannot be written to disk",
+    "kvm-vm": "a virtual machine (KVM), which cannot be written to disk",
+    "seccomp notify": "seccomp notifications, which cannot be written to disk",
+    "landlock-ruleset": "a Landlock rule set, which cannot be written to disk",
+}
+MAPPED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+) +(/.*)$", re.M)
+NOT_ON_A_DISK = (
+    "/memfd:",
+    "/dev/zero",
+    "/affinode-lot",
+    "/anon_hugepage",
+)  # mapped, and written with the process
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A file that a process has in memory."""
+
+    size: int
+    permissions: str
+    inode: int
+    path: str
+
+
+class Seen:
+    """One process, as /proc shows it."""
+
+    def __init__(self, pid: int):
+        """Look at nothing yet. What has ended by then has nothing open."""
+        self.pid = pid
+
+    @cached_property
+    def status(self) -> dict[str, str]:
+        """The lines of its status."""
+        lines = self._read("status").splitlines()
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+    @cached_property
+    def name(self) -> str:
+        """What it is called in a sentence."""
+        return f"its process {self.pid} ({self.status.get('Name', '?')})"
+
+    @cached_property
+    def opened(self) -> dict[int, str]:
+        """What its descriptors lead to."""
+        found = {}
+        with contextlib.suppress(OSError):
+            for number in os.listdir(f"/proc/{self.pid}/fd"):
+                with contextlib.suppress(OSError):
+                    found[int(number)] = os.readlink(f"/proc/{self.pid}/fd/{number}")
+        return found
+
+    @cached_property
+    def mapped(self) -> list[Mapping]:
+        """The files that it has in memory."""
+        return [
+            Mapping(int(end, 16) - int(begin, 16), permissions, int(inode), path)
+            for begin, end, permissions, inode, path in MAPPED.findall(self._read("maps"))
+        ]
+
+    def stat_of(self, number: int) -> os.stat_result | None:
+        """Return the status of what a descriptor leads to."""
+        with contextlib.suppress(OSError):
+            return os.stat(f"/proc/{self.pid}/fd/{number}")
+        return None
+
+    def namespace(self, kind: str) -> str:
+        """Return which namespace it is in; "" if that is not to be seen."""
+        with contextlib.suppress(OSError):
+            return os.readlink(f"/proc/{self.pid}/ns/{kind}")
+        return ""
+
+    def terminal_of(self, number: int) -> str | None:
+        """Return the pseudo-terminal that is led from a descriptor of its master."""
+        index = re.search(r"^tty-index:\s*(\d+)", self._read(f"fdinfo/{number}"), re.M)
+        return f"/dev/pts/{index[1]}" if index else None
+
+    def _read(self, name: str) -> str:
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{self.pid}/{name}").read_text(errors="replace")
+        return ""
+
+
+def _another_users(all_of_it: list[Seen]) -> str | None:
+    for each in all_of_it:
+        users = {int(uid) for uid in each.status.get("Uid", "").split()}
+        if users - {os.geteuid()}:
+            return f"{each.name} runs as another user ({max(users - {os.geteuid()})}): end it first"
+    return None
+
+
+def _more_rights(all_of_it: list[Seen]) -> str | None:
+    ours = criu.capabilities("self")
+    for each in all_of_it:
+        if int(each.status.get("CapPrm", "0"), 16) & ~ours:
+            return f"{each.name} has rights (capabilities) that its keeper has not: end it first"
+    return None
+
+
+def _traced(all_of_it: list[Seen]) -> str | None:
+    for each in all_of_it:
+        if (tracer := each.status.get("TracerPid", "0")) != "0":
+            return f"a debugger (process {tracer}) is attached to {each.name}: detach it first"
+    return None
+
+
+def _may_not_attach(all_of_it: list[Seen]) -> str | None:
+    with contextlib.suppress(OSError, ValueError):
+        if int(YAMA.read_text()) and not criu.is_privileged():
+            return (
+                "Linux lets no program attach to others here (kernel.yama.ptrace_scope): an administrator allows it"
+                " within one user's programs by `sysctl -w kernel.yama.ptrace_scope=0`"
+            )
+    return None
+
+
+def _seccomp(all_of_it: list[Seen]) -> str | None:
+    if criu.is_privileged():
+        return None
+    for each in all_of_it:
+        if each.status.get("Seccomp", "0") != "0":
+            return (
+                f"{each.name} runs under a seccomp filter, which only root can write to disk: the container must be"
+                " started without one (seccomp=unconfined, seccompProfile Unconfined)"
+            )
+    return None
+
+
+def _other_namespaces(all_of_it: list[Seen]) -> str | None:
+    here = Seen(os.getpid())
+    for each in all_of_it:
+        for kind in NAMESPACES:
+            if (there := each.namespace(kind)) and there != here.namespace(kind):
+                return f"{each.name} runs in a container or namespace of its own ({kind}): end it first"
+    return None
+
+
+def _unwritable(all_of_it: list[Seen]) -> str | None:
+    for each in all_of_it:
+        for number, target in each.opened.items():
+            kind = target.removeprefix("anon_inode:").strip("[]")
+            if target.startswith("anon_inode:") and kind in UNWRITABLE:
+                return f"{each.name} uses {UNWRITABLE[kind]}"
+            if target.startswith("/dev/infiniband/"):
+                return f"{each.name} uses RDMA ({target}), which cannot be written to disk"
+            if target.startswith("/dev/nvidia"):
+                continue  # of a context that leaves the GPU before
+            status = each.stat_of(number) if target.startswith("/dev/") else None
+            if status is not None and _is_unknown_device(status):
+                return f"{each.name} has a device open ({target}), which cannot be written to disk: close it first"
+    return None
+
+
+def _is_unknown_device(status: os.stat_result) -> bool:
+    if stat.S_ISBLK(status.st_mode):
+        return True
+    major = os.major(status.st_rdev)
+    return stat.S_ISCHR(status.st_mode) and major not in (MEMORY, TERMINALS, *PSEUDO_TERMINALS)
+
+
+def _unix_sockets(all_of_it: list[Seen]) -> str | None:
+    peers = unix_peers()
+    ours = {inode for each in all_of_it for inode in _sockets(each)}
+    for each in all_of_it:
+        for inode in _sockets(each):
+            peer = peers.get(inode, Peer()).peer
+            if not peer or peer in ours:
+                continue
+            name = peers.get(peer, Peer()).name
+            if not name.endswith(CONTROLLERS_SOCKETS):
+                words = f" ({name})" if name else ""
+                return (
+                    f"{each.name} is connected to another program by a Unix socket{words}: close it, or end that"
+                    " process"
+                )
+    return None
+
+
+def _sockets(process: Seen) -> Iterable[int]:
+    for target in process.opened.values():
+        if target.startswith("socket:["):
+            yield int(target[len("socket:[") : -1])
+
+
+def _terminals(all_of_it: list[Seen]) -> str | None:
+    masters = {
+        each.terminal_of(number)
+        for each in all_of_it
+        for number, target in each.opened.items()
+        if target.endswith("/ptmx")
+    }
+    for each in all_of_it:
+        for target in each.opened.values():
+            is_terminal = target.startswith("/dev/pts/") or re.fullmatch(r"/dev/(tty\d+|console)", target)
+            if is_terminal and target not in masters:
+                return f"{each.name} has a terminal open that another program has, too ({target}): close it first"
+    return None
+
+
+def _deleted_files(all_of_it: list[Seen]) -> str | None:
+    for each in all_of_it:
+        for number, target in each.opened.items():
+            status = each.stat_of(number) if target.endswith(" (deleted)") else None
+            if status is None or number >= SHIMS_DESCRIPTORS or target.startswith(NOT_ON_A_DISK):
+                continue
+            if stat.S_ISREG(status.st_mode) and not status.st_nlink and status.st_size > criu.GHOST_BYTES:
+                return _too_large(each, target, status.st_size)
+        sizes: dict[str, int] = {}
+        for part in each.mapped:
+            if part.path.endswith(" (deleted)") and not part.path.startswith((*NOT_ON_A_DISK, "/SYSV")):
+                sizes[part.path] = sizes.get(part.path, 0) + part.size
+        for path, size in sizes.items():
+            is_shims = any(
+                target == path for number, target in each.opened.items() if number >= SHIMS_DESCRIPTORS
+            )
+            if size > criu.GHOST_BYTES and not is_shims:
+                return _too_large(each, path, size)
+    return None
+
+
+def _too_large(process: Seen, path: str, size: int) -> str:
+    return (
+        f"{process.name} uses a file of {bytes_in_words(size)} that was deleted ({path.removesuffix(' (deleted)')}):"
+        f" only smaller ones, up to {bytes_in_words(criu.GHOST_BYTES)}, are written with it"
+    )
+
+
+def _shared_memory(all_of_it: list[Seen]) -> str | None:
+    for each in all_of_it:
+        if any(part.path.startswith("/SYSV") for part in each.mapped):
+            return f"{each.name} uses System V shared memory, which cannot be written to disk"
+    return None
+
+
+# The first that says something counts: what concerns rights comes first.
+CHECKS: tuple[Callable[[list[Seen]], str | None], ...] = (
+    _another_users,
+    _more_rights,
+    _traced,
+    _may_not_attach,
+    _seccomp,
+    _other_namespaces,
+    _unwritable,
+    _unix_sockets,
+    _terminals,
+    _deleted_files,
+    _shared_memory,
+)
+
+
+def objection_to_writing(pids: Iterable[int]) -> str | None:
+    """Return why a kernel's processes cannot be written to disk as they are now; None: nothing is known against it."""
+    all_of_it = [Seen(pid) for pid in pids]
+    return next((found for check in CHECKS if (found := check(all_of_it))), None)
+
+
+def objection_to_rights(pids: Iterable[int]) -> str | None:
+    """Return why processes that were started from an image must not go on: they have rights that we have not."""
+    all_of_it = [Seen(pid) for pid in pids]
+    return _another_users(all_of_it) or _more_rights(all_of_it)

@@ -1,0 +1,210 @@
+"""The files that a kernel's processes have open or in memory, which must be there when it is woken.
+
+A file that is only open may have other contents then: other programs write to it while the kernel runs, too, as all
+kernels of a user do to IPython's history. What a process has in memory as its own, libraries above all, must be as it
+was: the process has pointers into it. CRIU asks the same of both, so its list of files is changed: it looks at a file's
+size where a size is noted, and that is left out of those that are only open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .checks import NOT_ON_A_DISK, SHIMS_DESCRIPTORS, Seen
+
+FILES = "files.img"  # CRIU's list of them: magic, and each entry with its size before it
+MAGIC_BYTES, ENTRY_SIZE = 8, struct.Struct("<I")
+# images/fdinfo.proto, images/regfile.proto of CRIU
+FILE_ENTRY_REG, REG_NAME, REG_SIZE = 3, 6, 8
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+NOTES = 4  # PT_NOTE
+BUILD_ID = 3  # NT_GNU_BUILD_ID
+NOTES_BYTES_MAX = 1 << 16
+READ_BYTES = 1 << 20
+DIGEST_BYTES_MAX = 64 << 20  # a larger file that is not a library, as a model's weights, must have its time
+
+# Of a file that must be as it was: its size, when it was written to, and its build id, or a digest where it has none.
+Known = dict[str, list[Any]]
+
+
+def needed_by(pids: Iterable[int]) -> Known:
+    """Return what these processes, which are stopped, need to find again; [] for a file that must only be there."""
+    found: Known = {}
+    for pid in pids:
+        process = Seen(pid)
+        for number, path in process.opened.items():
+            if path.startswith("/") and number < SHIMS_DESCRIPTORS and _is_named_file(path):
+                found.setdefault(path, [])
+        for part in process.mapped:
+            path = part.path
+            if path.startswith(NOT_ON_A_DISK) or path.endswith(" (deleted)") or not _is_named_file(path):
+                continue
+            if part.permissions.endswith("p") and not found.get(path):
+                found[path] = _as_it_is(path)
+            else:
+                found.setdefault(path, [])
+    return found
+
+
+def _is_named_file(path: str) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return stat.S_ISREG(os.stat(path).st_mode)
+    return False
+
+
+def _as_it_is(path: str) -> list[Any]:
+    status = os.stat(path)
+    return [status.st_size, status.st_mtime_ns, _content_id(path, status.st_size)]
+
+
+def _content_id(path: str, size: int) -> str:
+    return build_id(path) or (_digest(path) if size <= DIGEST_BYTES_MAX else "")
+
+
+def objection_to_files(known: Known) -> str | None:
+    """Return which file is not as the kernel needs it, and what to do; None: all are."""
+    gone, changed = [], []
+    for path, was in sorted(known.items()):
+        try:
+            status = os.stat(path)
+        except OSError:
+            gone.append(path)
+            continue
+        if not was or (status.st_size, status.st_mtime_ns) == (was[0], was[1]):
+            continue
+        if status.st_size != was[0] or not was[2] or was[2] != _content_id(path, status.st_size):
+            changed.append(path)
+    if gone:
+        return f"{_named(gone)} not there any more: the kernel had it open. Put it back where it was"
+    if changed:
+        return f"{_named(changed)} changed since, and the kernel has it in memory. Install what there was"
+    return None
+
+
+def _named(paths: list[str]) -> str:
+    if len(paths) == 1:
+        return f"the file {paths[0]} is"
+    return f"the file {paths[0]}, and {len(paths) - 1} more, are"
+
+
+def build_id(path: str) -> str | None:
+    """Return the build id of an ELF file, in hexadecimal; None if it has none."""
+    try:
+        with open(path, "rb") as file:
+            return _build_id(file.read(64), file)
+    except (OSError, struct.error, ValueError, OverflowError):
+        return None
+
+
+def _build_id(head: bytes, file: Any) -> str | None:
+    if head[:4] != b"\x7fELF" or head[4] != 2 or head[5] != 1:  # 64 bits, little-endian
+        return None
+    offset = struct.unpack_from("<Q", head, 32)[0]
+    size, count = struct.unpack_from("<HH", head, 54)
+    for number in range(count):
+        file.seek(offset + number * size)
+        kind, _, begin, _, _, length = struct.unpack_from("<IIQQQQ", file.read(size))
+        if kind == NOTES:
+            file.seek(begin)
+            for owner, note, content in _notes(file.read(min(length, NOTES_BYTES_MAX))):
+                if owner == b"GNU\0" and note == BUILD_ID:
+                    return content.hex()
+    return None
+
+
+def _notes(raw: bytes) -> Iterator[tuple[bytes, int, bytes]]:
+    at = 0
+    while at + 12 <= len(raw):
+        name, size, kind = struct.unpack_from("<III", raw, at)
+        at += 12
+        owner, at = raw[at : at + name], at + (name + 3 & ~3)
+        content, at = raw[at : at + size], at + (size + 3 & ~3)
+        yield owner, kind, content
+
+
+def _digest(path: str) -> str:
+    digest = hashlib.blake2b(digest_size=32)
+    with open(path, "rb") as file:
+        while part := file.read(READ_BYTES):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+# ---- CRIU's list
+
+
+def forget_sizes(folder: Path, known: Known) -> None:
+    """Have CRIU take the files that must only be there as they are. Raises OSError, ValueError if its list is strange.
+
+    What is not in `known`, as the shim's file of GPU memory, keeps its size.
+    """
+    path = folder / FILES
+    raw = path.read_bytes()
+    parts, at = [raw[:MAGIC_BYTES]], MAGIC_BYTES
+    while at < len(raw):
+        size = int.from_bytes(raw[at : at + ENTRY_SIZE.size], "little")
+        entry = raw[at + ENTRY_SIZE.size : at + ENTRY_SIZE.size + size]
+        at += ENTRY_SIZE.size + size
+        entry = b"".join(_without_size(*field, known) for field in _fields(entry))
+        parts += [ENTRY_SIZE.pack(len(entry)), entry]
+    path.write_bytes(b"".join(parts))
+
+
+def _without_size(number: int, content: bytes, whole: bytes, known: Known) -> bytes:
+    if number != FILE_ENTRY_REG:
+        return whole
+    fields = list(_fields(content))
+    name = next(
+        (value.decode(errors="surrogateescape") for field, value, _ in fields if field == REG_NAME), ""
+    )
+    if known.get(name) != []:
+        return whole
+    kept = b"".join(each for field, _, each in fields if field != REG_SIZE)
+    return _varint(number << 3 | BYTES) + _varint(len(kept)) + kept
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """Yield each field of a protobuf message: its number, its content (of bytes alone), and all of it."""
+    at = 0
+    while at < len(message):
+        begin = at
+        key, at = _read_varint(message, at)
+        content = b""
+        if key & 7 == VARINT:
+            _, at = _read_varint(message, at)
+        elif key & 7 == BYTES:
+            size, at = _read_varint(message, at)
+            content, at = message[at : at + size], at + size
+        elif key & 7 in (FIXED64, FIXED32):
+            at += 8 if key & 7 == FIXED64 else 4
+        else:
+            raise ValueError(f"field of kind {key & 7} in CRIU's {FILES}")
+        if at > len(message):
+            raise ValueError(f"CRIU's {FILES} is short")
+        yield key >> 3, content, message[begin:at]
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(message):
+            raise ValueError(f"CRIU's {FILES} is short")
+        byte = message[at]
+        value, shift, at = value | (byte & 0x7F) << shift, shift + 7, at + 1
+        if not byte & 0x80:
+            return value, at
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*found, value))

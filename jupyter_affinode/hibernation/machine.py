@@ -1,0 +1,136 @@
+"""The machine that an image was made on, and what stands against waking it on this one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import environment
+from . import criu
+
+DRIVER = Path("/proc/driver/nvidia/version")
+GPUS = Path("/proc/driver/nvidia/gpus")
+CPUS = Path("/proc/cpuinfo")
+BETWEEN_MODELS = "; "
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an image was made."""
+
+    machine: dict[str, str]  # what `this_machine` said there
+    monotonic_s: float  # the clock that goes on by itself, as it was
+    has_cuda: bool
+
+
+def this_machine() -> dict[str, str]:
+    """Return what an image needs to find again: Linux, the processor's features, the GPUs' driver and their models."""
+    return {
+        "architecture": os.uname().machine,
+        "kernel": os.uname().release,
+        "features": " ".join(_cpu_features()),
+        "driver": _first_line(DRIVER),
+        "gpus": BETWEEN_MODELS.join(_gpu_models()),
+        "boot": environment.boot_id(),
+    }
+
+
+def _cpu_features() -> list[str]:
+    with contextlib.suppress(OSError):
+        for line in CPUS.read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return sorted(line.partition(":")[2].split())
+    return []
+
+
+def _gpu_models() -> list[str]:
+    found = set()
+    for path in GPUS.glob("*/information"):
+        with contextlib.suppress(OSError):
+            if model := re.search(r"^Model:\s*(.+)$", path.read_text(), re.M):
+                found.add(model[1].strip())
+    return sorted(found)
+
+
+def _first_line(path: Path) -> str:
+    with contextlib.suppress(OSError, IndexError):
+        return path.read_text().splitlines()[0]
+    return ""
+
+
+def _processor(origin: Origin, here: dict[str, str]) -> str | None:
+    there = origin.machine
+    if here["architecture"] != there["architecture"]:
+        return (
+            f"it was made on a processor of another kind ({there['architecture']}): wake it on such a machine"
+        )
+    if lacks := set(there["features"].split()) - set(here["features"].split()):
+        named = ", ".join(sorted(lacks)[:3])
+        return f"this machine's processor lacks what the kernel may use ({named}): wake it on a newer one"
+    return None
+
+
+def _linux(origin: Origin, here: dict[str, str]) -> str | None:
+    """Programs ask Linux for what it has once, and use it from then on: an older one may lack it."""
+    if _release(here["kernel"]) < _release(origin.machine["kernel"]):
+        return (
+            f"Linux is older here ({here['kernel']}) than where it was made ({origin.machine['kernel']}):"
+            " start this release or a newer one"
+        )
+    return None
+
+
+def _release(text: str) -> tuple[int, ...]:
+    numbers = re.match(r"(\d+)\.(\d+)", text)
+    return (int(numbers[1]), int(numbers[2])) if numbers else ()
+
+
+def _driver(origin: Origin, here: dict[str, str]) -> str | None:
+    there = origin.machine["driver"]
+    if origin.has_cuda and here["driver"] != there:
+        return (
+            f"it was made with another GPU driver ({there or 'none'}); here is {here['driver'] or 'none'}: it can be"
+            " woken with that driver alone"
+        )
+    return None
+
+
+def _gpu_model(origin: Origin, here: dict[str, str]) -> str | None:
+    there = set(filter(None, origin.machine.get("gpus", "").split(BETWEEN_MODELS)))
+    if origin.has_cuda and there and not there & set(here["gpus"].split(BETWEEN_MODELS)):
+        return (
+            f"it was made with another GPU ({', '.join(sorted(there))}); here is {here['gpus'] or 'none'}: it can be"
+            " woken with that model alone"
+        )
+    return None
+
+
+def _clock(origin: Origin, here: dict[str, str]) -> str | None:
+    """Root's CRIU has the clock go on in a time namespace; else all that waits would wait for as long again."""
+    behind_s = origin.monotonic_s - time.clock_gettime(time.CLOCK_MONOTONIC)
+    if behind_s > 0 and not criu.is_privileged():
+        return (
+            f"this machine's clock is {behind_s:.0f} s behind the kernel's: the machine was started again, or is"
+            " another one. Only root can wake it so; else wait until the machine has run for as long"
+        )
+    return None
+
+
+CHECKS: tuple[Callable[[Origin, dict[str, str]], str | None], ...] = (
+    _processor,
+    _linux,
+    _driver,
+    _gpu_model,
+    _clock,
+)
+
+
+def objection_to_waking(origin: Origin) -> str | None:
+    """Return why an image cannot be woken on this machine as it is now; None: nothing is in the way."""
+    here = this_machine()
+    return next((found for check in CHECKS if (found := check(origin, here))), None)

@@ -1,0 +1,54 @@
+"""The key that signs a user's images, and their signatures."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from .. import environment
+
+KEY_NAME, KEY_BYTES = "image.key", 32
+
+
+def signature_of(told: dict[str, Any]) -> str:
+    """Return the signature of a manifest. Raises OSError if there is no key."""
+    text = json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
+    return hmac.new(_key(), text, hashlib.sha256).hexdigest()
+
+
+def _key() -> bytes:
+    """Return the user's key, which is made at its first use. Raises OSError."""
+    folder = environment.key_folder()
+    environment.make_folder(folder)
+    path = folder / KEY_NAME
+    if not path.exists():
+        _make(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        key = file.read(KEY_BYTES + 1)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077 or len(key) != KEY_BYTES:
+        raise PermissionError(
+            f"{path} is not a key that only you can read: images cannot be signed, or compared"
+        )
+    return key
+
+
+def _make(path: Path) -> None:
+    partial = path.with_name(f".{KEY_NAME}.{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    with open(os.open(partial, flags, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(KEY_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(partial, path)  # the first one stays
+    finally:
+        partial.unlink(missing_ok=True)
