@@ -255,9 +255,9 @@ def _spare_passes() -> None:
     A pass makes its snapshot of all kernels anew and hardly a cycle. A tenth of the time of `decide()` for a thousand
     kernels was the collector's, and each of its looks at everything took ten times as long as the decision.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_MAX)
+    gc.enable()
 
 
 def _told_to_end(controller: Controller, name: str) -> None:

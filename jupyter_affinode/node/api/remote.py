@@ -26,7 +26,6 @@ from ..system.tcp_server import serve_tcp
 from .clients import TooMuch
 from .kernels import HoldHandler, MoveHandler, ReleaseHandler
 from .report import AuditHandler, ReportHandler
-from .request_check import request_checks
 from .room import RoomHandler
 from .server import BODY_BYTES_MAX, ROUTES, KernelsHandler, NodeHandler, PolicyHandler, UnknownHandler
 
@@ -82,7 +81,6 @@ def audience_at(ip: str, port: int) -> str:
 
 def serve_remote(controller: Controller, ip: str, port: int) -> HTTPServer | None:
     """Listen and return the server; None where that is not possible (`serve_tcp`)."""
-    request_checks()
     clients = RemoteClients(controller.access, controller.accounts)
     application = Application(
         [(path, handler) for path, handler in ROUTES if handler in SERVED],

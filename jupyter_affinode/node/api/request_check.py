@@ -27,7 +27,7 @@ def body_of(method: str, path: str, raw: bytes) -> dict[str, Any]:
     """Return a request's JSON object, with the defaults of the API. Raises ApiError unless it is as described there."""
     body = json_object(raw)
     try:
-        request_checks()[method, re.sub(r"/kernels/[^/]+", "/kernels/{kernel_id}", path)](body)
+        _check(method.lower(), re.sub(r"/kernels/[^/]+", "/kernels/{kernel_id}", path))(body)
     except fastjsonschema.JsonSchemaValueException as error:
         raise ApiError(400, Refusal.BAD_REQUEST, _in_words(error)) from None
     return body
@@ -55,24 +55,23 @@ def _number(text: str) -> float:
 
 
 @functools.cache
-def request_checks() -> dict[tuple[str, str], Check]:
-    """Return the check of each operation that takes a body, by method and path."""
-    document = json.loads(Path(__file__).with_name("openapi.json").read_text("utf-8"))
-    components = document["components"]
+def _document() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(Path(__file__).with_name("openapi.json").read_text("utf-8"))
+    return document
+
+
+@functools.cache
+def _check(method: str, path: str) -> Check:
+    """Return the check of an operation's body, made at the first request: some ms, which a start would take for all."""
+    components = _document()["components"]
+    body = _document()["paths"][path][method]["requestBody"]
+    if "$ref" in body:
+        body = components["requestBodies"][body["$ref"].rpartition("/")[2]]
     shared = {"schemas": {name: components["schemas"][name] for name in SHARED}}
-
-    def schema(body: dict[str, Any]) -> dict[str, Any]:
-        if "$ref" in body:
-            body = components["requestBodies"][body["$ref"].rpartition("/")[2]]
-        return {**body["content"]["application/json"]["schema"], "components": shared}
-
-    return {
-        (method.upper(), path): fastjsonschema.compile(schema(operation["requestBody"]))
-        for path, item in document["paths"].items()
-        for method, operation in item.items()
-        if "requestBody" in operation
-        and operation["operationId"] != "set_policy"  # settings check themselves
-    }
+    check: Check = fastjsonschema.compile(
+        {**body["content"]["application/json"]["schema"], "components": shared}
+    )
+    return check
 
 
 def _in_words(error: fastjsonschema.JsonSchemaValueException) -> str:

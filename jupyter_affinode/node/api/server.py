@@ -25,7 +25,7 @@ from .errors import ApiError
 from .handler import Handler
 from .kernels import KERNEL_ROUTES
 from .report import AuditHandler, PastHandler, ReportHandler
-from .request_check import json_object, request_checks
+from .request_check import json_object
 from .room import RoomHandler
 
 BODY_BYTES_MAX = 64 * 1024  # the rules of all settings at their longest, in ASCII
@@ -72,7 +72,6 @@ class ApiServer(WebServer):
 
 def serve(controller: Controller) -> ApiServer:
     """Bind the API socket and return the server; the caller holds the lock that makes removing an old socket right."""
-    request_checks()  # made now, so that no request waits for it
     clients, drops = Clients(controller.access, controller.accounts), DropLog(controller.log)
     server = ApiServer(
         Application(
