@@ -209,7 +209,7 @@ int main(int argc, char **argv)
 		unsigned before = struck;
 
 		for (uint32_t at = AFFINODE_COMMAND_PARK; at <= AFFINODE_COMMAND_RESUME; at++)
-			for (unsigned nth = 1; cycle(at, &fault, nth); nth += 1 + (unsigned)(test_seed % 3))
+			for (unsigned nth = 1; cycle(at, &fault, nth); nth += 1 + board_stride() / 10)
 				;
 		CHECK(struck > before);
 	}

@@ -94,7 +94,7 @@ unsigned board_stride(void)
 
 	if (given && atoi(given) > 0)
 		return (unsigned)atoi(given);
-	return 17; /* odd, for programs change with the step's number what they do */
+	return 41; /* odd, for programs change with the step's number what they do */
 }
 
 unsigned board_first_step(void)
