@@ -50,11 +50,11 @@ def test_a_parked_forgotten_server_is_culled_and_those_that_need_the_gpu_are_not
         hub.follow(user).whole()
         kernels[user] = UserServer(hub, user).start_kernel()
         assert kernels[user].run(SETUP).status == "ok"
-    assert kernels["ana"].run("block = Block(200)").status == "ok"
+    assert kernels["ana"].run("block = Block(25)").status == "ok"
     assert machine.ask("POST", f"/kernels/uid-61011%2F{kernels['ana'].id}/park", {})[0] == 200
-    assert kernels["carla"].run("block = Block(600)").status == "ok"
+    assert kernels["carla"].run("block = Block(75)").status == "ok"
     kernels["carla"].submit("while True: block.fill(1)")  # and prints nothing
-    kernels["bob"].submit("block = Block(600)")
+    kernels["bob"].submit("block = Block(75)")
     wait_until(lambda: machine.kernel(f"uid-61012%2F{kernels['bob'].id}")["residency"] == "queued")
 
     def inactive_s(user):

@@ -47,7 +47,7 @@ def start(hub, user="ana"):
 def test_a_stopped_server_leaves_its_kernels_parked_and_the_next_one_has_them(hub, wait_until):
     ana = start(hub)
     kernel = ana.start_kernel(path="idle.ipynb")
-    filled = kernel.run(f"{SETUP}\nimport os; block = Block(100, seed=7); print(block.checksum())")
+    filled = kernel.run(f"{SETUP}\nimport os; block = Block(40, seed=7); print(block.checksum())")
     pid, token = kernel.pid, kernel.environment()["JUPYTERHUB_API_TOKEN"]
     browser = hub.log_in("ana")
     # Identified by the Hub, the browser has a cookie.
@@ -58,7 +58,7 @@ def test_a_stopped_server_leaves_its_kernels_parked_and_the_next_one_has_them(hu
     stop(hub, wait_until)
     assert exists(pid)
     kept = hub.machine.kernel(f"uid-{ANA}%2F{kernel.id}")
-    assert kept["residency"] == "parked" and kept["parked_bytes"] >= 100 << 20
+    assert kept["residency"] == "parked" and kept["parked_bytes"] >= 40 << 20
     start(hub)
     seen = browser.get(f"{ana.url}/api/kernels", timeout=60, headers=NAVIGATE, allow_redirects=False)
     assert seen.status_code == 200, "a tab that was open is to go on"
@@ -76,7 +76,7 @@ def test_a_stopped_server_leaves_its_kernels_parked_and_the_next_one_has_them(hu
 def test_a_kernel_that_cannot_be_parked_ends_with_its_server(hub, wait_until):
     ana = start(hub)
     kernel, plain = ana.start_kernel(), ana.start_kernel()
-    kernel.run(f"{SETUP}\nother = Block(50, seed=8)")
+    kernel.run(f"{SETUP}\nother = Block(30, seed=8)")
     pid, plain_pid = kernel.pid, plain.pid
     assert hub.machine.ask("PATCH", "/policy", {"host_reserve_bytes": 1 << 50})[0] == 200  # no park has room
     stop(hub, wait_until)
@@ -92,13 +92,13 @@ def test_administrators_see_kept_kernels_and_end_them(hub, wait_until):
     bob = start(hub, "bob")  # not ana, whose keeper another test may use at the same time
     oldest, plain, filled = (bob.start_kernel(path=f"{name}.ipynb") for name in ("oldest", "plain", "filled"))
     pids = [oldest.pid, plain.pid, filled.pid]
-    filled.run(f"{SETUP}\nblock = Block(64, seed=9)")
+    filled.run(f"{SETUP}\nblock = Block(32, seed=9)")
     stop(hub, wait_until, "bob")
     wait_until(lambda: not exists(pids[0]))
     admin = hub.log_in("admin")
     page = f"{hub.url}/services/affinode/"
     shown = wait_until(lambda: kept_on(admin.get(page, timeout=60, headers=NAVIGATE), "plain", "filled"))
-    assert "64 MiB" in shown
+    assert "32 MiB" in shown
     for kernel, name, pid in ((plain, "plain", pids[1]), (filled, "filled", pids[2])):
         assert exists(pid)
         which = {"node": node_on(shown), "kernel": f"uid-{BOB}/{kernel.id}", "name": name, "action": "end"}

@@ -40,7 +40,7 @@ def gpu_hub(version, users, environment=(), **options):
     """A Hub of these users (with their ids), whose servers share the machine's controller on a simulated GPU."""
     with new_machine() as machine:
         open_to_everyone(machine)
-        machine.simulate(memory="1GiB")
+        machine.simulate(memory="128MiB")
         made = Hub(
             machine,
             version,
@@ -48,6 +48,7 @@ def gpu_hub(version, users, environment=(), **options):
             cmd=[user_python(), *SERVER],
             environment={
                 "JUPYTERHUB_SINGLEUSER_APP": "jupyter_server.serverapp.ServerApp",
+                "AFFINODE_SIM_CONTEXT": "4MiB",
                 **dict(environment),
             },
             **options,
@@ -55,6 +56,8 @@ def gpu_hub(version, users, environment=(), **options):
         (socket,) = {line.split()[1] for line in made.hooks() if line.startswith("socket ")}
         machine.socket = Path(socket)
         made.add(*users)
+        settings = {"margin_bytes": 16 << 20, "host_reserve_bytes": 1 << 28}
+        assert machine.ask("PATCH", "/policy", settings)[0] == 200
         yield made
         for user in users:
             made.ask("DELETE", f"/users/{user}/server")

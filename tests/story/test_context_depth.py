@@ -35,9 +35,9 @@ def park_to(s, kernel, depth):
 def test_a_parked_kernel_leaves_nothing_on_the_gpu_and_is_right_when_it_is_back(stage):
     s = stage(**DEEP)
     kernel = s.kernel()
-    s.ok(kernel, "gpu.allocate('a', 96); gpu.allocate('small', 1); gpu.add('a', 3); x = 41")
+    s.ok(kernel, "gpu.allocate('a', 24); gpu.allocate('small', 1); gpu.add('a', 3); x = 41")
     park_to(s, kernel, "context")
-    assert s.seen(kernel)["text"].startswith("GPU freed completely, 96 MiB safe in RAM")
+    assert s.seen(kernel)["text"].startswith("GPU freed completely, 24 MiB safe in RAM")
     assert s.seen(kernel)["fixed"] == []
     wait_until_used(s, 0)
 

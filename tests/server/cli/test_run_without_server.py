@@ -23,8 +23,9 @@ SUPERVISORS = "jupyter_affinode.client.supervisor"
 @pytest.fixture
 def programs(native, machine):
     """`start(id)`: a program on a GPU that has room for one."""
-    machine.simulate(memory="1GiB")
-    run = (sys.executable, "-m", "jupyter_affinode.cli", "run", "--", sys.executable, "-c", KEEPER, "600")
+    machine.simulate(memory="256MiB")
+    machine.environment["AFFINODE_SIM_CONTEXT"] = "8MiB"
+    run = (sys.executable, "-m", "jupyter_affinode.cli", "run", "--", sys.executable, "-c", KEEPER, "150")
 
     def start(kernel_id):
         errors = (machine.folder / f"{kernel_id}.log").open("wb")
@@ -97,6 +98,7 @@ def test_a_controller_that_is_told_to_end_ends(programs, machine, wait_until):
     wait_until(lambda: not processes_with(machine, SUPERVISORS))
 
 
+@pytest.mark.long
 def test_the_supervisor_passes_a_request_to_end_on(programs, machine, wait_until):
     first = programs("first")
     assert first.stdout.readline() == "ready\n"

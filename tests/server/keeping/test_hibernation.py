@@ -99,12 +99,12 @@ def test_what_a_kernel_has_on_the_gpu_hibernates_with_it(keeping_machine, criu):
     server.transport = "tcp"
     server.start(KEEP)
     kernel = server.start_kernel(path="work.ipynb")
-    assert kernel.run(f"{SETUP}\nblock = Block(96, seed=7)").error is None
+    assert kernel.run(f"{SETUP}\nblock = Block(24, seed=7)").error is None
     before = kernel.run("print(block.checksum())").text
     end(server)
     affinode(server, "hibernate", "work.ipynb")
     (gpu_file,) = images(server)[0].glob("gpu-*")
-    assert gpu_file.stat().st_blocks * 512 >= 96 << 20
+    assert gpu_file.stat().st_blocks * 512 >= 24 << 20
     wait_until(lambda: machine.node()["gpus"][0]["used_bytes"] == 0)
     wait_until(lambda: kernel.id not in machine.kernels())
 

@@ -10,18 +10,19 @@ from jupyter_client.multikernelmanager import AsyncMultiKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-HOLDS = f"{SETUP}\nblock = Block(700, seed=7)\nbefore = block.checksum()"
+HOLDS = f"{SETUP}\nblock = Block(75, seed=7)\nbefore = block.checksum()"
 WAITS = "block.checksum()"
 
 
 @pytest.fixture
 def crowded(native, here, kernelspec, wait_until, factory, monkeypatch):
     """(A machine, `start(kernelspec)`, `crowd(kernel_id)`, which parks that kernel and has another keep the GPU)."""
-    here.simulate(memory="1GiB")
-    for name in ("AFFINODE_SIM", "AFFINODE_SIM_MEMORY", "AFFINODE_SIM_GPUS"):
+    here.simulate(memory="128MiB")
+    here.environment["AFFINODE_SIM_CONTEXT"] = "4MiB"
+    for name in ("AFFINODE_SIM", "AFFINODE_SIM_MEMORY", "AFFINODE_SIM_GPUS", "AFFINODE_SIM_CONTEXT"):
         monkeypatch.setenv(name, here.environment[name])
     monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "affinode-provisioner")
-    here.start_controller("--settle=0.1")
+    here.start_controller("--settle=0.1", f"--NodeController.margin_bytes={16 << 20}")
     kernelspec("by-message", interrupt_mode="message")
     kernelspec("not-python", interrupt_mode="message", language="other")
     managers = []
@@ -62,7 +63,7 @@ def test_nbclient_ends_a_cell_that_waits_for_room_at_its_time_out(crowded):
     machine, start, _ = crowded
     keeps, _ = start("by-message")
     assert machine.ask("POST", f"/kernels/{keeps.kernel_id}/hold", {"duration_s": 600})[0] == 200
-    cells = [nbformat.v4.new_code_cell(code) for code in (SETUP, "Block(700)")]
+    cells = [nbformat.v4.new_code_cell(code) for code in (SETUP, "Block(75)")]
     runner = NotebookClient(
         nbformat.v4.new_notebook(cells=cells),
         kernel_name="by-message",
