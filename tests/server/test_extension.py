@@ -14,6 +14,14 @@ from live_machine import UnixConnection
 from live_server import ENDLESS, JupyterServer
 
 
+@pytest.fixture(scope="module")
+def kernel(shared_server):
+    """A kernel for tests that leave it as they find it."""
+    made = shared_server.start_kernel()
+    yield made
+    made.shutdown()
+
+
 @pytest.fixture
 def followed(shared_server, new_kernel, wait_until):
     """A server whose extension follows a controller; its kernels end with the test."""
@@ -26,7 +34,7 @@ def own(server, kernel) -> dict | None:
     return next((one for one in kernels if one["id"] == kernel.id), None)
 
 
-def test_the_status_has_node_and_own_kernels_with_their_paths(followed, wait_until):
+def test_status_and_controller_have_own_kernels_with_their_paths_also_after_a_rename(followed, wait_until):
     kernel = followed.start_kernel(path="plan.ipynb")
     shown = wait_until(lambda: own(followed, kernel))
     status = followed.affinode()[1]
@@ -34,27 +42,11 @@ def test_the_status_has_node_and_own_kernels_with_their_paths(followed, wait_unt
     assert status["node"]["controller"]["pid"] == followed.machine.controller_pid()
     assert shown["own"] is True and shown["paths"] == ["plan.ipynb"] and shown["path"] == "plan.ipynb"
     assert shown["residency"] == "none" and shown["name"] == "Python 3 (ipykernel)"
-
-
-def test_a_renamed_notebooks_new_path_reaches_the_controller(followed, wait_until):
-    kernel = followed.start_kernel(path="plan.ipynb")
-    machine = followed.machine
-    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("path") == "plan.ipynb")
     sessions = followed.request("GET", "/api/sessions")[1]
     session = next(one for one in sessions if one["kernel"]["id"] == kernel.id)
     followed.request("PATCH", f"/api/sessions/{session['id']}", {"path": "final plan.ipynb"})
-    wait_until(lambda: machine.kernel(kernel.id)["path"] == "final plan.ipynb")
+    wait_until(lambda: followed.machine.kernel(kernel.id)["path"] == "final plan.ipynb")
     assert own(followed, kernel)["paths"] == ["final plan.ipynb"]
-
-
-def test_the_controller_knows_of_open_cells(followed, wait_until):
-    machine, kernel = followed.machine, followed.start_kernel()
-    wait_until(lambda: machine.kernel(kernel.id))
-    message_id = kernel.begin(ENDLESS)
-    wait_until(lambda: machine.kernel(kernel.id)["cell_open"])
-    kernel.interrupt()
-    assert kernel.wait(message_id).error == "KeyboardInterrupt"
-    wait_until(lambda: not machine.kernel(kernel.id)["cell_open"])
 
 
 def test_a_new_controller_is_told_of_open_cells_and_names(followed, wait_until):
@@ -68,9 +60,14 @@ def test_a_new_controller_is_told_of_open_cells_and_names(followed, wait_until):
     assert "Lost the GPU controller" in followed.log()
 
 
-def test_a_restart_and_a_shutdown_are_followed(followed, wait_until):
+def test_the_controller_knows_of_open_cells_and_of_what_ends_them(followed, wait_until):
     machine, kernel = followed.machine, followed.start_kernel()
     wait_until(lambda: machine.kernel(kernel.id))
+    message_id = kernel.begin(ENDLESS)
+    wait_until(lambda: machine.kernel(kernel.id)["cell_open"])
+    kernel.interrupt()
+    assert kernel.wait(message_id).error == "KeyboardInterrupt"
+    wait_until(lambda: not machine.kernel(kernel.id)["cell_open"])
     kernel.submit(ENDLESS)
     wait_until(lambda: machine.kernel(kernel.id)["cell_open"])
     kernel.restart()
@@ -96,8 +93,7 @@ def test_a_kernel_of_another_provisioner_is_followed_without_harm(followed, kern
     assert "failed" not in followed.log()
 
 
-def test_hold_and_release_through_the_server(followed, wait_until):
-    kernel = followed.start_kernel()
+def test_hold_and_release_through_the_server(followed, kernel, wait_until):
     wait_until(lambda: own(followed, kernel))
     status, held = followed.affinode(f"kernels/{kernel.id}/hold", "POST", {"duration_s": 3600})
     assert status == 200 and 3000 < held["held_for_s"] <= 3600 and held["own"] is True
@@ -198,8 +194,7 @@ def test_reading_and_moving_need_the_right_to_read_and_write_kernels(native, mac
         assert server.affinode("kept/none", "DELETE")[0] == (404 if moving == 200 else 403)
 
 
-def test_polling_does_not_keep_the_server_alive(followed):
-    kernel = followed.start_kernel()
+def test_polling_does_not_keep_the_server_alive(followed, kernel):
     followed.affinode(f"kernels/{kernel.id}/release", "POST", {})
 
     def last_activity() -> str:
@@ -330,6 +325,7 @@ def test_a_server_whose_kernels_a_gateway_starts_says_so_and_starts_no_controlle
     assert server.request("DELETE", f"/api/kernels/{started['id']}")[0] == 204
 
 
+@pytest.mark.long
 def test_two_servers_of_one_person_share_the_controller(native, machine, server, other_server, wait_until):
     server.start()
     machine.environment |= {"JUPYTERHUB_USER": "ana", "JUPYTERHUB_SERVER_NAME": "gpu"}

@@ -69,20 +69,16 @@ def in_subshell(client: Any, subshell: str, code: str) -> str:
     return message["header"]["msg_id"]
 
 
-async def test_a_cell_opens_and_closes(tracked):
-    _, client, _, heard = await tracked()
-    message_id = client.execute("input_ = 1")
-    await until(lambda: len(heard.cells) == 2)
-    assert heard.cells == [(True, message_id), (False, None)]
-
-
-async def test_what_is_no_execution_is_no_cell(tracked):
+async def test_a_cell_opens_and_closes_and_what_is_no_execution_is_no_cell(tracked):
     _, client, tracker, heard = await tracked()
     seen = tracker.cells.messages
     client.is_complete("import this")
     client.kernel_info()
     await until(lambda: tracker.cells.messages >= seen + 4)
     assert heard.cells == []
+    message_id = client.execute("input_ = 1")
+    await until(lambda: len(heard.cells) == 2)
+    assert heard.cells == [(True, message_id), (False, None)]
 
 
 async def test_a_subshells_cell_does_not_close_the_main_shells(tracked):

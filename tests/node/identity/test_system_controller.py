@@ -28,18 +28,24 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 @pytest.fixture
 def daemon(shared_machine):
-    """The machine's controller of all users; `STAFF` are its administrators."""
+    """The machine's controller of all users, a process of its own."""
     machine = shared_machine
-    machine.start_controller("--system", "--settle=0.1", f"--admin-group={STAFF}", patient=True)
+    machine.start_controller("--system", "--settle=0.1", patient=True)
     yield machine
     assert "Traceback" not in machine.controller_log(), machine.controller_log()
     assert "a pass failed" not in machine.controller_log()
 
 
 @pytest.fixture
-def two(daemon, person):
-    """Alice and Bob, each with a kernel that both call k1."""
-    alice, bob = person(ALICE), person(BOB)
+def two(node, shared_machine, person):
+    """Alice and Bob, each with a kernel that both call k1; `STAFF` are the administrators."""
+    history = HistoryOptions(shared_machine.socket.with_name("ledger.sqlite"))
+    node(access=EveryUserAccess(admin_group=str(STAFF)), history=history)
+    return with_kernels(person(ALICE), person(BOB))
+
+
+def with_kernels(alice, bob):
+    """Give each a kernel k1."""
     alice.shim("k1", resident=300 * MIB)
     bob.shim("k1", resident=200 * MIB)
     assert alice.ask("PUT", "/kernels/k1", {"name": "thesis", "path": "a/thesis.ipynb"})[0] == 200
@@ -112,10 +118,10 @@ def test_the_limit_on_one_users_kernels_leaves_other_users_alone(two):
     assert alice.ask("PUT", "/kernels/new", {})[0] == 200
 
 
-def test_no_kernel_is_lost_when_it_is_killed_and_started_again_at_any_moment(daemon, two, wait_until):
-    alice, bob = two
+def test_no_kernel_is_lost_when_it_is_killed_and_started_again_at_any_moment(daemon, person, wait_until):
+    alice, bob = with_kernels(person(ALICE), person(BOB))
     alice.ask("POST", "/kernels/k1/park", {})
-    for _ in range(3):
+    for _ in range(3 if os.environ.get("TEST_STRIDE") else 1):
         os.kill(daemon.controller_pid(), signal.SIGKILL)
         wait_until(lambda: alice.shims[-1].heard.ended and bob.shims[-1].heard.ended)
         daemon.start_controller("--system", "--settle=0.1", patient=True)
@@ -186,6 +192,7 @@ def test_two_unix_users_can_do_each_other_nothing(daemon):
     run_attack(daemon, start(ALICE), start(BOB), [f"uid-{ALICE}/secret", f"user-{ALICE}/secret"])
 
 
+@pytest.mark.long
 def test_two_containers_of_one_user_id_can_do_each_other_nothing(shared_machine, tmp_path):
     """Pid namespaces stand for containers; the user id says nothing, grants say everything."""
     machine = shared_machine

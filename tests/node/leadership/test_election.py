@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from fake_shim import MIB
 
+from jupyter_affinode.node.app import NodeController
 from jupyter_affinode.node.leadership.election import AlreadyServed, Election, GpuServed
 
 CONTROLLER = (sys.executable, "-m", "jupyter_affinode.node", "--settle=0.1")
@@ -96,25 +97,25 @@ def test_bad_settings_are_refused_at_the_start(machine):
         None,
     ],
 )
-def test_a_system_controller_refuses_to_start_on_an_invalid_configuration(machine, words):
+def test_a_system_controller_refuses_to_start_on_an_invalid_configuration(tmp_path, capsys, words):
     """It would let every user in as any user they name."""
-    config = machine.folder / "settings.py"
+    config = tmp_path / "settings.py"
     if words is not None:
         config.write_text(words)
-    command = (*CONTROLLER, "--system", f"--config={config}")
-    process = machine.start(*command, stderr=subprocess.PIPE, text=True)
-    assert process.wait(timeout=60) == 1
-    assert "its settings cannot be read" in process.stderr.read()
-    process.stderr.close()
+    with pytest.raises(SystemExit) as ended:
+        NodeController().initialize(["--system", f"--config={config}"])
+    assert ended.value.code == 1
+    assert "its settings cannot be read" in capsys.readouterr().err
 
 
-def test_a_socket_that_cannot_be_is_refused_in_words(machine):
-    command = (*CONTROLLER, f"--socket={machine.folder / ('a' * 100) / 'node.sock'}")
-    process = machine.start(*command, stderr=subprocess.PIPE, text=True)
-    assert process.wait(timeout=60) == 1
-    told = process.stderr.read()
+def test_a_socket_that_cannot_be_is_refused_in_words(tmp_path, capsys):
+    controller = NodeController()
+    controller.initialize([f"--socket={tmp_path / ('a' * 100) / 'node.sock'}"])
+    with pytest.raises(SystemExit) as ended:
+        controller.start()
+    assert ended.value.code == 1
+    told = capsys.readouterr().err
     assert "is too long" in told and "Traceback" not in told
-    process.stderr.close()
 
 
 def test_two_controllers_of_different_sockets_never_serve_one_gpu(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,17 +10,35 @@ from pathlib import Path
 
 import pytest
 from keepers import keepers
+from live_machine import new_machine
+from live_server import JupyterServer
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+@contextlib.contextmanager
+def with_own_keeper(machine):
+    """Have the machine's keeper be its own."""
+    machine.environment["AFFINODE_FOLDER"] = str(machine.folder / "own")
+    yield
+    for pid in keepers(machine):
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
 def keeping_machine(machine):
     """A machine whose keeper is its own."""
-    machine.environment["AFFINODE_FOLDER"] = str(machine.folder / "own")
-    yield machine
-    for pid in keepers(machine):
-        os.kill(pid, signal.SIGKILL)
+    with with_own_keeper(machine):
+        yield machine
+
+
+@pytest.fixture(scope="module")
+def keeping_server():
+    """A server on such a machine for a module's tests, which start it, end it and start it again."""
+    with new_machine() as machine, with_own_keeper(machine):
+        made = JupyterServer(machine)
+        yield made
+        made.stop()
 
 
 @pytest.fixture(scope="session")

@@ -66,8 +66,15 @@ def test_children_get_the_old_startup_back(machine, shared_server, new_kernel, k
     assert kernel.run("print(mine, chained)").text.split() == [str(old), str(old)]
 
 
-def test_an_ipython_kernels_namespace_stays_clean(new_kernel):
-    kernel = new_kernel()
+@pytest.fixture(scope="module")
+def kernel(shared_server):
+    """An ordinary kernel, for tests that leave it as they find it."""
+    made = shared_server.start_kernel()
+    yield made
+    made.shutdown()
+
+
+def test_an_ipython_kernels_namespace_stays_clean(kernel):
     assert "affinode" not in kernel.run("print(dir())").text
     assert kernel.run("print(__doc__)").text.startswith("Automatically created module")
     assert "%gpu_park" in kernel.run("%lsmagic").text
@@ -134,8 +141,7 @@ def test_a_library_that_is_not_loaded_is_told_apart(shared_server, new_kernel, k
     assert "not loaded in this kernel" in kernel.run("%gpu_park").text
 
 
-def test_the_cell_magic_runs_its_body_whether_or_not_the_gpu_was_freed(new_kernel):
-    kernel = new_kernel()
+def test_the_cell_magic_runs_its_body_whether_or_not_the_gpu_was_freed(kernel):
     ran = kernel.run("%%gpu_park\nvalue = 40\nvalue + 2")
     assert ran.status == "ok" and ran.text.startswith("Not freed: ") and ran.text.endswith("42")
     assert kernel.run("print(value)").text == "40\n"
@@ -144,8 +150,7 @@ def test_the_cell_magic_runs_its_body_whether_or_not_the_gpu_was_freed(new_kerne
     assert failed.status == "error" and failed.error == "ZeroDivisionError"
 
 
-def test_a_hold_without_a_time_that_makes_sense_is_one_line(new_kernel):
-    kernel = new_kernel()
+def test_a_hold_without_a_time_that_makes_sense_is_one_line(kernel):
     for argument in ("soon", "10", "1h later", "0s"):
         ran = kernel.run(f"%gpu_hold {argument}")
         assert ran.status == "ok" and ran.text.startswith("Not kept: ") and ran.text.count("\n") == 1

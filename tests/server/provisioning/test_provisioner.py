@@ -63,37 +63,23 @@ async def begin(client: Any, code: str) -> str:
 
 
 @pytest.mark.parametrize("provisioner", PROVISIONERS)
-async def test_an_interrupt_ends_a_cell(native, kernel_manager, ready_client, provisioner):
-    manager = await kernel_manager(provisioner)
-    client = await ready_client(manager)
-    message_id = await begin(client, WAITING)
-    await manager.interrupt_kernel()
-    reply = await reply_of(client, message_id)
-    assert reply["ename"] == "KeyboardInterrupt"
-    assert (await reply_of(client, client.execute("1")))["status"] == "ok"
-
-
-@pytest.mark.parametrize("provisioner", PROVISIONERS)
-async def test_a_restart_keeps_the_kernels_id_and_gives_a_new_process(
+async def test_a_kernel_is_interrupted_restarted_under_its_id_and_shut_down(
     native, kernel_manager, ready_client, provisioner
 ):
     manager = await kernel_manager(provisioner)
     client = await ready_client(manager)
+    message_id = await begin(client, WAITING)
+    await manager.interrupt_kernel()
+    assert (await reply_of(client, message_id))["ename"] == "KeyboardInterrupt"
+    assert (await reply_of(client, client.execute("1")))["status"] == "ok"
     before, pid = manager.kernel_id, manager.provisioner.pid
     await manager.restart_kernel()
     assert manager.kernel_id == before and manager.provisioner.pid != pid
     environ = environment_of_started(manager.provisioner.pid)
     assert (f"AFFINODE_KERNEL_ID={before}".encode() in environ) == (provisioner == "affinode-provisioner")
     await client.wait_for_ready(timeout=60)
-
-
-@pytest.mark.parametrize("now", [False, True])
-@pytest.mark.parametrize("provisioner", PROVISIONERS)
-async def test_a_shutdown_ends_the_process(native, kernel_manager, ready_client, provisioner, now):
-    manager = await kernel_manager(provisioner)
-    await ready_client(manager)
     pid = manager.provisioner.pid
-    await manager.shutdown_kernel(now=now)
+    await manager.shutdown_kernel()
     assert not exists(pid)
 
 
@@ -187,7 +173,9 @@ class TestWithAController:
         assert kernel["residency"] == "none"
         await manager.restart_kernel(now=True)
         assert here.kernel(manager.kernel_id) is not None
+        pid = manager.provisioner.pid
         await manager.shutdown_kernel(now=True)
+        assert not exists(pid)
         wait_until(lambda: here.kernel(manager.kernel_id) is None)
 
     async def test_a_kernel_that_ends_before_it_was_introduced_leaves_nothing_behind(
@@ -200,7 +188,7 @@ class TestWithAController:
         wait_until(lambda: "affinode-introduce" not in [each.name for each in threading.enumerate()])
         wait_until(lambda: here.kernel(manager.kernel_id) is None)
 
-    async def test_an_interrupt_waits_for_nothing_and_reaches_the_controller(
+    async def test_one_that_is_stopped_delays_nothing_and_hears_of_an_interrupt_afterwards(
         self, native, here, kernel_manager, ready_client, wait_until
     ):
         controller = here.start_controller()
@@ -216,29 +204,31 @@ class TestWithAController:
         finally:
             controller.send_signal(signal.SIGCONT)
         wait_until(lambda: f"cancel {manager.kernel_id}" in here.controller_log())
+        controller.send_signal(signal.SIGSTOP)
+        try:
+            await manager.shutdown_kernel()
+            assert not await manager.is_alive()
+        finally:
+            controller.send_signal(signal.SIGCONT)
 
-    @pytest.mark.parametrize("state", ["stopped", pytest.param("killed", marks=pytest.mark.long)])
-    async def test_one_that_does_not_answer_delays_nothing(
-        self, native, here, kernel_manager, ready_client, state
-    ):
+    @pytest.mark.long
+    async def test_one_that_was_killed_delays_nothing(self, native, here, kernel_manager, ready_client):
         controller = here.start_controller()
         manager = await kernel_manager()
         client = await ready_client(manager)
         message_id = await begin(client, WAITING)
-        controller.send_signal(signal.SIGSTOP if state == "stopped" else signal.SIGKILL)
+        controller.kill()
         await manager.interrupt_kernel()
         assert (await reply_of(client, message_id))["ename"] == "KeyboardInterrupt"
         await manager.shutdown_kernel()
         assert not await manager.is_alive()
-        controller.send_signal(signal.SIGCONT)
 
 
-def test_a_kernel_that_dies_is_started_again_and_managed(native, machine, server, wait_until):
-    server.start()
-    kernel = server.start_kernel()
+def test_a_kernel_that_dies_is_started_again_and_managed(shared_server, new_kernel, wait_until):
+    kernel = new_kernel()
     pid = kernel.pid
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: "restarting kernel" in server.log())
+    wait_until(lambda: "restarting kernel" in shared_server.log())
     kernel.wait_for_ready()
     assert kernel.pid != pid
     assert kernel.environment()["AFFINODE_KERNEL_ID"] == kernel.id
