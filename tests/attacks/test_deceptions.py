@@ -44,6 +44,7 @@ def lending_scene(gpu_machine):
         yield made
 
 
+@pytest.mark.long
 def test_one_user_is_lent_no_more_host_memory_than_there_is_to_lend(lending_scene, wait_until):
     scene = lending_scene
 

@@ -34,9 +34,8 @@ def any_scene(gpu_machine, request):
         yield made
 
 
-@pytest.mark.parametrize(
-    "attack", ["lingering_on_link", pytest.param("lingering_on_api", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("attack", ["lingering_on_link", "lingering_on_api"])
 def test_a_bystander_is_answered_while_descriptors_linger(any_scene, attack, wait_until):
     before = any_scene.descriptors()
     with any_scene.attack(attack):

@@ -50,7 +50,7 @@ def on_disk(person, kernel_id):
 
 def test_names_that_another_user_takes_stop_no_spill(spilling_scene, spill_dir, wait_until):
     scene = spilling_scene
-    program = scene.program(HONEST, "thesis", 200)
+    program = scene.program(HONEST, "thesis", 25)
     assert program.is_well() and program.uses_gpu()  # zeros would take no memory
     with scene.attack("taking_spill_names", str(spill_dir), str(HONEST)):
         for _ in range(2):
@@ -99,9 +99,8 @@ def spilled(scene):
     return re.findall(rf"uid-{ATTACKER}/(\S+) goes to disk", scene.machine.controller_log())
 
 
-@pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=LONG) for how in ("mute", "written", "revoked", "mute-renewed")]
-)
+@LONG
+@pytest.mark.parametrize("how", ["mute", "written", "revoked", "mute-renewed"])
 def test_kernels_that_have_no_host_memory_are_not_waited_for(spilling_scene, how, wait_until):
     """Nor asked: together they have far less than one of them claims."""
     scene = spilling_scene
@@ -118,17 +117,12 @@ def told_bytes(scene):
     return [int(size) * MIB for size in re.findall(rf"uid-{ATTACKER}/\S+ goes to disk \((\d+) MiB\)", log)]
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "real-mute-renewed",
-        *(pytest.param(how, marks=LONG) for how in ("real-revoked-renewed", "real-written-renewed")),
-    ],
-)
+@LONG
+@pytest.mark.parametrize("how", ["real-mute-renewed", "real-revoked-renewed", "real-written-renewed"])
 def test_a_user_whose_spills_come_to_nothing_is_not_asked_again_and_again(spilling_scene, how, wait_until):
     """By whatever other kernels."""
     scene = spilling_scene
-    program = scene.program(HONEST, "thesis", 200)
+    program = scene.program(HONEST, "thesis", 25)
     assert program.is_well() and program.uses_gpu()
     # A user is judged by the words for a GiB (execution/disk_transfers.py); else no more may be written in a day.
     change(scene, spill_daily_bytes=16 * DAILY)

@@ -25,6 +25,7 @@ def lots(scene):
     return scene.machine.node()["host"]["lots"]
 
 
+@pytest.mark.long
 def test_many_links_of_one_process_are_lent_what_one_is(stocked_scene, wait_until):
     scene = stocked_scene
     wait_until(lambda: lots(scene)["ready_bytes"] == STOCK)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from live_machine import UnixConnection, ask
 from people import command_of
 from scene import HONEST, PATIENCE_S
@@ -17,6 +18,7 @@ from jupyter_affinode import environment
 SCRIPT = str(Path(sys.executable).with_name("jupyter-affinode"))
 
 
+@pytest.mark.long
 def test_nothing_that_is_started_in_another_users_folder_runs_its_code(scene, wait_until):
     """Neither as the honest user nor as root, whose controller starts itself again for the simulated GPU."""
     machine = scene.machine

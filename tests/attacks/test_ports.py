@@ -53,8 +53,9 @@ def ports(gpu_machine):
         yield Ports(scene, metrics, api, key.read_bytes())
 
 
-@pytest.mark.parametrize("sources", [1, pytest.param(200, marks=pytest.mark.long)])
-@pytest.mark.parametrize("way", [WAYS[0], *(pytest.param(way, marks=pytest.mark.long) for way in WAYS[1:])])
+@pytest.mark.long
+@pytest.mark.parametrize("sources", [1, 200])
+@pytest.mark.parametrize("way", WAYS)
 def test_connections_without_credentials_keep_no_client_from_either_port(ports, way, sources):
     assert ports.answers(ports.metrics) == ports.answers(ports.api) == [200] * ASKED
     with ports.scene.attack("holding_ports", way, str(sources), str(ports.metrics), str(ports.api)):

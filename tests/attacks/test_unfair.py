@@ -8,10 +8,11 @@ import pytest
 from scene import ATTACKER, HONEST, scene_on
 
 
+@pytest.mark.long
 def test_a_kernel_comes_back_while_another_users_processes_reserve_the_gpu_and_never_take_it(
     scene, wait_until
 ):
-    program = scene.program(HONEST, "thesis", 200)
+    program = scene.program(HONEST, "thesis", 50)
     assert program.is_well()
     scene.park("thesis")
     with scene.attack("reserving"):

@@ -34,14 +34,8 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGTERM,
-        pytest.param(signal.SIGHUP, marks=pytest.mark.long),
-        pytest.param(signal.SIGINT, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_demo_that_is_ended_by_a_signal_leaves_no_process_and_no_folder(
     native, wait_until, tmp_path, number
 ):

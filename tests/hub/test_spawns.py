@@ -122,6 +122,7 @@ def test_a_hub_that_ends_while_a_spawn_is_followed_ends_cleanly(wait_until):
         assert "Traceback" not in site.hub.log() and "already running" not in site.hub.log(), site.hub.log()
 
 
+@pytest.mark.long
 def test_a_killed_hub_leaves_no_request_and_starts_again(site, user, wait_until):
     site.hub.spawn(user)
     wait_until(lambda: site.queue() == ["a server that starts"], timeout=60)

@@ -28,7 +28,10 @@ c.ProfilesSpawner.profiles = [
 """
 
 
-@pytest.fixture(scope="module", params=["6", pytest.param("5", marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("6", marks=pytest.mark.long), pytest.param("5", marks=pytest.mark.long)],
+)
 def site(request):
     with another_site(
         request.param, {"later": PROFILES}, grant_audience=["tests"], start_timeout=120

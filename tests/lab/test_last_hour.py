@@ -196,6 +196,7 @@ CHOOSE = """async name => {
 }"""
 
 
+@pytest.mark.long
 def test_two_thousand_events_of_thirty_kernels_are_drawn_quickly(panel):
     answer, page = recorded.busy_machine(), panel.lab.page
     panel.changes = 90
@@ -226,6 +227,7 @@ def test_two_thousand_events_of_thirty_kernels_are_drawn_quickly(panel):
     assert statistics.median(times[1:]) < DRAWN_MS
 
 
+@pytest.mark.long
 def test_a_real_notebook_that_is_freed_and_comes_back_is_seen_without_another_request(page):
     ended = page.open_notebook("ended.ipynb", lab_cells.allocate(32))
     assert "allocated" in ended.run_cell(0)

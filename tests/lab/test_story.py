@@ -185,6 +185,7 @@ def test_a_wait_that_lasts_is_told_once_and_can_be_stopped_there(page, open_lab)
     done.touch()
 
 
+@pytest.mark.long
 def test_a_refusal_is_told_with_its_reason(page):
     done = page.server.machine.work / "busy-done"
     notebook = page.open_notebook("busy.ipynb", lab_cells.allocate(100), lab_cells.compute_until(str(done)))

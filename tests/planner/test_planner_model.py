@@ -8,6 +8,7 @@ from dataclasses import replace
 from statistics import mean, stdev
 
 import pytest
+from drawn import examples
 from small_plans import FREE, PLAIN, random_sessions, replay, session
 
 import jupyter_affinode.planner.model.replay as replay_module
@@ -46,7 +47,7 @@ IN_CI = ("idle", "time_slice", "computing in turns")
 )
 def test_memory_is_never_over_capacity_and_every_cell_comes_to_its_end(way):
     """The replay itself raises ModelBroken otherwise, after every event."""
-    for seed in range(12):
+    for seed in range(examples(12)):
         sessions = random_sessions(random.Random(seed), 9, 12, most_gib=30)
         outcome = Replay(SMALL, SECONDS, WAYS[way], sessions).run()
         ended_badly = sum(
@@ -138,7 +139,7 @@ def test_a_policy_that_starves_a_kernel_is_noticed(monkeypatch):
         replay(sessions, gpu_bytes=40 * GIB).run()
 
 
-@pytest.mark.parametrize("way", ["wait", "time_slice"])
+@pytest.mark.parametrize("way", ["wait", pytest.param("time_slice", marks=pytest.mark.long)])
 def test_a_replay_gives_the_same_again(way):
     sessions = random_sessions(random.Random(5), 12, 12, most_gib=30)
     first, again = (Replay(SMALL, SECONDS, WAYS[way], sessions).run() for _ in range(2))

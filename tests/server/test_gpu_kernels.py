@@ -133,6 +133,7 @@ def test_a_restart_gives_a_fresh_kernel_and_the_memory_back(gpu_server, wait_unt
     assert kernel.state()["residency"] == "none"
 
 
+@pytest.mark.long
 def test_a_kernel_that_waits_is_not_culled_and_one_that_is_parked_is(
     gpu_machine, server, becomes, wait_until
 ):

@@ -111,6 +111,7 @@ def test_one_changed_argument_is_noticed(rig: Rig) -> None:
     assert "cuMemsetD8_v2(lcl) by linking" in called.stdout
 
 
+@pytest.mark.long
 def test_a_function_that_passes_the_gate_by_is_noticed(rig: Rig) -> None:
     """The rig can tell a shim that wraps nothing from one that wraps everything that waits."""
     called = rig.call("shim")

@@ -30,7 +30,7 @@ def kill_controller(s: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    "residency", ["parked", *(pytest.param(name, marks=long) for name in ("none", "resident", "queued"))]
+    "residency", [pytest.param(name, marks=long) for name in ("none", "resident", "parked", "queued")]
 )
 def test_after_a_controllers_death_the_next_one_knows_every_kernel(crashing, residency):
     s = crashing
@@ -106,7 +106,7 @@ def doomed(crashing) -> Iterator[JupyterServer]:
 
 @pytest.mark.parametrize(
     "residency",
-    ["queued", *(pytest.param(name, marks=long) for name in ("resident", "parking", "parked", "resuming"))],
+    [pytest.param(name, marks=long) for name in ("queued", "resident", "parking", "parked", "resuming")],
 )
 def test_a_killed_server_takes_only_its_own_kernels_along(crashing, doomed, residency):
     """As without us: ipykernel ends with its parent, at every residency, and what it held is free for others."""

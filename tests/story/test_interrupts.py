@@ -112,6 +112,7 @@ def test_signals_that_are_not_interrupts_cancel_nothing(crowded):
     assert (done.status, done.text) == ("ok", "True -9\n"), done
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("action", ["restart", pytest.param("shutdown", marks=pytest.mark.long)])
 def test_a_waiting_kernel_is_restarted_and_shut_down_without_the_gpu_that_it_waits_for(crowded, action):
     s, waiter, holder = crowded

@@ -98,6 +98,7 @@ def group(stage):
     return make
 
 
+@pytest.mark.long
 def test_while_one_process_computes_none_is_parked_and_then_all_are_together(group):
     g = group()
     g.tell("flag = ctypes.c_uint32.from_address(ok(cu.cuMemHostAlloc(4, 0)))", "True")

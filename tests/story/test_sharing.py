@@ -91,6 +91,7 @@ def test_a_request_that_can_never_fit_sees_its_own_out_of_memory(stage):
     assert s.ok(kernel, "gpu.allocate('a', 12); gpu.check('a')") == "True"
 
 
+@pytest.mark.long
 def test_a_queued_kernel_that_holds_a_lock_and_the_resident_cell_that_waits_for_it_both_finish(
     stage, wait_until
 ):
@@ -131,6 +132,7 @@ def begin_to_compute(s, kernel):
     return cell
 
 
+@pytest.mark.long
 def test_a_kernel_waits_while_as_many_compute_as_may_and_is_told_so(stage):
     """There is GPU memory for both."""
     s = stage(**SMALL, idle_timeout_s=0.3)

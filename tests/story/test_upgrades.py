@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from story_stage import SMALL
 
 # A controller that starts while there is such a file is of the next version.
@@ -15,6 +16,7 @@ if "jupyter_affinode.node" in sys.orig_argv and os.path.exists({mark!r}):
 """
 
 
+@pytest.mark.long
 def test_a_kernel_that_lives_through_an_upgrade_computes_on_and_is_said_to_be_not_managed(
     gpu_machine, own_stage
 ):

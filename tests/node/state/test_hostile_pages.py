@@ -10,6 +10,8 @@ import os
 import random
 from types import SimpleNamespace
 
+from drawn import examples
+
 from jupyter_affinode.node.execution.allocations import Rooms
 from jupyter_affinode.node.execution.effects import Effects, Parts
 from jupyter_affinode.node.execution.notices import Notices
@@ -42,7 +44,7 @@ from jupyter_affinode.node.system.nvml import NvmlSample
 from jupyter_affinode.node.views import serializers as describe
 from jupyter_affinode.settings.policy import GIB, MIB, Settings
 
-HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", "8"))
+HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", examples(8)))
 STEPS = 60
 PROCESSES_MAX = 12
 GPUS = [gpu_uuid(bytes([number] * 16)) for number in range(4)]  # NVML knows the first two or three

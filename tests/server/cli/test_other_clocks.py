@@ -13,7 +13,8 @@ AHEAD = ("unshare", "--time", "--monotonic", "500000")  # days, in seconds
 OF_KERNELS, OF_CONTROLLER = "kernels ahead", "controller ahead"
 
 
-@pytest.mark.parametrize("clocks", [OF_KERNELS, pytest.param(OF_CONTROLLER, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("clocks", [OF_KERNELS, OF_CONTROLLER])
 def test_a_kernel_with_another_clock_is_parked_when_idle_and_only_then(native, machine, wait_until, clocks):
     needs_namespaces(*AHEAD, "true")
     machine.simulate(memory="1GiB")

@@ -81,6 +81,7 @@ def test_a_real_servers_kernel(native, machine, server, choice):
     assert len(said) == 1, said
 
 
+@pytest.mark.long
 def test_a_disabled_extension_leaves_kernels_and_answers_so(native, machine, server):
     server.start("--AffinodeExtension.enabled=False")
     assert provisioner_of(server.start_kernel()) == "other"

@@ -14,6 +14,7 @@ DEVICES = f"import os; print(os.environ.get({VISIBLE!r}, 'none'), os.environ.get
 TWO = PlacedOn(["GPU-b", "GPU-a"], [1, 0], 2)
 
 
+@pytest.mark.long
 def test_each_kernel_gets_the_gpu_with_the_most_room(gpu_machine, wait_until):
     gpu_machine.simulate(memory="1GiB", gpus=2)
     server = JupyterServer(gpu_machine).start("--AffinodeExtension.place_kernels=True")
@@ -23,10 +24,10 @@ def test_each_kernel_gets_the_gpu_with_the_most_room(gpu_machine, wait_until):
         placed = numbers.split(",")
         assert (sorted(placed), order) == (["0", "1"], "PCI_BUS_ID"), "both are of one kind, and seen"
         known = [gpu["uuid"] for gpu in gpu_machine.node()["gpus"]]
-        assert first.run(f"{SETUP}\nblock = Block(256)").status == "ok"
+        assert first.run(f"{SETUP}\nblock = Block(32)").status == "ok"
         wait_until(lambda: gpu_machine.kernel(first.id)["resident_bytes"])
         used = {gpu["uuid"]: gpu["resident_bytes"] for gpu in gpu_machine.kernel(first.id)["gpus"]}
-        assert used[known[int(placed[0])]] == 256 * 2**20, "the first device is the one it was placed on"
+        assert used[known[int(placed[0])]] == 32 * 2**20, "the first device is the one it was placed on"
         second = server.start_kernel()
         assert second.run(DEVICES).text.split()[0].split(",") == placed[::-1]
     finally:

@@ -52,7 +52,11 @@ async def test_a_kernel_that_lost_the_shim_is_reported_once(
 
 
 @pytest.mark.parametrize(
-    "argv", [KERNEL, ["sh", "-c", '"$0" "$@"; exit $?', *KERNEL]], ids=["python", "a shell"]
+    "argv",
+    [
+        pytest.param(KERNEL, id="python", marks=pytest.mark.long),
+        pytest.param(["sh", "-c", '"$0" "$@"; exit $?', *KERNEL], id="a shell"),
+    ],
 )
 async def test_a_kernel_that_has_it_is_not_although_it_never_used_the_gpu(
     native, kernelspec, kernel_manager, sights, caplog, argv
@@ -73,6 +77,7 @@ def test_a_process_that_is_gone_tells_nothing():
     assert not shim_sight.lacks_shim(ended.pid, "kernel-1.json")
 
 
+@pytest.mark.long
 async def test_a_kernelspec_that_preloads_address_sanitizer_starts_with_the_shim(
     native, kernelspec, kernel_manager, caplog
 ):

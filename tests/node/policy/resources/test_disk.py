@@ -10,6 +10,7 @@ import pytest
 import snapshots
 from disk_host import GPU as DISK_GPU
 from disk_host import DiskHost
+from drawn import examples
 from scenes import SameMoves
 from short_host import PARK_S, RESUME_S, sharer, thinking
 from snapshots import IDLE, NOW, A
@@ -34,7 +35,7 @@ from jupyter_affinode.settings.policy import GIB
 
 RESERVE = IDLE.host_reserve_bytes
 WHY = "room to free another kernel"
-HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", "15"))
+HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", examples(15)))
 
 
 def resident(name, size, **use):
@@ -269,8 +270,13 @@ def test_ten_kernels_take_turns_with_host_memory_for_two_and_a_disk():
     assert counts["spills"] > 10 and not machine.refused, counts
 
 
-@pytest.mark.parametrize("exchanges", [False, True])
-@pytest.mark.parametrize(("count", "on_gpu"), [(6, 2), (10, 4)])
+LARGER = [(6, 2, False), (10, 4, True), (10, 4, False)]
+
+
+@pytest.mark.parametrize(
+    ("count", "on_gpu", "exchanges"),
+    [(6, 2, True), *(pytest.param(*each, marks=pytest.mark.long) for each in LARGER)],
+)
 def test_a_waiter_waits_for_a_write_a_read_and_a_move_of_each_before_it_at_most(count, on_gpu, exchanges):
     """The disk's rate makes the longest wait: 20 GiB take it ten seconds in each direction."""
     seed = random.randrange(1 << 32)

@@ -10,6 +10,7 @@ import os
 import random
 
 import pytest
+from drawn import examples
 from scenes import START
 from short_host import ShortHost, sharer, thinking
 
@@ -19,7 +20,7 @@ from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.wait_estimates import estimate_waits
 from jupyter_affinode.settings.policy import GIB
 
-HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", "15"))
+HISTORIES = int(os.environ.get("AFFINODE_HISTORIES", examples(15)))
 LONG_AGO_S = 100.0
 
 
