@@ -247,7 +247,7 @@ def _kernel_view(kernel: Json) -> KernelView:
         bytes_in_words(kernel["footprint_bytes"]),
         "" if kernel["idle_s"] is None or not is_on_gpu else duration_in_words(kernel["idle_s"]),
         (
-            *(() if residency in (*MOVING, "lost", "none") else filter(None, actions)),
+            *(() if residency in (*MOVING, "lost", "none", "hibernated") else filter(None, actions)),
             *(("end",) if _is_kept(kernel) else ()),
         ),
     )

@@ -24,6 +24,7 @@ STATES = {
     "queued": "Waiting",
     "resuming": "Getting it back",
     "lost": "GPU state lost",
+    "hibernated": "Hibernated",
 }
 NOTEBOOK_LEAST = 16  # columns for a notebook's path, however narrow the terminal is
 WIDEST = 110  # columns of a line that is read
@@ -151,7 +152,7 @@ def _notes(kernel: dict[str, Any]) -> list[str]:
         f"{bytes_in_words(entry['bytes'])} stays on the GPU: {entry['text']}"
         for entry in kernel.get("fixed") or []
     ]
-    if kernel.get("disk_bytes"):
+    if kernel.get("disk_bytes") and kernel["residency"] != "hibernated":
         return_s = kernel.get("resume_estimate_s") if kernel["residency"] == "parked" else None
         returns = "" if return_s is None else f", about {duration_in_words(return_s)} to return"
         notes.append(f"{bytes_in_words(kernel['disk_bytes'])} of it on disk{returns}")
@@ -167,6 +168,10 @@ def _notes(kernel: dict[str, Any]) -> list[str]:
     ]
     if kernel.get("wait_reason"):
         notes.append(f"waits: {wait_text(kernel)}")
+    if kernel.get("image_bytes") is not None:
+        notes.append(f"its image is {bytes_in_words(kernel['image_bytes'])} on disk")
+    if kernel.get("hibernate_asked"):
+        notes.append(f"is to be hibernated: {kernel['hibernate_asked']}")
     if kernel.get("end_asked"):
         notes.append(f"is being shut down: {kernel['end_asked']}")
     if kernel.get("refusal"):

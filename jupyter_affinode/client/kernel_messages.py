@@ -73,6 +73,11 @@ class KernelMessages:
         answer = ask(self._socket, "POST", path, body, timeout_s=HIBERNATE_TIMEOUT_S)
         return int(answer["processes"])
 
+    def refuse_to_hibernate(self, why: str) -> None:
+        """Say that what the controller asked for (`hibernate_asked`) cannot be done. Raises ControllerRefused."""
+        path = kernel_path(self._kernel_id, "hibernate-refused")
+        ask(self._socket, "POST", path, {"text": fitting(why)})
+
     def residency(self) -> str:
         """Return where the kernel's GPU memory is. Raises ControllerRefused if it is not known."""
         return str(ask(self._socket, "GET", kernel_path(self._kernel_id), {})["residency"])

@@ -220,14 +220,13 @@ async def _serve(
         tcp_servers.append(serve_metrics(controller.metrics, own.metrics_ip, own.metrics_port, log))
     if own.api_port:
         tcp_servers.append(serve_remote(controller, own.api_ip, own.api_port))
-    loop = asyncio.get_running_loop()
+    loop, manager = asyncio.get_running_loop(), ServiceManager()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _told_to_end, controller, signal.Signals(number).name)
+        loop.add_signal_handler(number, _told_to_end, controller, manager, signal.Signals(number))
     let_closes_be_interrupted()
     _spare_passes()
     server = serve(controller)
     controller.start()  # right after: what waits for the API's socket needs the link, too
-    manager = ServiceManager()
     manager.ready()
     log.info("controller %s, process %d, serves %s", __version__, os.getpid(), path)
     log.info("settings: %s", ", ".join(f"{name}={value}" for name, value in settings.as_dict().items()))
@@ -260,9 +259,12 @@ def _spare_passes() -> None:
     gc.enable()
 
 
-def _told_to_end(controller: Controller, name: str) -> None:
-    controller.log.info("%s: the controller ends; kernels resume by themselves", name)
-    controller.finished.set()
+def _told_to_end(controller: Controller, manager: ServiceManager, number: signal.Signals) -> None:
+    controller.log.info("%s: the controller ends; kernels resume by themselves", number.name)
+    if number is signal.SIGTERM and controller.state.settings.hibernate_at_end_s and manager.may_shut_down():
+        controller.begin_end()
+    else:
+        controller.finished.set()
 
 
 def _node_log(path: Path, level: Any) -> logging.Logger:

@@ -20,6 +20,7 @@ from .execution.allocations import Rooms
 from .execution.cleanup import CleanUp
 from .execution.effects import Effects, Parts
 from .execution.evictions import look_for_unended
+from .execution.hibernations import ask_to_hibernate, look_for_unhibernated
 from .execution.notices import Notices
 from .execution.operations import Operations
 from .execution.room_requests import RoomRequests
@@ -123,6 +124,7 @@ class Controller:
         self._link: Link | None = None
         self._tick_handle: asyncio.TimerHandle | None = None
         self._restoring: asyncio.Task[None] | None = None
+        self._ends_at: float | None = None  # it was told to, and kernels hibernate meanwhile
         self._loop = asyncio.get_running_loop()
         self._pacing = Pacing(self._loop, self._pass)
         self.poke = self._pacing.poke  # something changed: decide again, soon and once
@@ -225,6 +227,38 @@ class Controller:
         self.poke()
         return self.state.settings
 
+    def begin_end(self) -> None:
+        """End, once the kernels that can have hibernated, if the setting gives them time for that; at once when asked
+        again.
+        """
+        now, within_s = time.monotonic(), self.state.settings.hibernate_at_end_s
+        able = [
+            each
+            for each in self.state.kernels.values()
+            if each.may_hibernate and not each.is_hibernated and not each.cell.is_open
+        ]
+        if self._ends_at is not None or not (within_s and able):
+            self.finished.set()
+            return
+        self.log.info("%d kernels hibernate, within %g s; others stay as they are", len(able), within_s)
+        self._ends_at = now + within_s
+        for kernel in able:
+            ask_to_hibernate(kernel, "the machine stops", now, self.log, until=self._ends_at)
+        self.poke()
+
+    def _look_at_end(self, now: float) -> None:
+        """End when the kernels that hibernate for it have done so, or the time is over."""
+        if self._ends_at is None:
+            return
+        kernels = self.state.kernels.values()
+        waits = [kernel.id for kernel in kernels if kernel.hibernation.reason is not None]
+        if waits and now < self._ends_at:
+            return
+        done = sum(kernel.image_bytes is not None for kernel in kernels)
+        late = f"; not in time: {', '.join(waits)}" if waits else ""
+        self.log.info("the controller ends: %d kernels are hibernated%s", done, late)
+        self.finished.set()
+
     # ---- what is shown
 
     def kernels_json(self) -> list[dict[str, Any]]:
@@ -284,7 +318,7 @@ class Controller:
         return [
             present(kernel, estimates.get(kernel.id), shift)
             for kernel in self.state.kernels.values()
-            if kernel.processes
+            if kernel.processes or kernel.is_hibernated
         ]
 
     @property
@@ -339,6 +373,7 @@ class Controller:
             self.log.warning("NVML has not answered for %.0f s: room is estimated", now - sample.began)
             self.state.gpus.take(None, self.state.settings)
         self._end_if_unneeded(now)
+        self._look_at_end(now)
 
     def _pass(self) -> None:
         """Look, decide, act, report; an error is logged and the next pass continues."""
@@ -472,6 +507,8 @@ class Controller:
         """End requests that no shim will answer, and forget what is gone."""
         self.operations.expire(now)
         look_for_unended(self.state.kernels, now, self.log, self.poke)
+        kernels = self.state.kernels.values()
+        look_for_unhibernated(kernels, self.state.failed_spills, now, self.log, self.poke)
         self.accounts.tidy(now)
         self.servers.watch_all(self.events.places())
         self.stored_requests.save(self.state.kernels.values(), now, self.state.host.disk.stored_bytes)
@@ -482,7 +519,7 @@ class Controller:
             is_over = kernel.server.description is None or kernel.past.has_had_processes
             lasts = EMPTY_KERNEL_LASTS_S if is_over else UNSERVED_KERNEL_LASTS_S
             is_old = kernel.past.empty_since is not None and now - kernel.past.empty_since > lasts
-            if is_old and kernel.server.pid is None:
+            if is_old and kernel.server.pid is None and kernel.image_bytes is None:
                 del self.state.kernels[kernel.id]
 
     def _tell_places(self, now: float) -> None:

@@ -55,6 +55,9 @@ def _add_rows(group: argparse._ArgumentGroup, *rows: tuple[str, str, Callable[[s
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
     size, rate, part = number(0, GIB_MAX), number(0, GIB_MAX, above=True), number(0, 1, above=True)
+    hibernate_help = (
+        "kernels can hibernate, when parked for so long; 0: only where host memory is short (none can)"
+    )
     share_help = "of a GPU's compute that one running cell could use; 1, the worst case, is an assumption"
     _add_rows(
         parser.add_argument_group("the machine"),
@@ -63,6 +66,7 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
         ("--host-memory", "GIB", size, None, "of the machine (256 a GPU)"),
         ("--disk", "GIB", size, 0, "how much parked memory may be on a local disk (0: no spill_dir)"),
         ("--disk-rate", "GIB", rate, 2, "of it a second, written or read (2, an assumption)"),
+        ("--hibernate-after", "S", number(0, TIME_MAX_S), None, hibernate_help),
         ("--context", "MIB", size, 620, "a CUDA context's size on the GPU (620)"),
         ("--compute-share", "PART", part, 1.0, share_help),
         ("--bench", "FILE", Path, None, "speeds from `jupyter affinode bench --json`"),
@@ -188,6 +192,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
         disk_bytes=int(options.disk * GIB),
         context_bytes=int(options.context * (1 << 20)),
         compute_share=options.compute_share,
+        hibernate_after_s=options.hibernate_after,
     )
     speeds = Speeds() if options.bench is None else speeds_from_bench(options.bench)
     plan = Plan(

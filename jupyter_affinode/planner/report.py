@@ -137,6 +137,8 @@ def _moves(ours: Answer) -> str:
         f" {bytes_in_words(ours['moved_bytes'])} moved; at most {bytes_in_words(ours['host_most_bytes'])} of host"
         f" memory; GPUs compute {ours['gpu_busy']:.0%} of the time while a session is open"
     )
+    if counts.get("hibernations"):
+        text += f"; kernels hibernated {counts['hibernations']} times"
     if refused:
         text += "\nparks refused: " + ", ".join(f"{why} {count} times" for why, count in refused.items())
     if refused.get("no-host-memory"):

@@ -36,6 +36,8 @@ SHOWN = (
     "depth_refusal",
     "depth_refusal_code",
     "end_asked",
+    "hibernate_asked",
+    "image_bytes",
     "tracked",
     "priority",
     "moved_from",

@@ -121,7 +121,8 @@ class _Memory:
     )
     spill_daily_bytes: int = setting(
         1024 * GIB,
-        """How much may be written to spill_dir in any 24 hours, since flash wears out. Lower it for disks that stand
+        """How much may be written to spill_dir, and to images of kernels that are made to hibernate, in any 24 hours,
+        since flash wears out. Lower it for disks that stand
         less than a TiB a day. Each user with kernels may write an equal part even if others have used all of it up, so
         that twice as much is written at most.""",
     )
@@ -227,6 +228,14 @@ class _Life:
         most=3600,
     )
     keep_alive_s: float = setting(60.0, "Time without any kernel or client after which the controller ends.")
+    hibernate_at_end_s: float = setting(
+        0.0,
+        """How long kernels are given to hibernate, all at once, when the controller is told to end by SIGTERM: as the
+        machine shuts down, or a pod or a spot machine is taken away. Kernels that cannot hibernate, or run a cell, stay
+        as they are. As a service of systemd that is done only while the machine shuts down, not when the service is
+        restarted alone. 0: none.""",
+        most=3600,
+    )
 
 
 # Of several base classes the fields of the last come first.

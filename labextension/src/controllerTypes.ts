@@ -58,6 +58,10 @@ export interface IKernel {
   estimate_s: number | null;
   /** Why its server is to shut it down for a kernel that waits; null when it is not. */
   end_asked: string | null;
+  /** Why its server, or the keeper that has it, is to hibernate it now; null when it is not. */
+  hibernate_asked: string | null;
+  /** What its image takes on disk; null: it is in none, or that is not whole yet. */
+  image_bytes: number | null;
   gpus: ({
     uuid: string;
     /** null: NVML does not say. */
@@ -327,7 +331,7 @@ export interface IActivity {
 }
 
 /** Where a kernel's GPU state is; `queued` waits for room. */
-export type Residency = 'none' | 'resident' | 'parking' | 'parked' | 'queued' | 'resuming' | 'lost';
+export type Residency = 'none' | 'resident' | 'parking' | 'parked' | 'queued' | 'resuming' | 'lost' | 'hibernated';
 
 /** Why bytes stay on the GPU. */
 export type UnmovableReason = 'small' | 'managed' | 'mapped' | 'pool' | 'array' | 'shared' | 'unbacked' | 'integrated' | 'device';

@@ -17,13 +17,16 @@ export const keepIcon = new LabIcon({ name: 'jupyter-affinode:keep', svgstr: kee
 
 const movingIcon = new LabIcon({ name: 'jupyter-affinode:moving', svgstr: moving });
 
+const freedIcon = new LabIcon({ name: 'jupyter-affinode:freed', svgstr: freed });
+
 /** Each state by a shape of its own, so that colour only repeats what the shape says. */
 export const residencyIcons: Record<Residency, LabIcon> = {
   none: new LabIcon({ name: 'jupyter-affinode:none', svgstr: none }),
   resident: new LabIcon({ name: 'jupyter-affinode:resident', svgstr: resident }),
   parking: movingIcon,
-  parked: new LabIcon({ name: 'jupyter-affinode:freed', svgstr: freed }),
+  parked: freedIcon,
   queued: new LabIcon({ name: 'jupyter-affinode:waiting', svgstr: waiting }),
   resuming: movingIcon,
-  lost: new LabIcon({ name: 'jupyter-affinode:lost', svgstr: lost })
+  lost: new LabIcon({ name: 'jupyter-affinode:lost', svgstr: lost }),
+  hibernated: freedIcon
 };

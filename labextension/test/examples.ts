@@ -63,6 +63,8 @@ export function kernel(changes: Partial<IKernel> = {}): IKernel {
     priority: 0,
     residency_age_s: 0,
     end_asked: null,
+    hibernate_asked: null,
+    image_bytes: null,
     moved_from: null,
     parks: 0,
     resumes: 0,

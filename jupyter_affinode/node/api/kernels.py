@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
+from ...settings.rules import FOLDER_MAX
 from ..execution.cleanup import CannotEnd
 from ..execution.evictions import ask_for_end
+from ..execution.hibernations import refuse_to_hibernate
 from ..execution.user_requests import HoldRefused, ProcessGroup
 from ..model.reasons import Refusal
 from ..model.snapshot import Residency
@@ -34,6 +37,10 @@ class KernelHandler(Handler):
         """Serve PUT /kernels/{id}: describe it."""
         description = self.body()
         kernel = self.made_known(kernel_id)
+        if description.get("hibernated_bytes", 0) is None:
+            kernel.gpus_in_image = None
+        elif kernel.connected():
+            description.pop("hibernated_bytes", None)  # it is awake again
         kernel.describe(**description)
         if description.get("server") is not None:  # else the client (`run`) may end before the kernel does
             self.controller.servers.speaks_for(self.speaker(), kernel, self.identity)
@@ -83,6 +90,10 @@ class HibernateHandler(Handler):
         """Serve POST /kernels/{id}/hibernate: answer when its processes have left, or one says why not."""
         folder = self.body()["folder"]
         kernel = self.kernel(kernel_id)
+        if self.acts_for_others():
+            raise ApiError(403, Refusal.FORBIDDEN, "only its user may have a kernel write an image")
+        if len(os.fsencode(folder)) > FOLDER_MAX:
+            raise ApiError(400, Refusal.BAD_REQUEST, f"'folder' is longer than {FOLDER_MAX} bytes")
         if kernel.residency not in (Residency.NONE, Residency.PARKED):
             await self._done(self.controller.user_requests.park(kernel), MOVE_WAIT_S)
         uses_cuda = sum(process.data.state is not State.NONE for process in kernel.processes.values())
@@ -98,6 +109,19 @@ class HibernateHandler(Handler):
         )
         if outcome.slug is not None:
             raise ApiError(409, outcome.slug, outcome.text)
+
+
+class HibernateRefusedHandler(Handler):
+    """A hibernation that the controller asked for, and a server could not carry out."""
+
+    def post(self, kernel_id: str) -> None:
+        """Serve POST /kernels/{id}/hibernate-refused."""
+        text = self.body()["text"]
+        refuse_to_hibernate(
+            self.kernel(kernel_id), text or "its server says so", self.now(), self.controller.log
+        )
+        self.controller.poke()
+        self.set_status(204)
 
 
 class PlaceHandler(Handler):
@@ -244,6 +268,7 @@ KERNEL_ROUTES: dict[str, type[Handler]] = {
     "/shutdown": ShutdownHandler,
     "/place": PlaceHandler,
     "/hibernate": HibernateHandler,
+    "/hibernate-refused": HibernateRefusedHandler,
     "/activity": ActivityHandler,
     "/cell": CellHandler,
     "/cancel": SignalHandler,

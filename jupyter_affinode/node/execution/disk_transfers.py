@@ -1,31 +1,42 @@
-"""Spills, and reads back into host memory: passes the policy's choice to the shims, and learns from the results.
+"""Spills, reads back into host memory, and all of a kernel into an image: tells the shims, and learns from the results.
 
 The shim writes, and stops by itself as soon as a call waits for the GPU. A user's request for the GPU, which no call
 waits for, is passed to it here. Whatever was not written by then is still in host memory. What is read back is for a
 kernel that waits, so calls do not end that.
+
+For an image (jupyter_affinode/keeping) each process writes all that it has to a file of its own, and leaves. If an
+image cannot be made of the processes afterwards, they come back by themselves, parked.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 
 from ...settings.policy import MIB
 from ...units import bytes_in_words, duration_in_words
+from ..link.connection import Ending
 from ..model.actions import ReadBack, Spill
+from ..model.reasons import Refusal
+from ..model.snapshot import Residency
 from ..protocol.wire import CommandKind, Reply, Status
-from ..state.host.host_usage import on_disk_bytes, readers, spillers, with_copy_on_disk
+from ..state.host.host_usage import copy_bytes, on_disk_bytes, readers, spillers, with_copy_on_disk
 from ..state.observer import SpillEnded
 from ..state.records.kernel import KernelRecord
-from ..state.records.operations import DiskTransfer, Participant, Phase
+from ..state.records.operations import DiskTransfer, Outcome, Participant, Phase
 from ..state.records.process import Process
 from ..system.host_memory import memory_of_process
 from .kind import Kind, Surroundings
+from .outcomes import SLUGS
 
 BEGINS_WITHIN_S = 2.0
-STALLED_S = 10.0  # without progress for so long, others do not wait for it any more
+STALLED_S, IMAGE_STALLED_S = 10.0, 60.0  # without progress for so long, others do not wait for it any more
+COPIED_BYTES_PER_S = 1e8  # at least: what is on disk already goes into an image without being seen to
 OWED_MAX_BYTES = 512 * MIB  # the half of the largest lot
-GIVEN_UP_S = 60.0  # after that its answer is not waited for either
+GIVEN_UP_S = 50.0  # after that its answer is not waited for either
+
+Done = asyncio.Future[Outcome]
 
 
 class DiskTransfers(Kind[DiskTransfer]):
@@ -49,23 +60,52 @@ class DiskTransfers(Kind[DiskTransfer]):
             before_bytes=on_disk_bytes(kernel),
             was_wanted=kernel.wants_since is not None,
             progress_at=now,
+            patience_s=STALLED_S,
         )
         for process, size in _shares(kernel, action):
-            if process.connection is not None:
-                had_bytes = self._memory_of(process, kernel)
-                epoch = process.connection.command(
-                    transfer.command,
-                    argument=size,
-                    reason=self._state.settings.spill_dir,
-                    lasts_s=BEGINS_WITHIN_S,
-                )
-                transfer.participants[process.key] = Participant(epoch, had_bytes=had_bytes)
+            self._tell(transfer, process, self._state.settings.spill_dir, size)
         size_in_words = bytes_in_words(action.bytes)
         if transfer.reads:
             self._log.info("%s comes back from disk (%s): %s", kernel.id, size_in_words, action.reason)
         elif action.bytes:
             self._state.host.disk.begin_writing(_user(kernel), action.bytes, now)
             self._log.info("%s goes to disk (%s): %s", kernel.id, size_in_words, action.reason)
+
+    def hibernate(self, kernel: KernelRecord, folder: str) -> Done:
+        """Tell all of a kernel's processes to write to the image in `folder`; return a future of the outcome."""
+        now, on_disk = time.monotonic(), on_disk_bytes(kernel)
+        done: Done = asyncio.get_running_loop().create_future()
+        if kernel.operation is not None or kernel.residency not in (Residency.NONE, Residency.PARKED):
+            done.set_result(Outcome(Status.REFUSED, Refusal.BUSY, "the kernel is at work, or on its way"))
+            return done
+        if silent := [each.pid for each in kernel.processes.values() if each.connection is None]:
+            words = f"its process {silent[0]} does not speak to the controller"
+            done.set_result(Outcome(Status.REFUSED, Refusal.REFUSED, words))
+            return done
+        transfer = kernel.operation = DiskTransfer(
+            kernel=kernel,
+            began=now,
+            command=CommandKind.HIBERNATE,
+            asked_bytes=copy_bytes(kernel),
+            before_bytes=on_disk,
+            was_wanted=kernel.wants_since is not None,
+            progress_at=now,
+            patience_s=IMAGE_STALLED_S + on_disk / COPIED_BYTES_PER_S,
+            done=done,
+        )
+        for process in kernel.connected():
+            self._tell(transfer, process, folder)
+        self._state.host.disk.begin_writing(_user(kernel), transfer.asked_bytes, now)
+        self._log.info("%s goes into an image (%s)", kernel.id, bytes_in_words(transfer.asked_bytes))
+        return done
+
+    def _tell(self, transfer: DiskTransfer, process: Process, folder: str, size: int = 0) -> None:
+        if process.connection is not None:
+            had_bytes = self._memory_of(process, transfer.kernel)
+            epoch = process.connection.command(
+                transfer.command, argument=size, reason=folder, lasts_s=BEGINS_WITHIN_S
+            )
+            transfer.participants[process.key] = Participant(epoch, had_bytes=had_bytes)
 
     def take_reply(self, transfer: DiskTransfer, process: Process, reply: Reply) -> None:
         """Note that a process has written or read what it was told to, or could not, and what it gave back."""
@@ -78,7 +118,8 @@ class DiskTransfers(Kind[DiskTransfer]):
         is_ended = transfer.phase is Phase.ABORTING
         if reply.status is Status.REVOKED and not (reply.bytes or is_ended or _may_end_itself(kernel)):
             transfer.problem, transfer.is_deception = "it ended without cause", True
-        if reply.status is not Status.REVOKED and (reply.status is not Status.OK or not reply.bytes):
+        is_nothing = reply.status is Status.OK and not (reply.bytes or transfer.hibernates)
+        if reply.status not in (Status.OK, Status.REVOKED) or is_nothing:
             how = "be read" if transfer.reads else "go to disk"
             transfer.problem = reply.text or f"none of it can {how}"
 
@@ -108,15 +149,15 @@ class DiskTransfers(Kind[DiskTransfer]):
         if moved > transfer.progress_bytes:
             transfer.progress_bytes, transfer.progress_at = moved, now
         stalled_s = now - transfer.progress_at
-        if stalled_s > STALLED_S and not is_ended:
+        if stalled_s > transfer.patience_s and not is_ended:
             transfer.problem = transfer.problem or "the disk makes no progress"
             self._state.failed_spills.failed(kernel.account.charged_user, transfer.began, now)
         is_wanted = kernel.wants_since is not None and not (transfer.was_wanted or transfer.reads)
-        if (is_wanted or stalled_s > STALLED_S) and not is_ended:
+        if (is_wanted or stalled_s > transfer.patience_s) and not is_ended:
             self._end_early(transfer)
         connected = {process.key for process in kernel.connected()}
         for key, told in transfer.awaited.items():
-            if key not in connected or stalled_s > GIVEN_UP_S:
+            if key not in connected or stalled_s > transfer.patience_s + GIVEN_UP_S:
                 told.is_lost = True
                 transfer.problem = transfer.problem or "the disk, or the kernel, does not answer"
                 # One that has ended has given its memory back.
@@ -137,16 +178,40 @@ class DiskTransfers(Kind[DiskTransfer]):
         self._compare_freed(transfer)
         if transfer.is_deception:
             self._state.failed_spills.failed(kernel.account.charged_user, transfer.began, now)
-        if not transfer.asked_bytes and on_disk_bytes(kernel) >= transfer.before_bytes:
+        forgets = not (transfer.asked_bytes or transfer.hibernates)
+        if forgets and on_disk_bytes(kernel) >= transfer.before_bytes:
             transfer.problem = "it keeps on disk what it should forget"
         if transfer.problem is not None:
             again = duration_in_words(kernel.host.spill_backoff.fail(now))
-            what = "reading back" if transfer.reads else "the spill of"
+            what = WORDS[transfer.command]
             self._log.warning("%s %s failed: %s; tried again in %s", what, kernel.id, transfer.problem, again)
         elif transfer.moved_bytes:
             kernel.host.spill_backoff.succeed()
         if transfer.asked_bytes:
             self._note_moved(transfer, now)
+        if transfer.done is not None:
+            self._end_hibernation(transfer, transfer.done)
+
+    def _end_hibernation(self, transfer: DiskTransfer, done: Done) -> None:
+        """Answer the keeper: it can have the processes written, or one of them says why not.
+
+        The links of the processes that are done are closed: they wait for it, and are written without a link.
+        """
+        kernel, loop = transfer.kernel, asyncio.get_running_loop()
+        bad = [reply for reply in transfer.replies.values() if reply.status is not Status.OK]
+        outcome = Outcome(Status.OK, None, "")
+        if transfer.lost:
+            outcome = Outcome(Status.FAILED, Refusal.FAILED, "a process of it did not answer in time")
+        elif bad:
+            outcome = Outcome(bad[0].status, SLUGS.get(bad[0].status, Refusal.REFUSED), bad[0].text)
+        else:
+            kernel.leave_for_image()
+        for process in kernel.connected():
+            reply = transfer.replies.get(process.key)
+            if reply is not None and reply.status is Status.OK and process.connection is not None:
+                loop.call_soon(process.connection.end, Ending.OURS, "the process becomes an image")
+        if not done.done():
+            done.set_result(outcome)
 
     def _note_moved(self, transfer: DiskTransfer, now: float) -> None:
         kernel, moved, took_s = transfer.kernel, transfer.moved_bytes, now - transfer.began
@@ -159,9 +224,17 @@ class DiskTransfers(Kind[DiskTransfer]):
             disk.end_writing(_user(kernel), transfer.asked_bytes, moved, transfer.began)
             if moved and not transfer.is_deception:
                 disk.take_written(moved, took_s)
-        ended = SpillEnded("ok" if transfer.problem is None else "failed", moved, took_s)
+        outcome = "ok" if transfer.problem is None else "failed"
+        ended = SpillEnded(outcome, moved, took_s, into_image=transfer.hibernates)
         self._around.observer.spill_ended(kernel, ended)
         self._log.info("%s: %s written to disk in %s", kernel.id, *how_much)
+
+
+WORDS = {
+    CommandKind.SPILL: "the spill of",
+    CommandKind.READ_BACK: "reading back",
+    CommandKind.HIBERNATE: "the image of",
+}
 
 
 def _user(kernel: KernelRecord) -> str:

@@ -14,6 +14,7 @@ from ..model.actions import (
     EndKernel,
     GiveLots,
     GrantRoom,
+    Hibernate,
     MakeLots,
     Park,
     ReadBack,
@@ -33,6 +34,7 @@ from ..state.registry import NodeState
 from ..state.room_requests import RequestedRoom
 from .allocations import Rooms
 from .evictions import ask_for_end
+from .hibernations import ask_to_hibernate
 from .notices import Notice
 from .operations import Operations
 from .outcomes import waiter_fields
@@ -90,6 +92,8 @@ class Effects:
             if action.lot_bytes:
                 give_lots_to_read(kernel, action.lot_bytes, self._parts.lots)
             self._parts.operations.begin(kernel, action)
+        elif isinstance(action, Hibernate):
+            ask_to_hibernate(kernel, action.reason, now, self._log)
         elif isinstance(action, Resume):
             self._note_served(kernel, action.reserved_bytes, now)
             self._parts.operations.begin(kernel, action)

@@ -25,7 +25,6 @@ from ..state.records.operations import (
     CacheDrop,
     DiskTransfer,
     Exchange,
-    Hibernation,
     Operation,
     ParkMove,
     Phase,
@@ -34,10 +33,9 @@ from ..state.records.operations import (
 from ..state.records.process import Process
 from ..state.registry import NodeState
 from .cache_drops import CacheDrops
-from .disk_transfers import DiskTransfers
+from .disk_transfers import DiskTransfers, Done
 from .exchanges import Exchanges
 from .failed_moves import FailedParks, UnusedRoom
-from .hibernations import Done, Hibernations
 from .kind import Kind, Surroundings
 from .moves import USED_MEANWHILE, Moves
 from .outcomes import Outcomes
@@ -65,14 +63,12 @@ class Operations:
             DiskTransfers(around),
             CacheDrops(around),
         )
-        self._hibernations = Hibernations(around)
         self._kinds: dict[type[Operation], Kind[Any]] = {
             ParkMove: self._moves,
             ResumeMove: self._moves,
             Exchange: Exchanges(around, self._moves),
             DiskTransfer: self._transfers,
             CacheDrop: self._drops,
-            Hibernation: self._hibernations,
         }
         self.refuse_park = outcomes.refuse_park
 
@@ -90,7 +86,7 @@ class Operations:
 
     def hibernate(self, kernel: KernelRecord, folder: str) -> Done:
         """Have a kernel that is parked, or uses no GPU, write all to the image in `folder`; a future of the outcome."""
-        done = self._hibernations.begin(kernel, folder)
+        done = self._transfers.hibernate(kernel, folder)
         self._go_on(kernel)
         return done
 

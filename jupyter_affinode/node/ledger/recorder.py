@@ -44,6 +44,7 @@ class EventKind(str, Enum):
     WAIT = "wait"  # outcome: waits.OUTCOMES
     GONE = "gone"  # the processes of a parked kernel ended: it ended, or was restarted with nothing to park
     SPILL = "spill"  # parked memory was written to disk: outcome "ok" or "failed"
+    HIBERNATION = "hibernation"  # … to an image, for which its processes left: the same outcomes
     END = "end"  # its server was asked to shut it down for another
 
 
@@ -112,9 +113,8 @@ class History(Observer):
 
     def spill_ended(self, kernel: KernelRecord, ended: SpillEnded) -> None:
         """See observer.Observer."""
-        self._write(
-            EventKind.SPILL, kernel, outcome=ended.outcome, bytes=ended.bytes, duration_s=ended.duration_s
-        )
+        kind = EventKind.HIBERNATION if ended.into_image else EventKind.SPILL
+        self._write(kind, kernel, outcome=ended.outcome, bytes=ended.bytes, duration_s=ended.duration_s)
 
     def room_answered(self, kernel: KernelRecord, answered: RoomAnswered) -> None:
         """See observer.Observer."""
@@ -163,7 +163,7 @@ class History(Observer):
     def _measure(self, now: float) -> None:
         wall = self._wall()
         self._write_gone(wall)
-        seen = [self._seen(kernel) for kernel in self._state.kernels.values() if kernel.processes]
+        seen = [self._seen(kernel) for kernel in self._state.kernels.values() if _counts(kernel)]
         for kernel, gpu, sums in self._meter.count(now, wall, seen):
             self._figures.metered(kernel, gpu, sums)
         self._figures.seen(seen, now)
@@ -199,13 +199,14 @@ class History(Observer):
         sizes = self._state.gpus.sizes
         largest = max((sizes or {}).values(), default=LARGEST_BYTES)
         sums: dict[str, tuple[int, int]] = {}
-        for process in kernel.processes.values():
-            for gpu in process.data.gpus:
-                uuid = gpu.uuid if sizes is None or gpu.uuid in sizes else ""
-                most = (sizes or {}).get(uuid, largest)
-                held, parked = sums.get(uuid, (0, 0))
-                held = min(held + gpu.on_gpu_bytes, most)
-                sums[uuid] = held, parked + min(gpu.parked_bytes, most)
+        image = kernel.gpus_in_image
+        of_processes = (gpu for process in kernel.processes.values() for gpu in process.data.gpus)
+        for gpu in of_processes if image is None else image.values():
+            uuid = gpu.uuid if sizes is None or gpu.uuid in sizes else ""
+            most = (sizes or {}).get(uuid, largest)
+            held, parked = sums.get(uuid, (0, 0))
+            held = min(held + gpu.on_gpu_bytes, most)
+            sums[uuid] = held, parked + min(gpu.parked_bytes, most)
         return sums
 
     # ---- writing
@@ -261,7 +262,7 @@ class History(Observer):
 
     def _write_gone(self, wall: float) -> None:
         """Write which of the kernels that were parked at the last look have no memory any more."""
-        kernels = {plain(kernel.id): kernel for kernel in self._state.kernels.values() if kernel.processes}
+        kernels = {plain(kernel.id): kernel for kernel in self._state.kernels.values() if _counts(kernel)}
         for kernel_id, gpus in self._parked.items():
             kernel = kernels.get(kernel_id)
             if kernel is None or kernel.residency is Residency.NONE:
@@ -270,7 +271,7 @@ class History(Observer):
         self._parked = {
             kernel_id: self._gpu_names(kernel)
             for kernel_id, kernel in kernels.items()
-            if kernel.residency is Residency.PARKED
+            if kernel.residency in (Residency.PARKED, Residency.HIBERNATED)
         }
 
     def _write_wait(self, ended: WaitEnded) -> None:
@@ -317,6 +318,11 @@ class History(Observer):
         return user
 
 
+def _counts(kernel: KernelRecord) -> bool:
+    """Return whether it has processes, or gives GPU memory back without any."""
+    return bool(kernel.processes) or kernel.residency is Residency.HIBERNATED
+
+
 def owner_name(kernel: KernelRecord) -> str:
     """Return the kernel's user as users see it."""
     return (kernel.account.name or kernel.account.owner) if kernel.account.owner else own_name()
@@ -336,10 +342,11 @@ def present(kernel: KernelRecord, wait: WaitEstimate | None, shift: float) -> Pr
     """Return a kernel as the pictures of the past end. `shift`: from the monotonic clock to the wall clock."""
     waits = wait is not None and kernel.residency not in (Residency.PARKING, Residency.RESUMING)
     said = kernel.server.description
+    residency = Residency.PARKED if kernel.residency is Residency.HIBERNATED else kernel.residency
     return Present(
         plain(kernel.id),
         plain(owner_of(kernel)),
-        Residency.QUEUED if waits else kernel.residency,
+        Residency.QUEUED if waits else residency,
         shift + (wait.since if wait is not None and waits else kernel.residency_since),
         kernel.reason_code or "",
         tuple(uuid for uuid, gpu in kernel.by_gpu().items() if gpu.in_all_bytes or gpu.parked_bytes),

@@ -141,7 +141,7 @@ class Today(Observer):
 
 def _gpus_left(kernel: KernelRecord) -> int:
     """Return how many GPUs are without the kernel's memory."""
-    if kernel.residency not in (Residency.PARKED, Residency.QUEUED):
+    if kernel.residency not in (Residency.PARKED, Residency.QUEUED, Residency.HIBERNATED):
         return 0
     return sum(gpu.parked_bytes > 0 for gpu in kernel.by_gpu().values())
 

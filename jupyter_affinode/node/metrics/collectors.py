@@ -91,6 +91,12 @@ class Metrics(Observer):
             ["outcome"],
             ["ok", "failed"],
         )
+        self.hibernations = self._counter(
+            "hibernations",
+            "Times that all of a kernel was written to an image, by how that ended.",
+            ["outcome"],
+            ["ok", "failed"],
+        )
         self.spilled_bytes = Counter(
             "affinode_spilled_bytes", "Parked memory that was written to disk.", registry=self.registry
         )
@@ -174,7 +180,7 @@ class Metrics(Observer):
 
     def spill_ended(self, kernel: KernelRecord, ended: SpillEnded) -> None:
         """See observer.Observer."""
-        self.spills.labels(ended.outcome).inc()
+        (self.hibernations if ended.into_image else self.spills).labels(ended.outcome).inc()
         self.spilled_bytes.inc(ended.bytes)
 
     def park_refused(self, kernel: KernelRecord, slug: Refusal, was_tried: bool) -> None:
@@ -253,6 +259,8 @@ class _NodeCollector(Collector):
             disk = node["spill"]
             yield _one("affinode_disk_bytes", "GPU memory of kernels on the local disk.", disk["used_bytes"])
             yield _one("affinode_disk_limit_bytes", "How much of it there may be.", disk["limit_bytes"])
+        image_bytes = sum(kernel.image_bytes or 0 for kernel in self._state.kernels.values())
+        yield _one("affinode_image_bytes", "What hibernated kernels take on disk.", image_bytes)
         yield from self._queue()
         if self.ledger is not None:
             writes = self.ledger.problem is None

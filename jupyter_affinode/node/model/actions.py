@@ -65,6 +65,14 @@ class ReadBack:
 
 
 @dataclass(frozen=True)
+class Hibernate:
+    """Have the server of a parked kernel, or its keeper, put all of it into an image on disk."""
+
+    kernel_id: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class GiveLots:
     """Lend lots to a kernel that is likely to be parked, so that it can register them with the GPU ahead of time."""
 
@@ -135,6 +143,7 @@ Action = (
     | Trim
     | Spill
     | ReadBack
+    | Hibernate
     | GiveLots
     | MakeLots
     | DropCaches

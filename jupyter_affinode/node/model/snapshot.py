@@ -27,6 +27,7 @@ class Residency(str, Enum):
     QUEUED = "queued"
     RESUMING = "resuming"
     LOST = "lost"
+    HIBERNATED = "hibernated"  # in an image on disk, with its processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,10 @@ class Kernel:
     limit_bytes: int | None = None  # its user's cap of GPU memory by the grant; None: no such cap
     priority: int = 0  # its class: higher ones come first, see policy/queue.py
     is_opted_out: bool = False  # parked at its user's own request only
+    # its owner lets it hibernate when it was parked for so long; inf: when host memory is short; None: it cannot now
+    hibernates_after_s: float | None = None
+    awake_since: float = 0.0  # all of its processes connected by then, as they do when they are woken
+    parked_since: float = 0.0
     # one process on one GPU that shares no memory, with a shim that supports it
     may_be_preempted: bool = True
     may_park_in_parts: bool = False  # its processes can be parked in an exchange …

@@ -8,7 +8,7 @@ parked and at what cost, `resources` what there is beside GPU memory, `schedulin
 from __future__ import annotations
 
 from ...settings.policy import Settings
-from ..model.actions import Action, RefusePark
+from ..model.actions import Action, Hibernate, RefusePark
 from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Kernel, Node, Residency
 from .admission.admission import LAST_RESERVES, serve_queue
@@ -38,6 +38,7 @@ def decide(now: float, node: Node, settings: Settings) -> list[Action]:
     mend_splits(plan)
     prefetch(plan)
     give_lots(plan)
+    hibernate_long_parked(plan)
     for action in plan.host.relieve():  # below the host's reserve, retained copies go first
         plan.act(action)
     plan.say_refusals()
@@ -104,6 +105,18 @@ def mend_splits(plan: Plan) -> None:
         if kernel.resume_retry_at <= plan.now and plan.fits(kernel.resume_bytes, plan.settings.margin_bytes):
             reason = "its other processes are on the GPU"
             plan.resume(kernel, kernel.resume_bytes, reason, Cause.SPLIT)
+
+
+def hibernate_long_parked(plan: Plan) -> None:
+    """Have kernels hibernate that were parked for as long as their owners say."""
+    due = [
+        kernel
+        for kernel in plan.node.kernels
+        if kernel.hibernates_after_s is not None
+        and plan.now - kernel.parked_since >= kernel.hibernates_after_s
+    ]
+    for kernel_id in plan.host.disk.hibernates(due, plan.now, plan.is_free) if due else ():
+        plan.act(Hibernate(kernel_id, "it was parked for long"))
 
 
 def give_lots(plan: Plan) -> None:

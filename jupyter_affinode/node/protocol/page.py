@@ -160,6 +160,11 @@ class PageGpu:
     parked_bytes: int
     unmovable_bytes: tuple[int, ...]  # by UnmovableReason
 
+    @classmethod
+    def off_gpu(cls, uuid: str, size: int) -> PageGpu:
+        """Return memory of which nothing is on the GPU."""
+        return cls(uuid, 0, size, (0,) * len(UnmovableReason))
+
     @property
     def on_gpu_bytes(self) -> int:
         """Return what is on the GPU now, movable or not."""

@@ -37,6 +37,7 @@ class SpillEnded:
     outcome: str  # "ok" or "failed"
     bytes: int
     duration_s: float
+    into_image: bool = False  # with its processes, which leave
 
 
 @dataclass(frozen=True)

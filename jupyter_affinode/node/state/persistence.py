@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from ... import environment
-from ...settings.rules import PRIORITY_MAX, PRIORITY_MIN
+from ...settings.rules import LARGEST, PRIORITY_MAX, PRIORITY_MIN
+from ..protocol.page import PageGpu
 from .records.kernel import KernelRecord
 
 FILE_NAME = "remembered.json"
@@ -48,6 +49,7 @@ class KernelRequests:
     end_for: str | None = None
     may_park: bool | None = None  # of its kernelspec, if no server tells it anew
     priority: int | None = None
+    gpus_in_image: Mapping[str, int] | None = None  # of a hibernated one, which its server tells anew: bytes
 
     def and_then(self, kernel: KernelRecord) -> KernelRequests:
         """Return this with what the controller knows now; what only an earlier controller knew stays until the kernel
@@ -61,6 +63,9 @@ class KernelRequests:
             stored = replace(stored, resume_since=kernel.wants_since)
         if kernel.ending.reason is not None:
             stored = replace(stored, end_asked=kernel.ending.reason, end_for=kernel.ending.for_kernel)
+        if kernel.gpus_in_image is not None:
+            sizes = {uuid: gpu.parked_bytes for uuid, gpu in kernel.gpus_in_image.items()}
+            stored = replace(stored, gpus_in_image=sizes)
         return stored
 
     @classmethod
@@ -74,6 +79,7 @@ class KernelRequests:
         resume_since = _past(stored.get("resume_since"), now)
         reason, end_for = stored.get("end_asked"), stored.get("end_for")
         may_park, priority = stored.get("may_park"), stored.get("priority")
+        gpus = stored.get("gpus_in_image")
         return cls(
             held_until,
             resume_since,
@@ -81,6 +87,9 @@ class KernelRequests:
             end_for if isinstance(end_for, str) else None,
             may_park if isinstance(may_park, bool) else None,
             _class(priority) if isinstance(priority, int) and not isinstance(priority, bool) else None,
+            {str(uuid): size for uuid, size in gpus.items() if isinstance(size, int) and 0 < size <= LARGEST}
+            if isinstance(gpus, dict)
+            else None,
         )
 
 
@@ -140,7 +149,10 @@ class StoredRequests:
         if stored.held_until is not None:
             kernel.held_until = stored.held_until
         if not kernel.processes:
-            rest = replace(stored, held_until=None)
+            if stored.gpus_in_image is not None:
+                gpus = stored.gpus_in_image.items()
+                kernel.gpus_in_image = {uuid: PageGpu.off_gpu(uuid, size) for uuid, size in gpus}
+            rest = replace(stored, held_until=None, gpus_in_image=None)
             if rest != NOTHING:
                 self._earlier[kernel.id] = rest
             return
@@ -218,6 +230,8 @@ def _page_name(inode: Inode) -> str:
 def _has_requests(kernel: KernelRecord) -> bool:
     """Return whether there is anything to store; nearly always there is not."""
     if kernel.held_until is not None or kernel.requests.resume or kernel.ending.reason is not None:
+        return True
+    if kernel.gpus_in_image:
         return True
     return kernel.server.description is not None and kernel.server.description.server is None
 

@@ -72,7 +72,9 @@ class ServerWatch:
             kernel.server.pid = None
             kernel.cell.is_tracked = kernel.cell.is_open = False
             kernel.cell.id = None
-            if not kernel.processes:
+            if (
+                not kernel.processes and kernel.image_bytes is None
+            ):  # an image stays though its keeper has ended
                 kernel.server.description = None  # forgotten soon, unless another server describes it
                 kernel.past.empty_since = time.monotonic()
         self._on_change()

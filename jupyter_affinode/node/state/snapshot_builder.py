@@ -65,7 +65,9 @@ def snapshot(state: NodeState, now: float, *, is_settled: bool, is_complete: boo
     )
     are_open = open_gpus(state.processes(), state.gpus, state.settings)
     kernels = tuple(
-        _kernel(state, kernel, are_open, now) for kernel in state.kernels.values() if kernel.processes
+        _kernel(state, kernel, are_open, now)
+        for kernel in state.kernels.values()
+        if kernel.processes and kernel.residency is not Residency.HIBERNATED
     )
     if not is_complete:
         kernels = tuple(_undescribed(state, seen, now) for seen in kernels)
@@ -92,8 +94,8 @@ def snapshot(state: NodeState, now: float, *, is_settled: bool, is_complete: boo
 
 
 def kernel_picture(state: NodeState, kernel: KernelRecord, now: float) -> Kernel | None:
-    """Return one kernel as its pages that were read last show it; None without processes."""
-    if not kernel.processes:
+    """Return one kernel as its pages that were read last show it; None without processes, or as these leave."""
+    if not kernel.processes or kernel.residency is Residency.HIBERNATED:
         return None
     return _kernel(state, kernel, open_gpus(state.processes(), state.gpus, state.settings), now)
 
@@ -101,6 +103,8 @@ def kernel_picture(state: NodeState, kernel: KernelRecord, now: float) -> Kernel
 def _kernel(state: NodeState, kernel: KernelRecord, are_open: frozenset[str], now: float) -> Kernel:
     """Return a kernel that has processes. `are_open`: the GPUs that kernels may migrate to."""
     processes, user = Sorted.of(kernel), kernel.account.charged_user
+    said = kernel.server.description
+    hibernates = said is not None and said.hibernate_after_s is not None  # mostly not: each call counts
     last_activity = max([process.last_activity for process in processes.all])
     may_park_context = state.context_objection(kernel) is None
     goes_alone = kernel.move is not None and not (kernel.park and kernel.park.action.to_context)
@@ -121,6 +125,7 @@ def _kernel(state: NodeState, kernel: KernelRecord, are_open: frozenset[str], no
         **_state(state, kernel, processes, now),
         **_request_fields(kernel, now),
         **_entitlement_fields(kernel, state.settings),
+        **(_hibernation_fields(kernel, now) if hibernates else {}),
     )
 
 
@@ -233,6 +238,20 @@ def _entitlement_fields(kernel: KernelRecord, settings: Settings) -> Fields:
         "limit_bytes": entitlements.limit_bytes,
         "priority": entitlements.priority,
         "is_opted_out": entitlements.is_opted_out,
+    }
+
+
+def _hibernation_fields(kernel: KernelRecord, now: float) -> Fields:
+    """Return when the policy may have a kernel hibernate whose owner lets it; not while that is asked already, nor for
+    a while after it came to nothing.
+    """
+    said, asked = kernel.server.description, kernel.hibernation
+    if said is None or asked.reason is not None or asked.backoff.retry_at > now:
+        return {}
+    return {
+        "hibernates_after_s": said.hibernate_after_s or math.inf,
+        "awake_since": max(process.connected_at for process in kernel.processes.values()),
+        "parked_since": kernel.residency_since,
     }
 
 

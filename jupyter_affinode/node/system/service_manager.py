@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import os
 import socket
+import subprocess
+
+ASK_WITHIN_S = 2.0
 
 
 class ServiceManager:
@@ -31,6 +34,16 @@ class ServiceManager:
         if self._beat_handle is not None:
             self._beat_handle.cancel()
         self._tell("STOPPING=1")
+
+    def may_shut_down(self) -> bool:
+        """Return whether a signal to end may come from the machine's shutdown: systemd says so, or is not there."""
+        if not self._address:
+            return True
+        ask = ("systemctl", "is-system-running")
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.run(ask, capture_output=True, timeout=ASK_WITHIN_S, check=False).stdout
+            return said.strip() == b"stopping"
+        return False
 
     def _beat(self) -> None:
         self._tell("WATCHDOG=1")

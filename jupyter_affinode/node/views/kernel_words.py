@@ -56,6 +56,7 @@ def residency_in_words(
     is_off_gpu: bool = False,
     disk_bytes: int = 0,
     return_s: float | None = None,
+    image_bytes: int | None = None,
 ) -> str:
     """Return one line about a kernel. `resident_bytes` includes what cannot move; `place` counts from 1.
 
@@ -74,6 +75,9 @@ def residency_in_words(
             Residency.PARKED: f"{freed}, {_where_parked(parked_bytes, disk_bytes, return_s)}",
             Residency.QUEUED: "Waiting",
             Residency.RESUMING: "Getting it back",
+            Residency.HIBERNATED: "Hibernating"
+            if image_bytes is None
+            else f"Hibernated, {bytes_in_words(image_bytes)} on disk",
         }[residency]
     if held_for_s is not None and residency is not Residency.LOST:
         text += f", kept until {clock_in_words(held_for_s)}"

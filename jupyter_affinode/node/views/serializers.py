@@ -97,6 +97,8 @@ def kernel_json(
         "held_until": None if held is None else clock_in_words(held),
         **wait_json(kernel, estimate, state.kernels, now),
         "end_asked": end_asked,
+        "hibernate_asked": kernel.hibernation.reason,
+        "image_bytes": kernel.image_bytes,
         "gpus": [_use_json(state, gpu) for gpu in kernel.by_gpu().values()],
         "processes": [_process_json(state, process, now) for process in kernel.processes.values()],
         "simulated": _is_simulated(kernel),
@@ -122,6 +124,7 @@ def kernel_text(
         is_managed=kernel.other_version(now) is None,
         is_off_gpu=kernel_depth(kernel) is Depth.CONTEXT,
         disk_bytes=disk_bytes,
+        image_bytes=kernel.image_bytes,
         return_s=resume_s(seen, state.speeds.by_gpu()) if seen is not None and disk_bytes else None,
     )
 
@@ -134,6 +137,8 @@ def _shown_residency(kernel: KernelRecord, estimate: WaitEstimate | None) -> Res
 
 def _disk_bytes(kernel: KernelRecord, seen: Kernel | None) -> int:
     """Return what has to be read from disk before the kernel is back."""
+    if kernel.is_hibernated:
+        return sum(gpu.parked_bytes for gpu in kernel.by_gpu().values())
     return on_disk_bytes(kernel) if seen is not None and seen.disk_return_s else 0
 
 
@@ -226,7 +231,7 @@ def node_json(
 ) -> dict[str, Any]:
     """Return the machine; `queue`: the kernels that wait, in order; `is_system`: this controller serves all users."""
     measured = state.gpus.measured
-    kernels = [kernel.by_gpu().values() for kernel in state.kernels.values()]
+    kernels = [kernel.by_gpu().values() for kernel in state.kernels.values() if not kernel.is_hibernated]
     parked = sum(gpu.parked_bytes for gpus in kernels for gpu in gpus)
     total, spill = state.host.memory.total_bytes, _spill_json(state)
     limits = [limit.headroom_bytes for limit in state.host.limits.values()]

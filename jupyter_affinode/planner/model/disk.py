@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
-from ...node.model.snapshot import Host
+from ...node.model.snapshot import Host, Residency
 from .event_queue import Shared, Timeline
 from .results import HOUR_S
 from .simulated_kernel import SimulatedKernel
@@ -67,9 +67,11 @@ class Disk:
 
     def seen(self, host: Host, kernels: Iterable[SimulatedKernel]) -> Host:
         """Return what the policy sees of host memory, with the disk."""
-        if not self._limit_bytes:
+        kernels = list(kernels)
+        if not self._limit_bytes and not any(kernel.hibernates_after_s is not None for kernel in kernels):
             return host
-        used = sum(kernel.on_disk + kernel.spilling for kernel in kernels)
+        there = (kernel for kernel in kernels if kernel.residency is not Residency.HIBERNATED)
+        used = sum(kernel.on_disk + kernel.spilling for kernel in there)
         free = max(self._limit_bytes - used, 0)
         first = int(self._timeline.now // HOUR_S) - DAY_HOURS
         today = sum(size for hour, size in self._written.items() if hour >= first)

@@ -33,6 +33,9 @@ class Speeds:
     exchange_slower: float = 1.06  # … which take so many times as long beside those of the other direction
     hand_over_slower: float = 1.5  # … or where host memory is handed over meanwhile: 1.49 and 1.61
     disk_bytes_per_s: float = 2 * GIB  # an NVMe disk's: an assumption
+    image_wake_s: float = (
+        1.6  # until a hibernated kernel's processes run; its GPU memory follows when it is used
+    )
 
     def park_s(self, size: int, retained: int, *, context: bool) -> float:
         """Return how long a park of `size` bytes takes, `retained` of which have host memory from the last one."""
@@ -55,6 +58,7 @@ class Machine:
     disk_bytes: int = 0  # how much parked memory may be on a local disk
     context_bytes: int = CONTEXT_BYTES  # each kernel that used CUDA, on its GPU
     compute_share: float = 1.0  # of a GPU's compute that one running cell could use
+    hibernate_after_s: float | None = None  # kernels' owners let them; 0: only where host memory is short
 
     def gpu_sizes(self) -> dict[str, int]:
         """Return each GPU's memory by its UUID."""

@@ -8,6 +8,7 @@ own business, also every few seconds while a kernel waits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
@@ -92,6 +93,7 @@ class Replay(SimulatedUsers):
             actions.Trim: self._trim,
             actions.Spill: self._spill,
             actions.ReadBack: self._read_back,
+            actions.Hibernate: self._hibernate,
             actions.Resume: self._resume,
             actions.GrantRoom: self._grant,
             actions.DenyRoom: self._deny,
@@ -119,6 +121,8 @@ class Replay(SimulatedUsers):
             self._revoke(kernel)
         if kernel.residency is Residency.PARKED:
             kernel.residency, kernel.wants_since = Residency.QUEUED, self.now
+        elif kernel.residency is Residency.HIBERNATED:
+            self.timeline.after(self._speeds.image_wake_s, partial(self._woken, kernel))
         elif kernel.residency in (Residency.NONE, Residency.RESIDENT):
             self._allocate(kernel)
 
@@ -184,7 +188,7 @@ class Replay(SimulatedUsers):
         reserved = tuple(chain.from_iterable(books.reserved.values()))
         return Node(
             gpus,
-            tuple(books.seen.values()),
+            tuple(each for each in books.seen.values() if each.residency is not Residency.HIBERNATED),
             self._host(),
             reserved,
             speeds=self._known_speeds,
@@ -202,6 +206,7 @@ class Replay(SimulatedUsers):
             or self._books.waiting
             or any(self._is_reclaiming.values())
             or self._settings.park_when != "needed"
+            or self.machine.hibernate_after_s is not None
             or node.host.available_bytes < self._settings.host_reserve(node.host.total_bytes)
         )
 
@@ -239,7 +244,9 @@ class Replay(SimulatedUsers):
         user, settings = live.session.user, self._settings
         kernel.priority = int(rule_for(numbers(settings.priorities), user) or 0)
         kernel.is_opted_out = is_named(names(settings.opt_out), user, ())
-        kernel.started_at = kernel.last_activity = kernel.resident_since = self.now
+        kernel.started_at = kernel.last_activity = kernel.resident_since = kernel.awake_since = self.now
+        after_s = self.machine.hibernate_after_s
+        kernel.hibernates_after_s = math.inf if after_s == 0 else after_s
         self._kernels[live.number] = self._by_id[kernel.id] = kernel
         return kernel
 
@@ -345,7 +352,7 @@ class Replay(SimulatedUsers):
 
     def _parked(self, kernel: SimulatedKernel, leaves: bool) -> None:
         self._books.touch(kernel)
-        kernel.residency, kernel.left_gpu = Residency.PARKED, leaves
+        kernel.residency, kernel.left_gpu, kernel.parked_since = Residency.PARKED, leaves, self.now
         kernel.has_parked, kernel.park_budget, kernel.park_short = True, None, 0
         kernel.park_backoff.succeed()
         kernel.host_backoff.succeed()
@@ -390,6 +397,24 @@ class Replay(SimulatedUsers):
     def _spilled(self, kernel: SimulatedKernel, written: int) -> None:
         self._books.touch(kernel)
         self.outcome.spilled_bytes += written
+        if kernel.goes_into_image:
+            kernel.goes_into_image = False
+            if kernel.on_disk >= kernel.movable and kernel.live.wanted_at is None:
+                kernel.residency, kernel.retained, kernel.left_gpu = Residency.HIBERNATED, 0, True
+                self.outcome.counts["hibernations"] += 1
+
+    def _hibernate(self, kernel: SimulatedKernel, action: actions.Hibernate) -> None:
+        """Write all of a kernel that is in host memory; its processes take no time beside that."""
+        self._check_is_at_rest(kernel)
+        kernel.goes_into_image = True
+        self._disk.spill(kernel, kernel.movable)
+
+    def _woken(self, kernel: SimulatedKernel) -> None:
+        """Have a kernel wait for the GPU that was hibernated when it was used; what it had there is on the disk."""
+        if self._by_id.get(kernel.id) is kernel:
+            self._books.touch(kernel)
+            kernel.residency, kernel.wants_since = Residency.QUEUED, self.now
+            kernel.awake_since = kernel.parked_since = self.now
 
     def _resume(self, kernel: SimulatedKernel, action: actions.Resume) -> None:
         if kernel.residency not in (Residency.PARKED, Residency.QUEUED):

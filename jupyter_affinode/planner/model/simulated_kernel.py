@@ -53,6 +53,9 @@ class SimulatedKernel:
         self.on_disk = 0  # of a parked one's memory
         self.spilling = 0  # … what is being written there
         self.reading = 0  # … what is being read back into host memory
+        self.hibernates_after_s: float | None = None
+        self.goes_into_image = False  # what is being written
+        self.awake_since = self.parked_since = 0.0
         self.disk_return_s = 0.0
         self.may_exchange = False
         self.exchange: Exchange | None = None  # the one that it is in
@@ -80,7 +83,7 @@ class SimulatedKernel:
     @property
     def on_gpu(self) -> int:
         """Return what of its memory takes room on each of its GPUs now; a resuming one has its room reserved."""
-        away = (Residency.NONE, Residency.PARKED, Residency.QUEUED)
+        away = (Residency.NONE, Residency.PARKED, Residency.QUEUED, Residency.HIBERNATED)
         return 0 if self.residency in away else self.held
 
     @property
@@ -91,6 +94,8 @@ class SimulatedKernel:
     @property
     def on_host(self) -> int:
         """Return its host memory: a copy, or what it retains for the next; and its context's, if that is parked."""
+        if self.residency is Residency.HIBERNATED:
+            return 0
         image = self.context_bytes if self.left_gpu else 0
         away = max(self.movable, self.retained) - self.on_disk + self.reading
         copy = away if self.residency in AWAY else self.retained
@@ -174,4 +179,7 @@ class SimulatedKernel:
             park_copies_bytes=self.movable if self.has_parked else None,
             resume_copies_bytes=self.movable,
             disk_return_s=self.disk_return_s,
+            hibernates_after_s=None if self.goes_into_image else self.hibernates_after_s,
+            awake_since=self.awake_since,
+            parked_since=self.parked_since,
         )

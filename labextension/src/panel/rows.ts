@@ -42,6 +42,7 @@ function sectionOf(kernel: IKernel): SectionId {
       return 'waiting';
     case 'parked':
     case 'parking':
+    case 'hibernated':
       return 'freed';
     case 'none':
       return 'none';

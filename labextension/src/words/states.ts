@@ -27,6 +27,8 @@ export function stateName(residency: Residency, trans: IWords): string {
       return trans.__('Getting it back');
     case 'lost':
       return trans.__('GPU state lost');
+    case 'hibernated':
+      return trans.__('Hibernated');
     default:
       return trans.__('On the GPU or freed'); // of a newer server
   }

@@ -243,6 +243,7 @@ class FakeShim:
         self.page.write()
         self.states: list[int] = []  # that it became, one after the other; some last for milliseconds
         self.park_status, self.resume_status = park_status, resume_status
+        self.hibernate_status = OK
         self.beats, self.answers = True, answers
         self.is_slow = False  # says PREPARED when it is told to, by `ready()`
         self.hears_decisions = self.says_ends = True
@@ -436,7 +437,8 @@ class FakeShim:
         elif command.kind == RESUME:
             self._move(command, self.resume_status)
         elif command.kind == HIBERNATE:
-            self.send(reply(HIBERNATE, command.epoch, REFUSED, text="it is a fake"))
+            size = sum(parked for _, parked, _ in self.page.memory.values())
+            self.send(reply(HIBERNATE, command.epoch, self.hibernate_status, size, "it is a fake"))
         elif command.kind == TRIM:
             self.keep(min(self.page.host[1], command.argument))
 

@@ -1,4 +1,4 @@
-"""The disk in one pass of the policy: which parked kernels are spilled when host memory is short; pure.
+"""The disk in one pass of the policy: which parked kernels go there when host memory is short; pure.
 
 Victims are parked kernels that no call, cell or user request wants resumed, the least recently used first. Next come
 kernels that wait for the GPU, the last in the queue first: else waiters' copies could fill the host, and no kernel on
@@ -9,6 +9,9 @@ others. What may be written in a day is bounded, since flash wears out. As long 
 than that, each may write; after that, each up to an equal part. So what one user's kernels write, or say that they
 wrote, takes no other user's part away.
 
+What cannot be spilled may be had by hibernating kernels, the least recently used first: each whole. Where images go,
+and how much of them there may be, their servers know; the bytes of a day are counted together.
+
 A resident kernel's retained copy on disk spares the next spill what has not changed. It counts, and is dropped first
 when the disk is nearly full.
 """
@@ -17,11 +20,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ...model.actions import Spill
 from ...model.snapshot import Host, Kernel, Residency
 
 LEAST_BYTES = 32 << 20  # a smaller part is not worth a command: host memory is released by slabs
+LEAST_AWAKE_S = 300.0  # a kernel that was woken, or started, is not hibernated before
 FULL_PART = 0.75  # of a limit: from there on retained copies are dropped
 
 
@@ -71,6 +76,31 @@ class DiskRoom:
                     room._write(kernel, size)
         return found
 
+    def hibernates(
+        self,
+        kernels: Iterable[Kernel],
+        now: float,
+        is_free: Callable[[Kernel], bool],
+        spills: Mapping[str, int] | None = None,
+    ) -> Mapping[str, int]:
+        """Return which kernels could hibernate now, in this order, and the host memory that each gives back then.
+
+        `spills`: what may be written beside that.
+        """
+        daily, ready = self._daily.copy(), []
+        for kernel in kernels:
+            if spills and kernel.id in spills:
+                daily.take(kernel.charged_user, spills[kernel.id])
+            if kernel.hibernates_after_s is not None and may_hibernate(kernel, now) and is_free(kernel):
+                ready.append(kernel)
+        found = {}
+        for kernel in sorted(ready, key=lambda each: (each.last_activity, each.id)):
+            size = sum(kernel.parked_bytes.values())
+            if size <= daily.left_for(kernel.charged_user):
+                daily.take(kernel.charged_user, size)
+                found[kernel.id] = kernel.host.spillable_bytes
+        return found
+
     def after_reading(self, kernel: Kernel, size: int) -> DiskRoom:
         """Return the room once `size` bytes of a kernel have been read back."""
         room = self._copy()
@@ -88,14 +118,19 @@ class DiskRoom:
         part = self.part_bytes - self._used.get(kernel.charged_user, 0)
         return max(min(self._left_bytes, part, self._daily.left_for(kernel.charged_user)), 0)
 
-    def has_room_for(self, kernels: Iterable[Kernel], takes: Callable[[Kernel], int]) -> bool:
+    def has_room_for(self, kernels: Iterable[Kernel], takes: Callable[[Kernel], int], now: float) -> bool:
         """Return whether what parking the kernels takes of host memory could all go to disk."""
         room = self._copy()
         for kernel in kernels:
-            size = takes(kernel)
-            if size > room.left_for(kernel):
+            size, whole = takes(kernel), sum(kernel.resident_bytes.values())
+            if size <= room.left_for(kernel):
+                room._write(kernel, size)
+            elif may_hibernate(
+                replace(kernel, residency=Residency.PARKED), now
+            ) and whole <= room._daily.left_for(kernel.charged_user):
+                room._daily.take(kernel.charged_user, whole)
+            else:
                 return False
-            room._write(kernel, size)
         return True
 
     def drop_retained(self, is_free: Callable[[Kernel], bool]) -> Spill | None:
@@ -141,6 +176,20 @@ class _Daily:
         """Count `size` bytes as written."""
         self._written[user] = self._written.get(user, 0) + size
         self._in_all += size
+
+
+def may_hibernate(kernel: Kernel, now: float) -> bool:
+    """Return whether a kernel may be put into an image now: its owner lets it, it is parked, and nothing asks for it.
+
+    Not if it was woken, or started, a moment ago, so that no kernel goes and comes all the time.
+    """
+    return (
+        kernel.hibernates_after_s is not None
+        and _is_unwanted(kernel)
+        and not (kernel.cell_open or kernel.left_bytes or kernel.is_opted_out or kernel.is_held(now))
+        and kernel.expected_until <= now
+        and now - kernel.awake_since >= LEAST_AWAKE_S
+    )
 
 
 def _is_unwanted(kernel: Kernel) -> bool:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from ...model.actions import Spill, Trim
+from ...model.actions import Hibernate, Spill, Trim
 from ...model.snapshot import Kernel
 from .host_memory import LEAST_BYTES, SLACK_BYTES, HostRoom, Shortage
 
 
 class RetainedCopies:
     """The host memory that kernels can release: retained copies first, the largest and oldest first, then what can be
-    spilled. Sorted once a pass, and only when a kernel is to release: a thousand kernels may look, and mostly there is
-    enough.
+    spilled, then what kernels have that can hibernate. Sorted once a pass, and only when a kernel is to release: a
+    thousand kernels may look, and mostly there is enough.
     """
 
     def __init__(
@@ -22,16 +22,17 @@ class RetainedCopies:
         room: HostRoom,
         is_free: Callable[[Kernel], bool],
         to_disk: Mapping[str, int] | None = None,
+        hibernates: Collection[str] = (),
     ):
         """Prepare for one pass; `is_free` returns whether a kernel may be asked; `to_disk`: the bytes that parked
-        kernels can spill, in order.
+        kernels can spill, in order; `hibernates`: which of them hibernate instead, whole.
         """
         self._room = room
         self.coming: dict[str, int] = {}  # by place, what was asked back and is not there yet
         self._gives: dict[str, int] = {}  # … and what could be asked back
         self._now = now
         self._ready: dict[str, Kernel] = {}
-        self._to_disk = dict(to_disk or {})
+        self._to_disk, self._hibernates = dict(to_disk or {}), hibernates
         self._is_sorted = False
         for each in kernels:
             use = each.host
@@ -71,7 +72,7 @@ class RetainedCopies:
 
     def trims(
         self, short: Shortage, reason: str, margins: Mapping[str, int] | None = None
-    ) -> list[Trim | Spill]:
+    ) -> list[Trim | Spill | Hibernate]:
         """Return which kernels release how much for what is short, as far as that can be had. `margins`: how much more
         than that, if it is retained; nothing is spilled for them.
 
@@ -95,19 +96,24 @@ class RetainedCopies:
                     continue
                 before = gives.get(each.id, 0)
                 after = min(max(before + wanted, LEAST_BYTES), self._most(each))
-                if each.host.lot_bytes and each.id not in self._to_disk:
+                is_in_lots = each.host.lot_bytes and each.id not in self._to_disk
+                if is_in_lots or each.id in self._hibernates:
                     after = self._most(each)  # a lot is given back whole, when nothing is left in it
                 if after > before:
                     gives[each.id] = after
                     for inside in places:
                         if inside in left:
                             left[inside] -= after - before
-        chosen: list[Trim | Spill] = []
+        chosen: list[Trim | Spill | Hibernate] = []
         for kernel_id, size in gives.items():
             each = self._ready[kernel_id]
             keeps = max(each.host.retained_bytes - each.host.trimming_bytes - size, 0)
-            spills = kernel_id in self._to_disk
-            chosen.append(Spill(kernel_id, size, reason) if spills else Trim(kernel_id, keeps, reason))
+            if kernel_id in self._hibernates:
+                chosen.append(Hibernate(kernel_id, reason))
+            elif kernel_id in self._to_disk:
+                chosen.append(Spill(kernel_id, size, reason))
+            else:
+                chosen.append(Trim(kernel_id, keeps, reason))
             self.drop(kernel_id, size)  # the rest of it can follow
             self._count(self.coming, each, size)
         return chosen

@@ -1,8 +1,8 @@
 """How the host memory for the parks of one pass is had; pure.
 
 **The ladder.** What is free and in lots is used first. Next come retained copies of resident kernels, then the copy of
-the waiter itself (reclaim/hand_over.py), then the disk. Memory of moves under way is waited for before anything goes to
-the disk. `HostPlan.supply` says what each of these gives for what is wanted.
+the waiter itself (reclaim/hand_over.py), then the disk: spills, then images. Memory of moves under way is waited for
+before anything goes to the disk. `HostPlan.supply` says what each of these gives for what is wanted.
 """
 
 from __future__ import annotations
@@ -152,10 +152,10 @@ class HostPlan:
 
     def _can_follow(self, kernels: Sequence[Kernel]) -> bool:
         """Return whether they can be parked one after the other, each after the one before has gone to disk."""
-        if not self._node.host.disk_limit_bytes:
+        first = sorted(kernels, key=self.takes)[:-1]
+        if not self._node.host.disk_limit_bytes and any(each.hibernates_after_s is None for each in first):
             return False
-        by_size = sorted(kernels, key=self.takes)
-        return self.disk.has_room_for(by_size[:-1], self.takes)
+        return self.disk.has_room_for(first, self.takes, self._now)
 
     def takes(self, kernel: Kernel) -> int:
         """Return the new host memory that parking a kernel probably takes."""
@@ -221,9 +221,14 @@ class HostPlan:
         return self._copies(self.disk)
 
     def _copies(self, disk: DiskRoom) -> RetainedCopies:
+        kernels = self._node.kernels
         waiters = self._blocked_waiters() if self._node.host.disk_limit_bytes else ()
-        to_disk = disk.takes(self._node.kernels, self._now, self._is_free, waiters)
-        return RetainedCopies(self._node.kernels, self._now, self.room, self._is_free, to_disk)
+        spills = disk.takes(kernels, self._now, self._is_free, waiters)
+        hibernates = disk.hibernates(kernels, self._now, self._is_free, spills)
+        # those that give more than by a spill
+        whole = {each: size for each, size in hibernates.items() if size > spills.get(each, 0)}
+        to_disk = {**{each: size for each, size in spills.items() if each not in whole}, **whole}
+        return RetainedCopies(kernels, self._now, self.room, self._is_free, to_disk, whole)
 
     @cached_property
     def disk(self) -> DiskRoom:

@@ -39,6 +39,7 @@ class Disk:
 
     def measure(self, settings: Settings, used_bytes: int, now: float, log: logging.Logger) -> None:
         """Measure the room; `used_bytes`: what kernels have there already, by their pages."""
+        self._daily_bytes = settings.spill_daily_bytes
         if not settings.spill_dir:
             self.limit_bytes, self.problem = 0, None
             return
@@ -49,7 +50,6 @@ class Disk:
         self.limit_bytes = (self._free_bytes + used_bytes) // 2 if limit is None else limit
         if self.problem is not None:
             self.limit_bytes = 0
-        self._daily_bytes = settings.spill_daily_bytes
 
     def _measure(self, log: logging.Logger) -> None:
         problem = None
@@ -73,8 +73,8 @@ class Disk:
 
     @property
     def daily_bytes(self) -> int:
-        """Return what may be written in 24 hours."""
-        return self._daily_bytes if self.limit_bytes else 0
+        """Return what may be written in 24 hours, there and to images."""
+        return self._daily_bytes
 
     # ---- what was written
 

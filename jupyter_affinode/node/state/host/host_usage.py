@@ -125,7 +125,8 @@ def _may_spill(kernel: KernelRecord, now: float) -> dict[str, int]:
         kernel.disk_transfer,
         max(kernel.host.spill_backoff.retry_at, kernel.host.spills_after),
     )
-    if now < retry_at or (transfer is not None and transfer.problem is not None):
+    is_tried = transfer is not None and transfer.problem is not None
+    if now < retry_at or is_tried or kernel.hibernation.reason is not None:
         return {}
     return {
         "spillable_bytes": sum(map(_spillable, spillers(kernel))),
@@ -174,6 +175,8 @@ def _on_disk(process: Process) -> int:
 
 def spilling_bytes(kernel: KernelRecord) -> int:
     """Return what it was told to write to disk and has not yet; 0 once the spill was told to end."""
+    if kernel.hibernation.reason is not None and kernel.operation is None:
+        return copy_bytes(kernel)
     return _left_to_move(kernel, reads=False)
 
 

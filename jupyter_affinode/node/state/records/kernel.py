@@ -36,6 +36,8 @@ class Description:
     server: str | None = None
     priority: int | None = None  # of its kernelspec: it lowers the class
     may_park: bool | None = None  # of its kernelspec; False: only by its user's own request
+    hibernate_after_s: float | None = None  # parked; 0: only where there is need; None: it cannot hibernate
+    hibernated_bytes: int | None = None  # of its image, which is whole; None: it is in none
 
 
 @dataclass
@@ -109,15 +111,29 @@ class OpenRequests:
 
 
 @dataclass
-class Ending:
-    """A request that the kernel's server shut it down, mostly for another kernel."""
+class AskedOfServer:
+    """Something that the kernel's server, or its keeper, is asked to do with it."""
 
     reason: str | None = None  # None: it is not
     asked_at: float = 0.0
+    backoff: Backoff = field(default_factory=Backoff)  # the server did not do it
+
+
+@dataclass
+class AskedHibernation(AskedOfServer):
+    """To put it into an image (execution/hibernations.py)."""
+
+    until: float = 0.0  # it is to have begun
+    is_last: bool = False  # the controller ends then
+
+
+@dataclass
+class Ending(AskedOfServer):
+    """To shut it down, mostly for another kernel (execution/evictions.py)."""
+
     for_kernel: str | None = None  # the waiter
     is_recalled: bool = False  # an earlier controller asked for it
     used_gpu: bool = True  # it is over when the kernel does so no longer
-    backoff: Backoff = field(default_factory=Backoff)  # the server did not do it
 
 
 @dataclass
@@ -196,6 +212,7 @@ class KernelRecord:
     cell: Cell = field(default_factory=Cell)
     requests: OpenRequests = field(default_factory=OpenRequests)
     ending: Ending = field(default_factory=Ending)
+    hibernation: AskedHibernation = field(default_factory=AskedHibernation)
     held_until: float | None = None
     focus_at: float | None = None  # when its user last opened the notebook or typed in it
     is_cancelling: bool = False
@@ -212,6 +229,8 @@ class KernelRecord:
     caches_dropped_at: float | None = None
     host: HostRecord = field(default_factory=HostRecord)
     cgroups: tuple[str, ...] = ()  # paths of the limits above its processes
+    # what its processes had of each GPU when they left for an image; None: they have not
+    gpus_in_image: dict[str, PageGpu] | None = None
     # what is shown
     wants_since: float | None = None
     residency: Residency = Residency.NONE
@@ -289,8 +308,31 @@ class KernelRecord:
         """Return the processes that have a connection."""
         return [process for process in self.processes.values() if process.connection is not None]
 
+    @property
+    def image_bytes(self) -> int | None:
+        """Return what its image takes on disk, as its server or keeper tells; None: it is in none that is whole."""
+        return None if self.server.description is None else self.server.description.hibernated_bytes
+
+    @property
+    def may_hibernate(self) -> bool:
+        """Return whether its server, or keeper, says that it can be put into an image."""
+        said = self.server.description
+        return said is not None and said.hibernate_after_s is not None
+
+    @property
+    def is_hibernated(self) -> bool:
+        """Return whether it is in an image, or its processes have left for one."""
+        return self.gpus_in_image is not None or (self.image_bytes is not None and not self.connected())
+
+    def leave_for_image(self) -> None:
+        """Note that its processes leave, and that what they have of GPUs goes into an image."""
+        gpus = self.by_gpu().values()
+        self.gpus_in_image = {gpu.uuid: PageGpu.off_gpu(gpu.uuid, gpu.in_all_bytes) for gpu in gpus}
+
     def by_gpu(self) -> dict[str, PageGpu]:
-        """Return the kernel's memory on each GPU, summed over its processes."""
+        """Return the kernel's memory of each GPU, summed over its processes; of a hibernated one, in its image."""
+        if self.gpus_in_image is not None:
+            return self.gpus_in_image
         sums: dict[str, PageGpu] = {}
         for process in self.processes.values():
             for gpu in process.data.gpus:
@@ -304,6 +346,8 @@ class KernelRecord:
 
     def residency_now(self) -> Residency:
         """Return the processes' states as one: what is lost or in transit shows first, then what waits."""
+        if self.is_hibernated:
+            return Residency.HIBERNATED
         states = {process.data.state for process in self.processes.values()}
         for state, residency in FIRST_SHOWN.items():
             if state in states:

@@ -157,7 +157,9 @@ class Exchange(Operation):
 
 @dataclass(eq=False, kw_only=True)
 class DiskTransfer(Operation):
-    """A spill of a kernel's parked memory, or its way back into host memory (execution/disk_transfers.py)."""
+    """A spill of a kernel's parked memory, its way back into host memory, or all of it into an image, for which its
+    processes leave (execution/disk_transfers.py).
+    """
 
     asked_bytes: int  # 0: a resident kernel's retained copy on disk is dropped
     before_bytes: int  # what its processes had on disk
@@ -168,6 +170,13 @@ class DiskTransfer(Operation):
     is_deception: bool = False  # it kept others waiting, and no disk was at fault
     progress_bytes: int = 0  # the most that was seen to have moved
     progress_at: float
+    patience_s: float  # without progress for so long, others do not wait for it any more
+    done: asyncio.Future[Outcome] | None = None  # of one into an image
+
+    @property
+    def hibernates(self) -> bool:
+        """Return whether it goes into an image."""
+        return self.command is CommandKind.HIBERNATE
 
     @property
     def reads(self) -> bool:
@@ -185,16 +194,6 @@ class CacheDrop(Operation):
     """A request to a kernel's frameworks to drop their caches (execution/cache_drops.py)."""
 
     command: CommandKind = CommandKind.DROP_CACHES
-
-
-@dataclass(eq=False, kw_only=True)
-class Hibernation(Operation):
-    """All of a kernel goes to disk, and its processes leave the controller (execution/hibernations.py)."""
-
-    command: CommandKind = CommandKind.HIBERNATE
-    done: asyncio.Future[Outcome]
-    seen_bytes: int = 0  # on disk
-    progress_at: float
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from dataclasses import replace
@@ -11,11 +12,11 @@ import snapshots
 from disk_host import GPU as DISK_GPU
 from disk_host import DiskHost
 from drawn import examples
-from scenes import SameMoves
+from scenes import START, SameMoves
 from short_host import PARK_S, RESUME_S, sharer, thinking
 from snapshots import IDLE, NOW, A
 
-from jupyter_affinode.node.model.actions import GrantRoom, Park, RefusePark, Spill, Trim
+from jupyter_affinode.node.model.actions import GrantRoom, Hibernate, Park, RefusePark, Spill, Trim
 from jupyter_affinode.node.model.snapshot import (
     SLAB_BYTES,
     SLACK_BYTES,
@@ -26,7 +27,7 @@ from jupyter_affinode.node.model.snapshot import (
     RoomRequest,
 )
 from jupyter_affinode.node.policy.decide import decide
-from jupyter_affinode.node.policy.resources.disk import DiskRoom
+from jupyter_affinode.node.policy.resources.disk import LEAST_AWAKE_S, DiskRoom
 from jupyter_affinode.node.policy.resources.host_memory import (
     LEAST_BYTES,
     with_margin,
@@ -103,7 +104,7 @@ def test_what_another_user_wrote_leaves_each_user_an_equal_part_of_the_day():
         assert room.left_for(users[1]) == most * GIB
         assert room.takes(then.kernels, NOW, lambda _: True) == {"old": most * GIB}
         assert [
-            room.has_room_for([users[1]], size) for size in map(constant, (most * GIB, most * GIB + 1))
+            room.has_room_for([users[1]], size, NOW) for size in map(constant, (most * GIB, most * GIB + 1))
         ] == [True, False]
 
 
@@ -224,15 +225,15 @@ def test_what_resident_kernels_keep_on_disk_is_forgotten_when_that_is_nearly_ful
     assert (action.kernel_id, action.bytes) == ("k", 0)
 
 
-def random_machine(seed):
-    """Host memory for the largest kernel alone, whatever else is parked; the rest is on disk."""
+def random_machine(seed, disk=1000, *, hibernate=False):
+    """Host memory for the largest kernel alone, whatever else is parked; the rest is on disk, or hibernated."""
     draw = random.Random(seed)
     sizes = [draw.randint(1, 30) for _ in range(draw.randint(2, 7))]
     sharers = [
         sharer(f"k{number}", size, DISK_GPU, residency=Residency.PARKED) for number, size in enumerate(sizes)
     ]
     gpu = draw.randint(max(sizes), 60)
-    machine = DiskHost(gpu, max(sizes) + 3, 1000, sharers)
+    machine = DiskHost(gpu, max(sizes) + 3, disk, sharers, hibernate=hibernate)
     residents = []
     for each in machine.kernels:
         if each.held + sum(other.held for other in residents) <= gpu * GIB and draw.random() < 0.8:
@@ -254,6 +255,83 @@ def test_no_park_is_refused_while_the_disk_has_room_and_every_waiter_is_served()
             machine.step()
         assert all(each.wants_since is None for each in machine.kernels), (seed, machine.outcome.counts)
         assert not machine.refused, (seed, machine.outcome.counts)
+
+
+@pytest.mark.parametrize("disk", [0, 20])
+def test_every_waiter_is_served_where_kernels_hibernate_and_none_goes_and_comes_all_the_time(disk):
+    """`DiskHost` holds that none that was woken hibernates at once. What is short then waits for that, not for ever."""
+    first, count = random.randrange(1 << 32), 0
+    for seed in range(first, first + 4 * HISTORIES):
+        machine = random_machine(seed, disk, hibernate=True)
+        longest_s = (LEAST_AWAKE_S + 60) * len(machine.kernels)
+        while any(each.wants_since is not None for each in machine.kernels):
+            machine.step()
+            assert machine.now < START + longest_s, (seed, machine.outcome.counts)
+        count += len(machine.hibernated)
+    assert count, first
+
+
+def test_images_are_written_within_the_bytes_of_a_day_of_each_user():
+    old = [hibernating(f"old{n}", 8 * GIB, idle=900 - n) for n in range(3)]
+    machine = node(resident("k", 20 * GIB), *old, available=3 * GIB, limit=0, writable=17 * GIB)
+    (refused,) = decide(NOW, machine, IDLE)
+    assert isinstance(refused, RefusePark)  # 20 GiB take three of them, and the day has two
+    machine = replace(machine, host=replace(machine.host, disk_daily_bytes=24 * GIB))
+    assert decide(NOW, machine, IDLE) == [Hibernate(f"old{n}", WHY) for n in range(3)]
+
+
+def hibernating(name, size, *, idle, after_s=math.inf, **fields):
+    kernel = parked(name, size, idle=idle, parked_since=NOW - idle, **fields)
+    return replace(kernel, hibernates_after_s=after_s)
+
+
+def test_what_cannot_be_spilled_hibernates_the_least_recently_used_first():
+    kernels = (
+        resident("k", 4 * GIB),
+        hibernating("new", 8 * GIB, idle=100),
+        hibernating("old", 8 * GIB, idle=900),
+    )
+    for disk in ({"limit": 0}, {"limit": 1 * GIB}):
+        assert decide(NOW, node(*kernels, available=3 * GIB, **disk), IDLE) == [Hibernate("old", WHY)]
+    (action,) = decide(NOW, node(*kernels, available=3 * GIB), IDLE)
+    assert isinstance(action, Spill)
+    low = node(*kernels[1:], available=RESERVE - GIB, limit=0)
+    assert decide(NOW, low, IDLE) == [Hibernate("old", "host memory is short")]
+
+
+@pytest.mark.parametrize(
+    "unwilling",
+    [
+        {"hibernates_after_s": None},
+        {"wants_since": NOW - 1, "residency": Residency.QUEUED},
+        {"cell_open": True},
+        {"held_until": NOW + 1},
+        {"awake_since": NOW - 1},
+        {"expected_until": NOW + 1},
+        {"is_opted_out": True},
+        {"is_dying": True},
+        {"is_moving": True},
+    ],
+)
+def test_a_kernel_hibernates_only_where_its_owner_lets_it_and_nothing_wants_it(unwilling):
+    old = replace(hibernating("old", 8 * GIB, idle=900, after_s=60), **unwilling)
+    short = decide(NOW, node(resident("k", 4 * GIB), old, available=3 * GIB, limit=0), IDLE)
+    plenty = decide(NOW, node(old, available=60 * GIB, limit=0), IDLE)
+    assert not [action for action in short + plenty if isinstance(action, Hibernate)]
+
+
+def test_a_kernel_hibernates_once_it_was_parked_for_as_long_as_its_owner_says():
+    early, late = (hibernating(f"{idle}", 8 * GIB, idle=idle, after_s=600) for idle in (599, 600))
+    need = hibernating("need", 8 * GIB, idle=9000)
+    assert decide(NOW, node(early, late, need, available=60 * GIB, limit=0), IDLE) == [
+        Hibernate("600", "it was parked for long")
+    ]
+
+
+def test_while_a_kernel_is_asked_to_hibernate_the_park_waits_and_is_not_refused():
+    old = parked("old", 8 * GIB, idle=900)
+    old = replace(old, host=replace(old.host, spillable_bytes=0, spilling_bytes=8 * GIB))
+    assert decide(NOW, node(resident("k", 4 * GIB), old, available=3 * GIB, limit=0), IDLE) == []
 
 
 def test_ten_kernels_take_turns_with_host_memory_for_two_and_a_disk():

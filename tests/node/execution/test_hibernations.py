@@ -1,0 +1,175 @@
+"""Kernels that hibernate, as the controller sees them: asked, written, told, woken."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+from fake_shim import HIBERNATE, REFUSED, FakeShim
+from live_machine import Machine
+from waiting import wait_until
+
+from jupyter_affinode.client.errors import ControllerRefused
+from jupyter_affinode.client.kernel_messages import KernelMessages
+from jupyter_affinode.node.execution import hibernations
+from jupyter_affinode.node.policy.resources import disk
+from jupyter_affinode.settings.policy import GIB, MIB
+
+IMAGE = 3 * GIB
+
+
+@pytest.fixture
+def messages(machine):
+    """What a server, or a keeper, says of the kernel."""
+    return KernelMessages("k", machine.socket)
+
+
+def seen(machine: Machine, *names: str):
+    kernel = machine.kernel("k")
+    return None if kernel is None else tuple(kernel[name] for name in names)
+
+
+def left(machine, shim, messages, folder) -> FakeShim:
+    """A parked kernel whose processes have left for an image."""
+    fake = shim("k", parked=5 * MIB)
+    messages.describe(name="work.ipynb", server="s", hibernate_after_s=0)
+    assert messages.hibernate(folder) == 1
+    wait_until(lambda: fake.heard.ended)
+    return fake
+
+
+def test_a_kernel_is_hibernated_from_the_moment_its_processes_leave_until_one_connects(
+    node, machine, shim, messages, tmp_path
+):
+    node()
+    fake = left(machine, shim, messages, tmp_path)
+    assert seen(machine, "residency", "text", "image_bytes") == ("hibernated", "Hibernating", None)
+    fake.close()
+    messages.describe(hibernated_bytes=IMAGE)
+    words = "Hibernated, 3 GiB on disk"
+    assert seen(machine, "residency", "text", "image_bytes") == ("hibernated", words, IMAGE)
+    assert seen(machine, "parked_bytes", "disk_bytes", "resident_bytes") == (5 * MIB, 5 * MIB, 0)
+    assert machine.node()["host"]["parked_bytes"] == 0
+    woken = shim("k", parked=5 * MIB)
+    assert seen(machine, "residency", "image_bytes") == ("parked", None)
+    messages.describe(hibernated_bytes=IMAGE)  # said too late
+    woken.touch()
+    wait_until(lambda: woken.state == 1)
+    assert seen(machine, "residency", "image_bytes") == ("resident", None)
+
+
+def test_processes_that_come_back_from_an_image_that_failed_are_parked_as_before(
+    node, machine, shim, messages, tmp_path
+):
+    node()
+    left(machine, shim, messages, tmp_path).reconnect()
+    wait_until(lambda: seen(machine, "residency") == ("parked",))
+
+
+def test_a_hibernated_kernel_is_known_after_its_keeper_ends_and_told_again_to_the_next_controller(
+    node, machine, shim, messages, tmp_path, births
+):
+    """What it had of each GPU no keeper knows; the controller remembers that."""
+    node()
+    left(machine, shim, messages, tmp_path).close()
+    told = "messages.describe(name='work.ipynb', server='s', hibernated_bytes=3 << 30)"
+    keeper = machine.start(
+        sys.executable,
+        "-c",
+        "import sys; from pathlib import Path\n"
+        "from jupyter_affinode.client.kernel_messages import KernelMessages\n"
+        f"messages = KernelMessages('k', Path({str(machine.socket)!r})); {told}",
+    )
+    assert keeper.wait(60) == 0
+    wait_until(lambda: seen(machine, "residency", "image_bytes") == ("hibernated", IMAGE))
+    time_of_two_passes = time.monotonic() + 0.6
+    wait_until(lambda: time.monotonic() > time_of_two_passes)
+    assert seen(machine, "residency", "name") == ("hibernated", "work.ipynb")
+    node.stop()
+    node()
+    assert seen(machine, "residency") is None
+    messages.describe(name="work.ipynb", server="s", hibernated_bytes=IMAGE)
+    assert seen(machine, "residency", "parked_bytes") == ("hibernated", 5 * MIB)
+
+
+def test_a_process_that_ends_while_it_is_written_is_not_waited_for(node, machine, shim, messages, tmp_path):
+    node()
+    fake = shim("k", parked=5 * MIB)
+    fake.on_command = lambda command: fake.hang_up() if command.kind == HIBERNATE else None
+    with pytest.raises(ControllerRefused, match="did not answer in time"):
+        messages.hibernate(tmp_path)
+
+
+def test_a_kernel_that_refuses_stays_parked(node, machine, shim, messages, tmp_path):
+    node()
+    shim("k", parked=5 * MIB).hibernate_status = REFUSED
+    with pytest.raises(ControllerRefused, match="it is a fake"):
+        messages.hibernate(tmp_path)
+    assert seen(machine, "residency") == ("parked",)
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Kernels hibernate a moment after they were parked, and have that moment to begin."""
+    monkeypatch.setattr(disk, "LEAST_AWAKE_S", 0.0)
+    monkeypatch.setattr(hibernations, "BEGINS_WITHIN_S", 1.0)
+
+
+def test_a_kernel_is_asked_to_hibernate_until_it_has_or_is_used(
+    node, machine, shim, messages, tmp_path, soon
+):
+    node()
+    fake = shim("k", parked=5 * MIB)
+    messages.describe(name="work.ipynb", server="s", hibernate_after_s=0.1)
+    wait_until(lambda: seen(machine, "hibernate_asked") == ("it was parked for long",))
+    fake.touch()
+    wait_until(lambda: seen(machine, "hibernate_asked", "residency") == (None, "resident"))
+
+
+def test_what_a_server_does_not_begin_or_refuses_is_not_asked_again_for_a_while(
+    node, machine, shim, messages, soon
+):
+    node()
+    shim("k", parked=5 * MIB)
+    messages.describe(name="work.ipynb", server="s", hibernate_after_s=0.1)
+    wait_until(lambda: seen(machine, "hibernate_asked") != (None,))
+    wait_until(lambda: seen(machine, "hibernate_asked") == (None,))
+    assert "its server did not begin" in machine.controller_log()
+    shim("l", parked=5 * MIB)
+    other = KernelMessages("l", machine.socket)
+    other.describe(name="l.ipynb", server="s", hibernate_after_s=0.1)
+    wait_until(lambda: machine.kernel("l")["hibernate_asked"] is not None)
+    other.refuse_to_hibernate("it uses io_uring")
+    assert machine.kernel("l")["hibernate_asked"] is None
+    assert "it uses io_uring" in machine.controller_log()
+
+
+def test_a_controller_that_is_told_to_end_has_kernels_hibernate_at_once_and_waits_for_them(
+    machine, shim, tmp_path
+):
+    controller = machine.start_controller("--hibernate-at-end=20", "--settle=0.1")
+    fakes = {name: shim(name, parked=5 * MIB) for name in ("k", "l", "m")}
+    talk = {name: KernelMessages(name, machine.socket) for name in fakes}
+    for name in ("k", "l"):
+        talk[name].describe(name=name, server="s", hibernate_after_s=0)
+    talk["m"].describe(name="m", server="s")
+    os.kill(controller.pid, signal.SIGTERM)
+    wait_until(lambda: all(machine.kernel(name)["hibernate_asked"] == "the machine stops" for name in "kl"))
+    assert machine.kernel("m")["hibernate_asked"] is None
+
+    def hibernate(name):
+        talk[name].hibernate(tmp_path)
+        fakes[name].close()
+        talk[name].describe(hibernated_bytes=IMAGE)
+
+    threads = [threading.Thread(target=hibernate, args=(name,)) for name in "kl"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert controller.wait(30) == 0
+    assert "the controller ends: 2 kernels are hibernated" in machine.controller_log()
