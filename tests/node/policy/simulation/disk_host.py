@@ -36,7 +36,6 @@ class DiskHost(ShortHost):
         self.disk_bytes = disk * GIB
         super().__init__({GPU: gpu}, host, actors, reserve=3, disk=disk, exchanges=exchanges)
         self.hibernates = hibernate
-        self.hibernated: list[tuple[float, SceneKernel]] = []
         for kernel in self.kernels if hibernate else ():
             kernel.hibernates_after_s = math.inf
 
@@ -51,7 +50,6 @@ class DiskHost(ShortHost):
 
     def _hibernate(self, kernel: SceneKernel, action: Hibernate) -> None:
         assert self.now - kernel.awake_since >= LEAST_AWAKE_S, f"{kernel.id} was woken a moment ago"
-        self.hibernated.append((self.now, kernel))
         super()._hibernate(kernel, action)
 
     @property
