@@ -42,8 +42,8 @@ class AtHub:
             model = self._answer(urllib.request.Request(f"{self.api_url.rstrip('/')}/user"))
             return bool(model["name"] == self.user)
         except urllib.error.HTTPError as error:
-            error.close()
-            return False if error.code in DENIED else None
+            with error:
+                return False if error.code in DENIED and _is_hubs(error) else None
         except (OSError, ValueError, LookupError, TypeError):
             return None
 
@@ -64,3 +64,11 @@ class AtHub:
         context = ssl.create_default_context() if request.type == "https" else None
         with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S, context=context) as answer:
             return json.loads(answer.read(ANSWER_BYTES_MAX))
+
+
+def _is_hubs(error: urllib.error.HTTPError) -> bool:
+    """Return whether it is the Hub that says so, and no program between the Hub and here."""
+    try:
+        return bool(json.loads(error.read(ANSWER_BYTES_MAX))["status"] == error.code)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False

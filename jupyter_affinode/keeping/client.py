@@ -14,7 +14,7 @@ from ..python_command import module_command
 from .at_hub import AtHub
 from .keeper import LINE_BYTES_MAX, SOCKET_NAME
 from .messages import Undelivered
-from .records import Owner, Record, from_json, to_json
+from .records import VERSION, Owner, Record, from_json, to_json
 
 START_S = 10.0
 TRY_EVERY_S = 0.05
@@ -70,6 +70,19 @@ class Keeper:
     def is_gone(self) -> bool:
         """Whether the keeper has ended."""
         return self._reader.at_eof() or self._writer.is_closing()
+
+    async def greet(self) -> None:
+        """Make sure that the keeper, which may have run since before an upgrade, is of a release like this one."""
+        try:
+            version = await self._ask("hello")
+        except KeeperRefused:
+            version = None
+        if version != VERSION:
+            await self.close()
+            raise KeeperUnavailable(
+                "the keeper of this user's kernels is of another release of jupyter-affinode, and cannot be asked."
+                " Its kernels run on until their time is over"
+            )
 
     async def own(self, record: Record, at_hub: AtHub | None = None) -> None:
         """Say that this server has a kernel, with what adopting it takes; again whenever that has changed.
@@ -167,9 +180,12 @@ async def connected() -> Keeper:
         try:
             folder = environment.user_folder()
             environment.make_folder(folder)
-            return Keeper(
-                *await asyncio.open_unix_connection(str(folder / SOCKET_NAME), limit=LINE_BYTES_MAX)
+            reader, writer = await asyncio.open_unix_connection(
+                str(folder / SOCKET_NAME), limit=LINE_BYTES_MAX
             )
+            keeper = Keeper(reader, writer)
+            await keeper.greet()
+            return keeper
         except (FileNotFoundError, ConnectionRefusedError):
             pass
         except OSError as error:

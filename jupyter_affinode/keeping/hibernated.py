@@ -72,7 +72,7 @@ class HibernatedKernels:
 
     def of(self, owner: Owner) -> list[Hibernated]:
         """Return those that servers of this name and root folder may have."""
-        return [each for each in self if each.record.owner == owner]
+        return [each for each in self if each.record.owner.is_served_by(owner)]
 
     async def look_in(self, store: str, living: Container[str]) -> list[tuple[Hibernated, Record]]:
         """Find a store's images; `living` are kernels whose processes the keeper has.

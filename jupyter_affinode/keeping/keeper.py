@@ -21,15 +21,16 @@ from typing import Any, TypeVar
 
 from .. import environment
 from ..threads import on_own_thread
+from ..time_of_day import since_boot_s
 from ..units import bytes_in_words
 from .at_hub import ASK_EVERY_S, DENIALS, AtHub
 from .hibernated import CannotHibernate, CannotWake, Hibernated, HibernatedKernels
 from .kept_kernel import CLOSED, OPEN, KeptKernel
 from .messages import Undelivered
 from .processes import resident_bytes
-from .records import FOLDER_NAME, Owner, Record, Records, from_json, to_json
+from .records import FOLDER_NAME, VERSION, Owner, Record, Records, from_json, to_json
 
-SOCKET_NAME = "keeper.sock"
+SOCKET_NAME = "keep.sock"  # as long as the controller's: a folder whose path is too long is not used
 LOCK_NAME = "keeper.lock"
 LINE_BYTES_MAX = 256 << 20  # a kernel's messages come in one line
 LEAVES_AFTER_S = 5.0  # without servers and kernels
@@ -52,7 +53,9 @@ class Keeper:
         self._records = Records(folder)
         self._kernels: dict[str, KeptKernel] = {}
         self._servers: dict[asyncio.StreamWriter, set[str]] = {}  # and the ids of their kernels
-        self._ends: dict[str, tuple[Record, float]] = {}  # of kernels that ended while they were kept: when
+        self._ends: dict[
+            str, tuple[Record, float]
+        ] = {}  # of kernels that ended while they were kept: when, after the machine's start
         self._denials: dict[AtHub, int] = {}  # how often in a row a Hub did not know a user
         self._hibernated = HibernatedKernels(log)
         self._on_their_way: dict[str, asyncio.Task[Any]] = {}  # kernels that are being hibernated, or woken
@@ -60,6 +63,7 @@ class Keeper:
         self.left = asyncio.Event()
         self._leaving: asyncio.TimerHandle | None = None
         self._requests: dict[str, Callable[[asyncio.StreamWriter, Any], Any]] = {
+            "hello": lambda writer, request: VERSION,
             "own": self._own,
             "forget": self._forget,
             "hand_over": self._hand_over,
@@ -74,7 +78,7 @@ class Keeper:
 
     async def begin(self) -> None:
         """Keep what the folder has."""
-        for record in list(self._records.all()):
+        for record in list(self._records.all(self._log)):
             kernel = self._known(record)
             if kernel is not None:
                 await kernel.keep()
@@ -130,7 +134,10 @@ class Keeper:
                 had.discard(record.kernel_id)
         self._servers[writer].add(record.kernel_id)
         self._kernels[record.kernel_id].at_hub = AtHub(**request["at_hub"]) if request.get("at_hub") else None
-        self._records.write(record)
+        try:
+            self._records.write(record)
+        except OSError as error:  # a full disk, for example: it is in memory
+            self._log.error("kernel %s would be lost with this keeper: %s", record.kernel_id, error)
 
     def _delivered(self, writer: asyncio.StreamWriter, request: Answer) -> None:
         """Note that a server passed a kernel's message on to its tab."""
@@ -156,9 +163,10 @@ class Keeper:
         self._hold_to_quota()
 
     def _deliver(self, writer: asyncio.StreamWriter, request: Answer) -> None:
-        """Take what a server got of a kernel that it handed over, and did not deliver."""
+        """Take what a server got of a kernel that it handed over, and did not deliver; another may adopt it now."""
         if request["kernel"] in self._servers[writer]:
             self._kernels[request["kernel"]].put_before(Undelivered.from_json(request["undelivered"]))
+            self._servers[writer].discard(request["kernel"])
 
     async def _adopt(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
         """Give a server all kept kernels of its name and root folder, woken if need be; say which have ended."""
@@ -173,11 +181,18 @@ class Keeper:
             if refusal is not None:
                 asleep[each.record.kernel_id] = {"record": to_json(each.record), "why": refusal}
         found = [
-            kernel for kernel in self._kernels.values() if kernel.is_kept and kernel.record.owner == owner
+            kernel
+            for kernel in self._kernels.values()
+            if kernel.is_kept
+            and kernel.record.owner.is_served_by(owner)
+            and not any(kernel.record.kernel_id in had for had in self._servers.values())
         ]
         for kernel in found:
             self._servers[writer].add(kernel.record.kernel_id)
-        ended = [(record, at) for record, at in self._ends.values() if record.owner == owner]
+        started = time.time() - since_boot_s()
+        ended = [
+            (record, started + at) for record, at in self._ends.values() if record.owner.is_served_by(owner)
+        ]
         for record, _ in ended:
             del self._ends[record.kernel_id]
         return {
@@ -338,8 +353,7 @@ class Keeper:
             await asyncio.sleep(LOOK_EVERY_S)
             for kernel_id, kernel in list(self._kernels.items()):
                 after_s, now = kernel.record.hibernate_after_s, time.monotonic()
-                since = time.time() - (kernel.kept_since or time.time())
-                is_due = after_s and min(since, now - kernel.heard_at) >= after_s
+                is_due = after_s and min(kernel.kept_for_s, now - kernel.heard_at) >= after_s
                 if not is_due or now - tried.get(kernel_id, -TRY_AGAIN_S) < TRY_AGAIN_S:
                     continue
                 tried[kernel_id] = now
@@ -394,7 +408,7 @@ class Keeper:
         self._hibernated.has_ended(kernel.record, was_wanted=kernel.dying is not None)
         if kernel.is_kept and kernel.dying is None:
             self._log.warning("kernel %s ended while no server had it", kernel_id)
-            self._ends[kernel_id] = (kernel.record, time.time())
+            self._ends[kernel_id] = (kernel.record, since_boot_s())
             while len(self._ends) > REMEMBERED_ENDS:
                 del self._ends[next(iter(self._ends))]
         if kernel.is_kept:
@@ -451,7 +465,7 @@ def _view_of_image(kernel: Hibernated) -> Answer:
 def _view(kernel: KeptKernel) -> Answer:
     return {
         "record": to_json(kernel.record),
-        "kept_since": kernel.kept_since,
+        "kept_since": time.time() - kernel.kept_for_s,
         "state": OPEN if kernel.open_cells else CLOSED,
         "quiet_s": time.monotonic() - kernel.heard_at,
     }
@@ -487,6 +501,9 @@ def main() -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return 0
+    except OSError:  # a file system without locks: of two that start at the same moment one may be of no use
+        if environment.listens(folder / SOCKET_NAME):
+            return 0
     asyncio.run(run(folder, logging.getLogger("keeper")))
     return 0
 

@@ -20,7 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..client.kernel_messages import KernelMessages
 from ..threads import on_own_thread
-from ..time_of_day import clock_in_words
+from ..time_of_day import clock_in_words, since_boot_s
 from .at_hub import AtHub
 from .messages import OUTPUT, Message, Outbox, Undelivered, header_of, parent_of, request_of
 from .processes import Adopted
@@ -49,12 +49,13 @@ class KeptKernel:
     ):
         """Begin to listen. `ended` is called when the process has ended. Raises ProcessLookupError if it has."""
         self.record = record
-        self.kept_since: float | None = None  # by the time of day; None while a server has it
+        self._kept_at: float | None = None  # since the machine's start; None while a server has it
         self.dying: asyncio.Task[None] | None = None
         self.heard_at = time.monotonic()  # its last message
         self.open_cells: set[str] = set()
         self.at_hub: AtHub | None = None  # of the server that has it, or had it
         self._outboxes = {session: Outbox() for session in record.readers}
+        self._news: set[str] = set()  # sessions that no record has named yet
         self._inputs: OrderedDict[str, Message] = (
             OrderedDict()
         )  # the kernel's word of the newest cells, by request
@@ -74,18 +75,26 @@ class KeptKernel:
     @property
     def is_kept(self) -> bool:
         """Whether no server has it."""
-        return self.kept_since is not None
+        return self._kept_at is not None
+
+    @property
+    def kept_for_s(self) -> float:
+        """For how long no server has had it."""
+        return since_boot_s() - self._kept_at if self._kept_at is not None else 0.0
 
     def belongs_to(self, record: Record) -> None:
         """Take a newer record of it; its ports stay while its process is the same."""
-        for session in set(self.record.readers) - set(record.readers):
-            self._outboxes.pop(session, None)
+        for session in self._outboxes.keys() - set(record.readers) - self._news:
+            del self._outboxes[session]
+        self._news.clear()
         for session in record.readers:
             self._outboxes.setdefault(session, Outbox())
         self.record = record
 
     def delivered(self, session: str, channel: str, header: bytes) -> None:
-        """Forget what a tab has got. One that no record named yet may be news here."""
+        """Forget what a tab has got. One that no record named yet is news here, until the next record."""
+        if session not in self._outboxes:
+            self._news.add(session)
         self._outboxes.setdefault(session, Outbox()).delivered(channel, header)
 
     def close(self) -> None:
@@ -105,7 +114,7 @@ class KeptKernel:
         """Be the one that reads it: no server has it."""
         if self.is_kept:
             return
-        self.kept_since = time.time()
+        self._kept_at = since_boot_s()
         if self.record.keep_s:
             self._expiry = self._loop.call_later(self.record.keep_s, self._expire)
         if self.record.is_managed:
@@ -145,7 +154,7 @@ class KeptKernel:
 
     def take(self) -> Undelivered:
         """Return its messages for the server that has it now, which says when they are delivered."""
-        self.kept_since = None
+        self._kept_at = None
         if self._expiry is not None:
             self._expiry.cancel()
         for name in (SPEAKING, *self._reading):
@@ -226,7 +235,7 @@ class KeptKernel:
 
     def _describe(self) -> str | None:
         """Describe it to the controller; return why that wants it to end, if it does."""
-        since = clock_in_words((self.kept_since or time.time()) - time.time())
+        since = clock_in_words(-self.kept_for_s)
         try:
             known = KernelMessages(self.record.kernel_id).describe(
                 server=f"{KEPT_SINCE}{since}", **self.record.description

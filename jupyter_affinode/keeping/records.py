@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import environment
-from .processes import ProcessName
+from .processes import ProcessName, name_of
 
 FOLDER_NAME = "kept"  # in the user's own folder, which nobody else can enter
 VERSION = 1
@@ -28,6 +29,15 @@ class Owner:
 
     name: str
     root: str
+
+    def is_served_by(self, server: Owner) -> bool:
+        """Return whether a server may adopt it: also by another path, as after a move that left a link."""
+        if self.name != server.name:
+            return False
+        try:
+            return self.root == server.root or os.path.samefile(self.root, server.root)
+        except OSError:
+            return False
 
 
 @dataclass(frozen=True)
@@ -107,14 +117,31 @@ class Records:
         with contextlib.suppress(OSError):
             self._path(kernel_id).unlink()
 
-    def all(self) -> Iterator[Record]:
-        """Yield the records that can be read; others are removed."""
+    def all(self, log: logging.Logger) -> Iterator[Record]:
+        """Yield the records that can be read; others are removed, unless a process of another release lives."""
         for path in sorted(self._folder.glob("*.json")):
+            told = None
             try:
-                yield from_json(json.loads(path.read_text(encoding="utf-8")))
+                told = json.loads(path.read_text(encoding="utf-8"))
+                yield from_json(told)
             except (OSError, ValueError):
+                pid = _living(told)
+                if pid is not None:
+                    log.error(
+                        "the kernel of process %d was kept by another release, and runs on: %s", pid, path
+                    )
+                    continue
                 with contextlib.suppress(OSError):
                     path.unlink()
 
     def _path(self, kernel_id: str) -> Path:
         return self._folder / f"{kernel_id.replace('/', '_')}.json"
+
+
+def _living(told: Any) -> int | None:
+    """Return the process of a record that cannot be read, if it lives."""
+    try:
+        process = ProcessName(**told["process"])
+        return process.pid if name_of(process.pid) == process else None
+    except (LookupError, TypeError, ProcessLookupError):
+        return None

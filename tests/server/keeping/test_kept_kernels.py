@@ -264,7 +264,7 @@ def test_an_end_from_the_menu_ends_all_kernels_and_leaves_nothing(server, wait_u
     assert not exists(pid)
     wait_until(lambda: not exists(keeper))
     own = Path(machine.environment["AFFINODE_FOLDER"])
-    assert list((own / "kept").iterdir()) == [] and not (own / "keeper.sock").exists()
+    assert list((own / "kept").iterdir()) == [] and not (own / "keep.sock").exists()
     server.start(KEEP, port=server.port)
     assert server.request("GET", "/api/sessions")[1] == []
 
