@@ -21,7 +21,13 @@ from ..model.actions import ReadBack, Spill
 from ..model.reasons import Refusal
 from ..model.snapshot import Residency
 from ..protocol.wire import CommandKind, Reply, Status
-from ..state.host.host_usage import copy_bytes, on_disk_bytes, readers, spillers, with_copy_on_disk
+from ..state.host.host_usage import (
+    on_disk_bytes,
+    readers,
+    spillable_bytes,
+    spillers,
+    with_copy_on_disk,
+)
 from ..state.observer import SpillEnded
 from ..state.records.kernel import KernelRecord
 from ..state.records.operations import DiskTransfer, Outcome, Participant, Phase
@@ -86,7 +92,7 @@ class DiskTransfers(Kind[DiskTransfer]):
             kernel=kernel,
             began=now,
             command=CommandKind.HIBERNATE,
-            asked_bytes=copy_bytes(kernel),
+            asked_bytes=spillable_bytes(kernel),
             before_bytes=on_disk,
             was_wanted=kernel.wants_since is not None,
             progress_at=now,
@@ -187,7 +193,7 @@ class DiskTransfers(Kind[DiskTransfer]):
             self._log.warning("%s %s failed: %s; tried again in %s", what, kernel.id, transfer.problem, again)
         elif transfer.moved_bytes:
             kernel.host.spill_backoff.succeed()
-        if transfer.asked_bytes:
+        if not forgets:
             self._note_moved(transfer, now)
         if transfer.done is not None:
             self._end_hibernation(transfer, transfer.done)

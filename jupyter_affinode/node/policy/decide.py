@@ -7,6 +7,8 @@ parked and at what cost, `resources` what there is beside GPU memory, `schedulin
 
 from __future__ import annotations
 
+import math
+
 from ...settings.policy import Settings
 from ..model.actions import Action, Hibernate, RefusePark
 from ..model.reasons import Cause, Refusal
@@ -15,6 +17,7 @@ from .admission.admission import LAST_RESERVES, serve_queue
 from .admission.prefetch import prefetch
 from .queue import AWAY, waits_since
 from .reclaim.reclaim import keep_limits, park_idle, reclaim_watermark
+from .resources.disk import MAY_EVER
 from .scheduling_pass.plan import Plan
 from .victims import eviction_cost as victims
 from .victims.eligibility import eligible_at
@@ -111,9 +114,8 @@ def hibernate_long_parked(plan: Plan) -> None:
     """Have kernels hibernate that were parked for as long as their owners say."""
     due = [
         kernel
-        for kernel in plan.node.kernels
-        if kernel.hibernates_after_s is not None
-        and plan.now - kernel.parked_since >= kernel.hibernates_after_s
+        for kernel in filter(MAY_EVER, plan.node.kernels)
+        if plan.now - kernel.parked_since >= (kernel.hibernates_after_s or math.inf)
     ]
     for kernel_id in plan.host.disk.hibernates(due, plan.now, plan.is_free) if due else ():
         plan.act(Hibernate(kernel_id, "it was parked for long"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 import sys
 import threading
 import time
@@ -16,6 +18,8 @@ from waiting import wait_until
 from jupyter_affinode.client.errors import ControllerRefused
 from jupyter_affinode.client.kernel_messages import KernelMessages
 from jupyter_affinode.node.execution import hibernations
+from jupyter_affinode.node.identity.access import EveryUserAccess
+from jupyter_affinode.node.metrics.history_options import HistoryOptions
 from jupyter_affinode.node.policy.resources import disk
 from jupyter_affinode.settings.policy import GIB, MIB
 
@@ -60,6 +64,29 @@ def test_a_kernel_is_hibernated_from_the_moment_its_processes_leave_until_one_co
     woken.touch()
     wait_until(lambda: woken.state == 1)
     assert seen(machine, "residency", "image_bytes") == ("resident", None)
+
+
+def test_what_a_hibernated_kernel_gave_back_of_gpus_goes_on_counting(node, machine, shim, messages, tmp_path):
+    history = HistoryOptions(machine.socket.with_name("ledger.sqlite"))
+    node(history=history)
+    left(machine, shim, messages, tmp_path).close()
+    messages.describe(hibernated_bytes=IMAGE)
+    controller = node.running[-1]._controller
+
+    def figure(name):
+        lines = controller.metrics.text().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    wait_until(lambda: not machine.kernel("k")["processes"])
+    assert figure('affinode_kernels{residency="hibernated"}') == 1
+    assert figure("affinode_image_bytes") == IMAGE
+    assert figure('affinode_hibernations_total{outcome="ok"}') == 1
+    before = figure("affinode_gpu_memory_byte_seconds_total")
+    wait_until(lambda: figure("affinode_gpu_memory_byte_seconds_total") >= before + 5 * MIB)
+    node.stop()
+    with contextlib.closing(sqlite3.connect(machine.socket.with_name("ledger.sqlite"))) as ledger:
+        assert [kind for (kind,) in ledger.execute("SELECT kind FROM events")] == ["hibernation"]
+        assert ledger.execute("SELECT ended FROM kernels").fetchall() == [(None,)]
 
 
 def test_processes_that_come_back_from_an_image_that_failed_are_parked_as_before(
@@ -173,3 +200,36 @@ def test_a_controller_that_is_told_to_end_has_kernels_hibernate_at_once_and_wait
         thread.join(30)
     assert controller.wait(30) == 0
     assert "the controller ends: 2 kernels are hibernated" in machine.controller_log()
+
+
+@pytest.fixture
+def alice_and_bob(node, shared_machine, person):
+    """Two users of a machine's controller; Alice has a parked kernel."""
+    node(access=EveryUserAccess())
+    alice, bob = person(61001), person(61002)
+    alice.shim("k", parked=5 * MIB)
+    return alice, bob
+
+
+def test_only_its_user_has_a_kernel_write_an_image(alice_and_bob, person, tmp_path):
+    alice, bob = alice_and_bob
+    body = {"folder": str(tmp_path)}
+    assert bob.ask("POST", "/kernels/k/hibernate", body)[0] == 404
+    status, answer = person(0).ask("POST", "/kernels/uid-61001%2Fk/hibernate", body)
+    assert (status, answer["error"]) == (403, "forbidden")
+    for folder in ("images", "/" + "é" * 100, "/a\nb"):  # the shim takes a path of so many bytes, and logs it
+        assert alice.ask("POST", "/kernels/k/hibernate", {"folder": folder})[0] == 400
+    assert alice.ask("POST", "/kernels/k/hibernate", body)[0] == 200
+    assert alice.kernels()["k"]["residency"] == "hibernated"
+    assert bob.ask("GET", "/node")[1]["others"]["parked_bytes"] == 0
+
+
+def test_a_user_whose_kernels_say_that_they_hibernate_and_do_not_is_not_waited_for_again(
+    alice_and_bob, node, soon
+):
+    """As one whose spills give nothing back: its kernels are not counted on, for longer each time."""
+    alice, _ = alice_and_bob
+    state = node.running[-1]._controller.state
+    alice.ask("PUT", "/kernels/k", {"name": "n", "server": "s", "hibernate_after_s": 0.1})
+    wait_until(lambda: state.failed_spills.until("uid-61001") > time.monotonic() + 30)
+    assert alice.kernels()["k"]["hibernate_asked"] is None

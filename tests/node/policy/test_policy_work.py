@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from crowd import NOW, SETTINGS, crowded_node
 from work import work_of
@@ -19,6 +21,13 @@ CASES = {
     "limits": {"quotas": "*=120GiB, @*=4TiB"},
     "short of host memory": {"park_when": "idle", "host_reserve_bytes": (1 << 44) - 8 * GIB},
 }
+
+
+def test_kernels_that_could_hibernate_are_about_as_much_work_as_others_where_host_memory_is_short():
+    settings = SETTINGS.changed(**CASES["short of host memory"])
+    node = crowded_node(1000, 64, 300, full=False)
+    able = replace(node, kernels=tuple(replace(each, hibernates_after_s=600.0) for each in node.kernels))
+    assert work_of(decide, NOW, able, settings) < 1.2 * work_of(decide, NOW, node, settings)
 
 
 @pytest.mark.parametrize("full", [True, False])

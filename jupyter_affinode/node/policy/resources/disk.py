@@ -21,11 +21,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from ...model.actions import Spill
 from ...model.snapshot import Host, Kernel, Residency
 
 LEAST_BYTES = 32 << 20  # a smaller part is not worth a command: host memory is released by slabs
+NO_BYTES: Mapping[str, int] = {}
+MAY_EVER = attrgetter(
+    "hibernates_after_s"
+)  # by `filter`, since mostly no kernel may: it takes no step for each
 LEAST_AWAKE_S = 300.0  # a kernel that was woken, or started, is not hibernated before
 FULL_PART = 0.75  # of a limit: from there on retained copies are dropped
 
@@ -81,19 +86,16 @@ class DiskRoom:
         kernels: Iterable[Kernel],
         now: float,
         is_free: Callable[[Kernel], bool],
-        spills: Mapping[str, int] | None = None,
+        spills: Mapping[str, int] = NO_BYTES,
     ) -> Mapping[str, int]:
         """Return which kernels could hibernate now, in this order, and the host memory that each gives back then.
 
         `spills`: what may be written beside that.
         """
-        daily, ready = self._daily.copy(), []
-        for kernel in kernels:
-            if spills and kernel.id in spills:
-                daily.take(kernel.charged_user, spills[kernel.id])
-            if kernel.hibernates_after_s is not None and may_hibernate(kernel, now) and is_free(kernel):
-                ready.append(kernel)
-        found = {}
+        daily, found = self._daily.copy(), dict[str, int]()
+        ready = [each for each in filter(MAY_EVER, kernels) if may_hibernate(each, now) and is_free(each)]
+        for kernel in kernels if spills and ready else ():
+            daily.take(kernel.charged_user, spills.get(kernel.id, 0))
         for kernel in sorted(ready, key=lambda each: (each.last_activity, each.id)):
             size = sum(kernel.parked_bytes.values())
             if size <= daily.left_for(kernel.charged_user):

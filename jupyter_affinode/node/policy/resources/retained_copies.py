@@ -96,8 +96,7 @@ class RetainedCopies:
                     continue
                 before = gives.get(each.id, 0)
                 after = min(max(before + wanted, LEAST_BYTES), self._most(each))
-                is_in_lots = each.host.lot_bytes and each.id not in self._to_disk
-                if is_in_lots or each.id in self._hibernates:
+                if each.id in self._hibernates or (each.host.lot_bytes and each.id not in self._to_disk):
                     after = self._most(each)  # a lot is given back whole, when nothing is left in it
                 if after > before:
                     gives[each.id] = after
@@ -108,12 +107,11 @@ class RetainedCopies:
         for kernel_id, size in gives.items():
             each = self._ready[kernel_id]
             keeps = max(each.host.retained_bytes - each.host.trimming_bytes - size, 0)
-            if kernel_id in self._hibernates:
-                chosen.append(Hibernate(kernel_id, reason))
-            elif kernel_id in self._to_disk:
-                chosen.append(Spill(kernel_id, size, reason))
-            else:
+            if kernel_id not in self._to_disk:
                 chosen.append(Trim(kernel_id, keeps, reason))
+            else:
+                hibernates = kernel_id in self._hibernates
+                chosen.append(Hibernate(kernel_id, reason) if hibernates else Spill(kernel_id, size, reason))
             self.drop(kernel_id, size)  # the rest of it can follow
             self._count(self.coming, each, size)
         return chosen

@@ -129,10 +129,15 @@ def _may_spill(kernel: KernelRecord, now: float) -> dict[str, int]:
     if now < retry_at or is_tried or kernel.hibernation.reason is not None:
         return {}
     return {
-        "spillable_bytes": sum(map(_spillable, spillers(kernel))),
+        "spillable_bytes": spillable_bytes(kernel),
         "disk_retained_bytes": sum(process.data.disk_bytes for process in with_copy_on_disk(kernel)),
         "readable_bytes": sum(_on_disk(process) for process in readers(kernel)),
     }
+
+
+def spillable_bytes(kernel: KernelRecord) -> int:
+    """Return what its processes have in host memory of parked contents, and can write to disk."""
+    return sum(map(_spillable, spillers(kernel)))
 
 
 def _spillable(process: Process) -> int:
@@ -176,7 +181,7 @@ def _on_disk(process: Process) -> int:
 def spilling_bytes(kernel: KernelRecord) -> int:
     """Return what it was told to write to disk and has not yet; 0 once the spill was told to end."""
     if kernel.hibernation.reason is not None and kernel.operation is None:
-        return copy_bytes(kernel)
+        return spillable_bytes(kernel)
     return _left_to_move(kernel, reads=False)
 
 
