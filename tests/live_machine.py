@@ -95,7 +95,7 @@ class Machine:
             self.environment[name] = str(path)
         self.environment["NO_COLOR"] = "1"
         self.work = folder / "work"
-        self.work.mkdir()
+        self.work.mkdir(exist_ok=True)
 
     def simulate(self, memory: str = "1GiB", gpus: int = 1, copy_rate: str | None = None) -> None:
         """Give the machine a simulated GPU."""

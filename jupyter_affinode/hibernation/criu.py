@@ -30,7 +30,7 @@ COMMON = (
 )
 CAPABILITIES = "cap_checkpoint_restore,cap_setpcap+eip"
 ADMIN, MAY_RESTORE = 21, 40  # CAP_SYS_ADMIN, CAP_CHECKPOINT_RESTORE
-MADE_BY = {"dump": "dump.log", "restore": "restore.log"}
+WORK = "criu"  # beside the folder with what CRIU writes: its log, and figures that it leaves at each call
 # What CRIU says, and what that means for a user. The first that fits counts.
 REASONS = (
     (
@@ -130,11 +130,13 @@ async def try_out() -> str:
             start_new_session=True,
         )
         lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        process = Path(folder) / "process"
+        process.mkdir(mode=0o700)
         try:
-            await dump(sleeper.pid, Path(folder), lock)
+            await dump(sleeper.pid, process, lock)
             sleeper.kill()
             sleeper.wait()
-            await restore(Path(folder), lock)
+            await restore(process, lock)
             os.kill(sleeper.pid, signal.SIGKILL)
         except CriuFailed as error:
             raise CriuUnavailable(str(error)) from None
@@ -165,9 +167,12 @@ def capabilities(pid: int | str) -> int:
 
 
 async def _carry_out(action: str, folder: Path, lock: int, options: Sequence[str]) -> None:
-    called, log = command(), folder / MADE_BY[action]
+    called, work = command(), folder.with_name(WORK)
+    work.mkdir(mode=0o700, exist_ok=True)
+    log = work / f"{action}.log"
     log.unlink(missing_ok=True)
-    whole = [*called, action, "-D", str(folder), "-o", log.name, *COMMON, *_as_user(), *options]
+    whole = [*called, action, "-D", str(folder), "-W", str(work), "-o", log.name, *COMMON]
+    whole += [*_as_user(), *options]
     status, said = await _run(whole, lock)
     if status < 0:
         raise CriuFailed(f"CRIU was ended by {signal.Signals(-status).name}")

@@ -153,7 +153,7 @@ async def wake(image: Image, on_step: OnStep = _no_step) -> ProcessName:
         if objection := objection_to_waking(manifest.origin) or objection_to_files(manifest.needed):
             raise CannotWake(objection)
         if found := await tree.free(manifest.ids):
-            raise CannotWake(f"its process id {found[0]} is {found[1]}'s now: try again when that has ended")
+            raise CannotWake(found)
         await criu.check()
         began = time.monotonic()
         await asyncio.to_thread(image.verify, manifest, pages=False)

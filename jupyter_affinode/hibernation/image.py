@@ -3,6 +3,7 @@
 | file | what it is |
 |---|---|
 | `process/` | what CRIU wrote |
+| `criu/` | CRIU's logs |
 | `gpu-PID` | what the process had on the GPU, written by its shim, which knows each part's digest |
 | `away` | there while shims must stay away from their controller: until the kernel's messages are read again |
 | `manifest.json` | written last: with it the image is whole, without it the image is nothing |
@@ -177,11 +178,7 @@ class Image:
         """Have all of it on the disk, and make it whole; its processes are stopped. Raises OSError."""
         others = needed.needed_by(process.pid for process in known["processes"])
         _relax(self.process_folder, others)
-        written = [
-            path
-            for path in sorted(self.process_folder.rglob("*"))
-            if path.is_file() and path.suffix != ".log"
-        ]
+        written = sorted(path for path in self.process_folder.rglob("*") if path.is_file())
         gpu = [path for path in self.folder.glob(f"{GPU_PREFIX}*") if path.is_file()]
         with ThreadPoolExecutor(THREADS) as disk:  # while the digests are computed
             syncs = [disk.submit(_sync, path) for path in (*gpu, *written, self.process_folder)]
@@ -226,11 +223,7 @@ class Image:
         """Compare what CRIU wrote with the manifest: contents of memory, or all else. Raises ImageRefused."""
         verify_private(self.folder)
         verify_private(self.process_folder)
-        there = {
-            str(path.relative_to(self.folder))
-            for path in self.process_folder.rglob("*")
-            if path.suffix != ".log"
-        }
+        there = {str(path.relative_to(self.folder)) for path in self.process_folder.rglob("*")}
         if extra := sorted(there - manifest.files.keys()):
             raise ImageRefused(f"there is a file in it that was not written with it: {extra[0]}")
         for name, (size, digest) in manifest.files.items():

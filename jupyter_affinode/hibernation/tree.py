@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 from ..keeping.processes import Adopted, ProcessName, name_of
+from .checks import Seen
 
 GONE_S = 20.0  # until a process must be dead, and until its parent must have reaped it
 LOOK_EVERY_S = 0.02
@@ -43,14 +44,6 @@ def go_on(processes: list[ProcessName]) -> None:
     _signal(processes, signal.SIGCONT)
 
 
-def taken(ids: list[int]) -> tuple[int, str] | None:
-    """Return the first of these process ids that a process has, and its name; None: all are free."""
-    for each in ids:
-        with contextlib.suppress(OSError):
-            return each, Path(f"/proc/{each}/comm").read_text().strip()
-    return None
-
-
 async def end(processes: list[ProcessName]) -> None:
     """End processes at once, and wait until they are dead; their ids may be taken a while longer."""
     _signal(processes, signal.SIGKILL)
@@ -60,14 +53,26 @@ async def end(processes: list[ProcessName]) -> None:
             await asyncio.to_thread(died.wait, GONE_S)
 
 
-async def free(ids: list[int]) -> tuple[int, str] | None:
-    """Wait until dead processes are gone; return the first of these ids that a living one has, and its name."""
+async def free(ids: list[int]) -> str | None:
+    """Wait until dead processes are gone; return why one of these ids cannot be had, and what to do; None: all can."""
     deadline = asyncio.get_running_loop().time() + GONE_S
-    while (found := taken(ids)) is not None and _is_dead(found[0]):
-        if asyncio.get_running_loop().time() > deadline:
-            break
+    while (found := next((each for each in ids if Path(f"/proc/{each}").exists()), None)) is not None:
+        is_dead = _is_dead(found)
+        if not is_dead or asyncio.get_running_loop().time() > deadline:
+            return _taken(found, is_dead)
         await asyncio.sleep(LOOK_EVERY_S)
-    return found
+    return None
+
+
+def _taken(pid: int, is_dead: bool) -> str:
+    status = Seen(pid).status
+    if is_dead:
+        return (
+            f"its process {pid} has ended, but its parent, process {status.get('PPid', '?')}, has not noted that: in a"
+            " container, start that with an init (docker run --init)"
+        )
+    name = status.get("Name", "?")
+    return f"its process id {pid} is {name}'s now: try again when that has ended"
 
 
 def _is_dead(pid: int) -> bool:

@@ -160,15 +160,16 @@ struct sim_process *checkpoint_own_record(void)
 {
 	struct sim_process *found;
 
-	machine_lock();
+	machine_lock(); /* throughout: two threads that look at once would take a record each */
 	found = machine_find(getpid());
+	if (!found && saved.pid == getpid()) {
+		saved.checkpoint.service_tid = 0; /* the thread's record is another process's by now, perhaps */
+		saved.checkpoint.caller = 0;
+		saved.checkpoint.answered = saved.checkpoint.request;
+		found = machine_rejoin(&saved);
+	}
 	machine_unlock();
-	if (found || saved.pid != getpid())
-		return found;
-	saved.checkpoint.service_tid = 0; /* the thread's record is another process's by now, perhaps */
-	saved.checkpoint.caller = 0;
-	saved.checkpoint.answered = saved.checkpoint.request;
-	return machine_rejoin(&saved);
+	return found;
 }
 
 CUresult checkpoint_perform(struct sim_process *process, enum checkpoint_operation operation, unsigned timeout_ms)

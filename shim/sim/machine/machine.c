@@ -90,8 +90,9 @@ static bool lives(const struct sim_process *process)
 {
 	struct flock lock;
 
-	if (process->namespace == pid_namespace())
-		return process_start_time(process->pid) == process->start_time;
+	/* Else it may live all the same: with other clocks, as in a time namespace, Linux tells another time of its start.  */
+	if (process->namespace == pid_namespace() && process_start_time(process->pid) == process->start_time)
+		return true;
 	return !lock_record(process, F_OFD_GETLK, &lock) || lock.l_type != F_UNLCK;
 }
 
@@ -258,8 +259,7 @@ static struct sim_process *free_record(void)
 	return NULL;
 }
 
-/* With the lock held.  */
-static struct sim_process *take_record(const struct sim_process *before)
+struct sim_process *machine_rejoin(const struct sim_process *before)
 {
 	struct sim_process *record;
 	struct flock lock;
@@ -285,17 +285,7 @@ struct sim_process *machine_join(void)
 	if (self)
 		return self;
 	machine_lock();
-	record = self ? self : take_record(&nothing);
-	machine_unlock();
-	return record;
-}
-
-struct sim_process *machine_rejoin(const struct sim_process *before)
-{
-	struct sim_process *record;
-
-	machine_lock();
-	record = take_record(before);
+	record = self ? self : machine_rejoin(&nothing);
 	machine_unlock();
 	return record;
 }

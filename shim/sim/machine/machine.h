@@ -84,7 +84,8 @@ void machine_reap(void);
 
 /* This process's record, made at the first call; NULL when all are taken.  */
 struct sim_process *machine_join(void);
-/* Take a record anew, with what `before` says: for a process that an image was made of since. NULL when all are taken.  */
+/* Take a record anew, with what `before` says: for a process that an image was made of since. The lock
+ * is held. NULL when all are taken.  */
 struct sim_process *machine_rejoin(const struct sim_process *before);
 /* The record if there is one.  */
 struct sim_process *machine_self(void);

@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-from pathlib import Path
 
 import pytest
+from fetched_criu import fetched_criu
 from keepers import keepers
 from live_machine import new_machine
 from live_server import JupyterServer
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @contextlib.contextmanager
@@ -42,15 +39,6 @@ def keeping_server():
 
 
 @pytest.fixture(scope="session")
-def criu(tmp_path_factory) -> str:
-    """How CRIU is called; fetched once for all tests, and skipped where it cannot be."""
-    fetched = subprocess.run(
-        [ROOT / "binder" / "criu.sh", ROOT / "build" / "criu"], capture_output=True, text=True
-    )
-    if fetched.returncode:
-        pytest.skip(f"CRIU cannot be had: {fetched.stderr.strip()}")
-    command = fetched.stdout.strip()
-    checked = subprocess.run([*command.split(), "check"], capture_output=True, text=True)
-    if checked.returncode:
-        pytest.skip(f"CRIU does not work here: {checked.stderr.strip()}")
-    return command
+def criu() -> str:
+    """How CRIU is called."""
+    return fetched_criu()

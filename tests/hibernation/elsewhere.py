@@ -1,0 +1,109 @@
+"""One step of a kernel's story, in a process of its own: `elsewhere.py STEP FOLDER`, as a user or in namespaces.
+
+"hibernate" starts a kernel and puts it into an image, "wake" has it back, "refused" prints why not. Each has
+a keeper and a controller of its own, as after the machine was started again. Prints "done" if all was as it should be.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+from live_machine import Machine  # noqa: E402
+from lone_kernel import LoneKernel, Refused  # noqa: E402
+
+WORK = """
+import itertools, subprocess, threading, time
+notes = open("notes.txt", "a+"); notes.write("first "); notes.flush()
+child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+generator = itertools.count(7); next(generator)
+ticks = []
+def tick():
+    while True:
+        ticks.append(time.monotonic()); time.sleep(0.02)
+threading.Thread(target=tick, daemon=True).start()
+"""
+USE = """
+notes.write("second"); notes.flush(); notes.seek(0)
+child.stdin.write("still here\\n"); child.stdin.flush()
+print(notes.read(), next(generator), child.stdout.readline().strip())
+before = len(ticks); deadline = time.monotonic() + 30
+while len(ticks) == before and time.monotonic() < deadline: time.sleep(0.01)
+print(len(ticks) > before, ticks == sorted(ticks))
+"""
+CYCLES = 2
+
+
+def hibernate(kernel: LoneKernel) -> None:
+    """Start a kernel, wake it a few times, and leave it in its image."""
+    kernel.start()
+    kernel.run(WORK)
+    for _ in range(CYCLES):
+        kernel.check()
+        kernel.hibernate()
+        kernel.wake()
+    kernel.check()
+    kernel.hibernate()
+    kernel.save()
+
+
+def wake(kernel: LoneKernel) -> None:
+    """Wake it, and use what it had; then once more, from the image that is made here."""
+    kernel.load()
+    kernel.start_keeper()
+    kernel.wake()
+    kernel.check()
+    said = kernel.run(USE).splitlines()
+    assert said == ["first second 8 still here", "True True"], said
+    kernel.hibernate()
+    kernel.wake()
+    kernel.check()
+    status = Path(f"/proc/{kernel.pid}/status").read_text()
+    print(
+        f"it has uid {os.geteuid()}, {next(line for line in status.splitlines() if line.startswith('CapPrm'))}"
+    )
+
+
+def refused(kernel: LoneKernel) -> None:
+    """Have it refused: the image stays."""
+    kernel.load()
+    kernel.start_keeper()
+    try:
+        kernel.wake()
+    except Refused as why:
+        print(f"refused: {why}")
+    assert kernel.is_hibernated()
+
+
+STEPS: dict[str, Callable[[LoneKernel], None]] = {"hibernate": hibernate, "wake": wake, "refused": refused}
+
+
+def main() -> None:
+    """Do one step."""
+    step, folder = sys.argv[1], Path(sys.argv[2])
+    machine = Machine(folder)
+    machine.environment["AFFINODE_CRIU"] = os.environ["ELSEWHERE_CRIU"]
+    machine.environment["HOME"] = str(folder)
+    machine.simulate("4GiB")
+    try:
+        machine.start_controller("--settle=0")
+        kernel = LoneKernel(machine, "lone")
+        try:
+            STEPS[step](kernel)
+        except BaseException:
+            print(kernel.log(), machine.controller_log())
+            raise
+        finally:
+            kernel.kill_keeper()
+        print("done")
+    finally:
+        machine.kill_everything()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""What goes wrong at each step of hibernating and waking: the kernel is whole afterwards, and a sentence says why.
+
+Real kernels with memory on the simulated GPU, the real keeper, the real CRIU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from lone_kernel import LoneKernel, Refused
+from waiting import wait_until
+
+from jupyter_affinode.hibernation.hibernate import BACK, INTO_IMAGE
+
+STEPS = [*(f"hibernate: {step}" for step in INTO_IMAGE), *(f"wake: {step}" for step in BACK)]
+MIDST = ["hibernate: midst of CRIU", "wake: midst of CRIU"]
+VICTIMS = ("kernel", "controller", "keeper")
+CHEAP = {("keeper", "hibernate: end"), ("keeper", "wake: go_on"), ("criu", "hibernate: midst of CRIU")}
+
+
+def row(victim: str, step: str):
+    """A row of the table; a few run in CI."""
+    marks = [] if (victim, step) in CHEAP else [pytest.mark.long]
+    return pytest.param(victim, step, marks=marks, id=f"{victim}-{step.replace(': ', '-').replace(' ', '-')}")
+
+
+ROWS = [row(victim, step) for step in (*STEPS, *MIDST) for victim in VICTIMS] + [
+    row("criu", step) for step in MIDST
+]
+
+
+@dataclass
+class Request:
+    """A request to the keeper, on a thread of its own."""
+
+    kernel: LoneKernel
+    what: str
+    refusal: str | None = None
+    error: OSError | None = None
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._ask, daemon=True)
+        self.thread.start()
+
+    def _ask(self) -> None:
+        try:
+            self.kernel.ask(self.what, kernel=self.kernel.id, store=str(self.kernel.store))
+        except Refused as refused:
+            self.refusal = str(refused)
+        except OSError as error:
+            self.error = error
+
+    def end(self) -> None:
+        """Wait for its answer."""
+        self.thread.join(timeout=120)
+        assert not self.thread.is_alive(), self.kernel.log()
+
+
+def is_a_sentence(text: str) -> bool:
+    """Whether it is one that a person can read: no name of a class, no trace."""
+    return bool(text) and not re.search(r"Traceback|Error\b|Exception|\bErrno", text)
+
+
+CRIU_THAT_STOPS = """
+import os, signal, subprocess, sys, time
+folder, action = Path(os.environ["STOPPING"]), sys.argv[1:]
+told = folder / "stop-criu"
+which = next((each for each in ("dump", "restore") if each in action), "")
+criu = subprocess.Popen([*CRIU, *action], close_fds=False)
+if which and told.exists() and told.read_text().split()[0] == which:
+    pid = told.read_text().split()[1]
+    def is_in_midst():
+        if which == "restore":
+            return os.path.exists(f"/proc/{pid}")
+        image = Path(action[action.index("-D") + 1])
+        return any(image.glob("pages-*"))
+    while not is_in_midst() and criu.poll() is None:
+        pass
+    if criu.poll() is None:
+        os.kill(criu.pid, signal.SIGSTOP)
+    told.unlink()
+    (folder / "criu-pids").write_text(f"{criu.pid} {os.getpid()}")
+    (folder / "stopped").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.002)
+    os.kill(criu.pid, signal.SIGCONT)
+status = criu.wait()
+if status < 0:
+    os.kill(os.getpid(), -status)
+sys.exit(status)
+"""
+
+
+@pytest.fixture
+def stopping_criu(lone: LoneKernel) -> Iterator[None]:
+    """CRIU stops in the midst of its work where `stop-criu` says so."""
+    path = lone.folder / "criu.py"
+    path.write_text(f"CRIU = {lone.machine.environment['AFFINODE_CRIU'].split()!r}\n{CRIU_THAT_STOPS}")
+    lone.environment["AFFINODE_CRIU"] = f"{sys.executable} {path}"
+    lone.kill_keeper()
+    lone.hand_over()
+    yield
+
+
+def begin_and_stop(kernel: LoneKernel, step: str) -> Request:
+    """Ask for it, and wait until it has come to a step."""
+    what, _, where = step.partition(": ")
+    if where.startswith("midst"):
+        kernel.stop_at("")
+        action = "dump" if what == "hibernate" else "restore"
+        (kernel.folder / "stop-criu").write_text(f"{action} {kernel.pid}")
+    else:
+        kernel.stop_at(step)
+    request = Request(kernel, what)
+    wait_until(lambda: kernel.is_stopped() or not request.thread.is_alive(), 60, kernel.log)
+    assert kernel.is_stopped(), f"{request.refusal}\n{kernel.log()}"
+    return request
+
+
+def kill(kernel: LoneKernel, victim: str) -> None:
+    """Kill it at once."""
+    if victim == "kernel" and kernel.lives():
+        os.kill(kernel.pid, signal.SIGKILL)
+    elif victim == "keeper":
+        kernel.kill_keeper()
+    elif victim == "controller":
+        pid = kernel.machine.controller_pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+    elif victim == "criu":
+        for pid in (kernel.folder / "criu-pids").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+def see_that_all_is_well(kernel: LoneKernel) -> None:
+    """Wherever it is now: nothing is lost, and it hibernates and wakes as ever."""
+    if kernel.machine.node() is None:
+        kernel.machine.start_controller("--settle=0")
+    kernel.start_keeper()
+    where = wait_until(lambda: settled(kernel), 60, kernel.log)
+    if where == "image":
+        kernel.wake()
+    kernel.check()
+    kernel.hibernate()
+    kernel.wake()
+    kernel.check()
+
+
+def settled(kernel: LoneKernel) -> str | None:
+    """Where the kernel is, once the keeper has seen to what was left: nothing half is there."""
+    where = kernel.place()
+    if where == "process" and kernel.image.exists() and not (kernel.image / "woken.json").exists():
+        names = {path.name for path in kernel.image.iterdir()}
+        return where if names <= {f"gpu-{kernel.pid}", "in-use"} else None  # for the next time
+    return where
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("victim", "step"), ROWS)
+def test_a_kill_at_any_step_loses_nothing_and_leaves_nothing_half(lone, stopping_criu, victim, step):
+    lone.check()
+    if step.startswith("wake"):
+        lone.hibernate()
+    request = begin_and_stop(lone, step)
+    kill(lone, victim)
+    lone.let_go()
+    request.end()
+    if request.refusal is not None:
+        assert is_a_sentence(request.refusal), request.refusal
+    if victim == "kernel" and step not in (
+        "hibernate: end",
+        *(s for s in (*STEPS, *MIDST) if s[:4] == "wake"),
+    ):
+        wait_until(lambda: lone.place() is None, 60, lone.log)
+        assert request.refusal is not None
+        assert not lone.image.exists()
+        return
+    see_that_all_is_well(lone)
