@@ -10,10 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from gpu_cells import SETUP
 from jupyter_client.blocking.client import BlockingKernelClient
@@ -21,6 +24,7 @@ from jupyter_client.connect import write_connection_file
 from live_machine import Machine
 from waiting import wait_until
 
+from jupyter_affinode.keeping.keeper import SOCKET_NAME
 from jupyter_affinode.keeping.processes import name_of
 from jupyter_affinode.keeping.records import Owner, Record
 
@@ -69,6 +73,7 @@ NEXT_CELL = "count += 1; print(os.getpid(), id(kept), block.checksum(), count)"
 REMEMBERED = ("pid", "kept", "checksum", "cells")
 PATIENCE_S = 120.0
 numbers = itertools.count(1)
+T = TypeVar("T")
 
 
 class LoneKernel:
@@ -106,9 +111,7 @@ class LoneKernel:
         if error is not None:
             print(self.log())
         self.kill_keeper()
-        for pid in self._of_kernel():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self.kill_kernel()
         with contextlib.suppress(OSError):
             self.machine.ask("DELETE", f"/kernels/{self.id}")
 
@@ -179,6 +182,12 @@ class LoneKernel:
         self.cells += 1
         said = self.run(NEXT_CELL if self.uses_gpu else NEXT_CELL.replace("block.checksum()", "0"))
         assert [int(word) for word in said.split()] == [self.pid, self.kept, self.checksum, self.cells], said
+
+    def kill_kernel(self) -> None:
+        """Kill all of its processes."""
+        for pid in self._of_kernel():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def lives(self) -> bool:
         """Whether its process does; a zombie does not."""
@@ -275,11 +284,24 @@ class LoneKernel:
         connected = socket.socket(socket.AF_UNIX)
         connected.settimeout(PATIENCE_S)
         try:
-            connected.connect(str(self.folder / "own" / "keeper.sock"))
+            connected.connect(str(self.folder / "own" / SOCKET_NAME))
         except OSError:
             connected.close()
             raise
         return connected
+
+    def in_background(self, work: Callable[[], T]) -> Callable[[], T]:
+        """Do it on a thread of its own; the function that is returned waits for what it gives."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        return lambda: done.result(timeout=PATIENCE_S)
 
     # ---- stopping it at a step
 

@@ -72,6 +72,7 @@ def is_a_sentence(text: str) -> bool:
 
 CRIU_THAT_STOPS = """
 import os, signal, subprocess, sys, time
+from pathlib import Path
 folder, action = Path(os.environ["STOPPING"]), sys.argv[1:]
 told = folder / "stop-criu"
 which = next((each for each in ("dump", "restore") if each in action), "")

@@ -1,0 +1,224 @@
+"""Disks, files and folders that fail or change while a kernel hibernates: said in words, and the kernel is whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lone_kernel import LoneKernel, Refused
+from waiting import wait_until
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+DISK_MIB = 300
+
+
+@pytest.fixture
+def small_disk(lone: LoneKernel) -> Iterator[Path]:
+    """A disk of its own for the kernel's images."""
+    image, mounted = lone.folder / "disk.img", lone.folder / "disk"
+    mounted.mkdir()
+    with image.open("wb") as file:
+        file.truncate(DISK_MIB << 20)
+    for command in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, mounted]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"no disk can be made here: {done.stderr.strip()}")
+    lone.store = mounted / "images"
+    lone.hand_over()
+    yield mounted
+    lone.kill_keeper()
+    lone.kill_kernel()
+    wait_until(lambda: subprocess.run(["umount", mounted], capture_output=True).returncode == 0)
+
+
+def fill(disk: Path) -> Path:
+    """Leave no room on a disk."""
+    path = disk / "full"
+    with path.open("wb") as file:
+        part = 1 << 20
+        while part >= 512:
+            try:
+                file.write(bytes(part))
+                file.flush()
+            except OSError:
+                part //= 2
+    return path
+
+
+def refusal(kernel: LoneKernel, what: str) -> str:
+    """What is said when it is refused."""
+    with pytest.raises(Refused) as refused:
+        kernel.ask(what, kernel=kernel.id, store=str(kernel.store))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("step", ["leave_gpu", "dump", "finish"])
+def test_a_disk_that_is_full_at_a_step_leaves_the_kernel_as_it_was(lone, small_disk, step):
+    lone.check()
+    lone.stop_at(f"hibernate: {step}")
+    said = lone.in_background(lambda: refusal(lone, "hibernate"))
+    wait_until(lone.is_stopped, 60, lone.log)
+    full = fill(small_disk)
+    lone.let_go()
+    assert "room" in said() or "disk is full" in said() or "No space left" in said(), said()
+    assert not lone.image.exists()
+    lone.check()
+    full.unlink()
+    lone.hibernate()
+    lone.wake()
+    lone.check()
+
+
+def test_no_room_is_said_before_anything_is_done(lone, small_disk):
+    full = fill(small_disk)
+    began = time.monotonic()
+    assert "delete something there, or an image" in refusal(lone, "hibernate")
+    assert time.monotonic() - began < 5
+    assert not lone.image.exists()
+    full.unlink()
+    lone.check()
+
+
+def test_a_folder_that_cannot_be_written_to_any_more_leaves_kernel_or_image_as_it_was(lone, small_disk):
+    lone.check()
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    assert "Read-only file system" in refusal(lone, "hibernate")
+    lone.check()
+    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+    lone.hibernate()
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    assert "Read-only file system" in refusal(lone, "wake")
+    assert lone.is_hibernated() and not lone.lives()
+    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+    lone.wake()
+    lone.check()
+
+
+@pytest.mark.parametrize("step", ["leave_gpu", "dump", "finish"])
+def test_a_folder_that_is_removed_at_a_step_leaves_the_kernel_as_it_was(lone, step):
+    lone.check()
+    lone.stop_at(f"hibernate: {step}")
+    said = lone.in_background(lambda: refusal(lone, "hibernate"))
+    wait_until(lone.is_stopped, 60, lone.log)
+    shutil.rmtree(lone.image)
+    lone.let_go()
+    assert said()
+    lone.check()
+    lone.hibernate()
+    lone.wake()
+    lone.check()
+
+
+def test_each_file_of_an_image_that_has_a_flipped_bit_is_named_and_nothing_is_started(lone):
+    lone.check()
+    lone.hibernate()
+    files = sorted(path for path in lone.image.rglob("*") if path.is_file() and path.stat().st_size)
+    named = [path for path in files if path.parent.name == "process" or path.name == "manifest.json"]
+    assert len(named) > 20
+    for path in named:
+        content = path.read_bytes()
+        changed = bytearray(content)
+        changed[len(content) // 2] ^= 1
+        path.write_bytes(changed)
+        said = refusal(lone, "wake")
+        assert path.name in said or (path.name == "manifest.json" and "its manifest" in said), (path, said)
+        assert not lone.lives() and lone.is_hibernated()
+        path.write_bytes(content)
+    lone.wake()
+    lone.check()
+
+
+def test_a_flipped_bit_of_gpu_memory_is_never_handed_to_the_program(lone):
+    lone.check()
+    lone.hibernate()
+    (gpu,) = lone.image.glob("gpu-*")
+    content = gpu.read_bytes()
+    changed = bytearray(content)
+    changed[len(content) // 3] ^= 1
+    gpu.write_bytes(changed)
+    lone.wake()
+    assert lone.run("print(6 * 7)") == "42\n", "what needs no GPU goes on"
+    said = lone.run(
+        "try:\n    print(block.checksum())\nexcept Exception as error:\n    print('refused', error)"
+    )
+    assert "refused" in said, "a wrong word is worse than none"
+    assert (lone.image / "woken.json").exists(), "its image is not deleted before its memory is back"
+    gpu.write_bytes(content)
+
+
+def test_a_kernel_whose_number_is_taken_waits_until_it_is_free(lone):
+    lone.check()
+    lone.hibernate()
+    try:
+        taker = process_with_number(lone.pid)
+    except OSError as error:
+        pytest.skip(f"no number can be chosen here: {error}")
+    said = refusal(lone, "wake")
+    assert f"its process id {lone.pid} is sleep's now" in said
+    assert taker.poll() is None and lone.is_hibernated()
+    taker.kill()
+    taker.wait()
+    lone.wake()
+    lone.check()
+
+
+def process_with_number(pid: int) -> subprocess.Popen[bytes]:
+    """A process that has this number."""
+    last = Path("/proc/sys/kernel/ns_last_pid")
+    for _ in range(200):
+        last.write_text(str(pid - 1))
+        taker = subprocess.Popen(["sleep", "600"])
+        if taker.pid == pid:
+            return taker
+        taker.kill()
+        taker.wait()
+    raise OSError("others were faster")
+
+
+def test_files_that_others_change_meanwhile_are_as_they_are_and_those_that_must_be_there_are_named(lone):
+    history = lone.machine.folder / "ipython" / "profile_default" / "history.sqlite"
+    notes, library = lone.machine.work / "notes.txt", lone.machine.work / "private.bin"
+    notes.write_text("first\n")
+    library.write_bytes(b"\1" * 8192)
+    lone.run(
+        f"import mmap\nnotes = open({str(notes)!r}, 'a+')\nwith open({str(library)!r}, 'r+b') as file:\n"
+        "    private = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE)"
+    )
+    assert history.exists()
+    lone.check()
+    lone.hibernate()
+    with notes.open("a") as file:
+        file.write("by another program\n")
+    with LoneKernel(lone.machine) as other:
+        other.run("x = 1\n" * 200)
+        other.run("'" + "y" * 200_000 + "'")
+
+    library.write_bytes(b"\2" * 8192)
+    assert f"the file {library} is changed since" in refusal(lone, "wake")
+    library.write_bytes(b"\1" * 8192)
+    moved = notes.rename(notes.with_name("elsewhere.txt"))
+    assert f"the file {notes} is not there any more" in refusal(lone, "wake")
+    assert lone.is_hibernated() and not lone.lives()
+    moved.rename(notes)
+    lone.wake()
+    lone.check()
+    said = lone.run("notes.seek(0); print(notes.read()); print(private[0])")
+    assert said.split("\n")[:2] == ["first", "by another program"]
+
+
+def test_a_key_that_is_lost_leaves_images_that_are_refused_in_words(lone):
+    lone.check()
+    lone.hibernate()
+    key = lone.folder / "state" / "affinode" / "image.key"
+    content = key.read_bytes()
+    key.write_bytes(os.urandom(32))
+    assert "changed, or another user made it" in refusal(lone, "wake")
+    key.write_bytes(content)
+    lone.wake()
+    lone.check()
