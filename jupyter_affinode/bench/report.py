@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from statistics import median
+from collections.abc import Sequence
 from typing import Any
 
 from ..units import bytes_in_words, in_columns
 from . import exchange
-from .sizes import GIB, MIB
+from .sizes import GIB
 
 Report = dict[str, Any]
 Cells = tuple[str, str, str, str, str, str, str, str]
@@ -29,11 +29,6 @@ def largest_moves(report: Report) -> tuple[int, dict[int, dict[str, Any]]]:
     return size, moves
 
 
-def driver_moves(report: Report, size: int) -> Report | None:
-    """Return what the driver's checkpoint of a size took; None if that was not measured."""
-    return next((case for case in report["driver"]["cases"] if case["bytes"] == size), None)
-
-
 def ratios(report: Report) -> dict[str, float]:
     """Return ratios within this run, by name; what was not measured is left out."""
     found: dict[str, float] = {}
@@ -46,33 +41,11 @@ def ratios(report: Report) -> dict[str, float]:
     if top is not None:
         found["resume / pinned ceiling"] = size / resume / top["to_device_bytes_per_s"]
         found["later park, all changed / pinned ceiling"] = size / later / top["to_host_bytes_per_s"]
-    driver = driver_moves(report, size)
-    if driver is not None:
-        found["first park: times faster than the driver"] = driver["park_s"] / ours["first park"]["median_s"]
-        found["later park: times faster than the driver"] = driver["park_s"] / later
-        found["resume: times faster than the driver"] = driver["resume_s"] / resume
-    if 2 * MIB in largest and len(largest) > 1:
-        found["resume in 2 MiB blocks / in the largest blocks"] = (
-            largest[2 * MIB]["resume"]["median_s"] / resume
-        )
-    for row in report["ours"]:
-        if row["host"] == "lot" and row["name"] == "first park":
-            found["first park into a lot / later park, all changed"] = row["median_s"] / later
-            if driver is not None:
-                found["first park into a lot: times faster than the driver"] = (
-                    driver["park_s"] / row["median_s"]
-                )
-        if row["depth"] == "context" and row["name"] == "resume" and row["bytes"] == size:
-            found["resume at context depth: seconds beyond memory depth"] = row["median_s"] - resume
-            if driver is not None:
-                found["resume at context depth: times faster than the driver"] = (
-                    driver["resume_s"] / row["median_s"]
-                )
     return found
 
 
-def table(report: Report) -> str:
-    """Return the whole report as plain text."""
+def table(report: Report, more: Sequence[Cells] = ()) -> str:
+    """Return the whole report as plain text, with `more` rows."""
     lines = [SIMULATED, ""] if report["simulated"] else []
     lines += [_machine(report["machine"]), ""]
     warmed = report["warmed_host"]
@@ -91,32 +64,19 @@ def table(report: Report) -> str:
             ("to_device", "pinned copy, host to device"),
         ):
             best = top[f"{way}_bytes_per_s"]
-            rows.append((text, "", "", "", _rate(best), "", "", ""))
+            rows.append((text, "", "", "", in_rate(best), "", "", ""))
         for method in top["methods"]:
             rows += _pinning(method)
-    for case in report["driver"]["cases"]:
-        for what in ("park", "resume"):
-            took = case[f"{what}_s"]
-            rate = _rate(case["bytes"] / took)
-            size = bytes_in_words(case["bytes"])
-            rows.append((f"driver's checkpoint: {what}", size, "", _time(took), rate, "", "", ""))
     for row in report["ours"]:
         rows.append(_move(row))
-    for name, times in report["wake"].items():
-        if times:
-            span = f"{_time(min(times))} to {_time(max(times))}"
-            size = bytes_in_words(report["wake_bytes"])
-            rows.append(
-                (f"call in a parked process, {name}", size, "", _time(median(times)), "", "", "", span)
-            )
+    rows += more
     if report.get("exchange"):
         lines += [*exchange.lines(report["exchange"]), ""]
     if len(rows) == 1:
         return "\n".join(lines)
     lines += in_columns(rows)
-    found = ratios(report)
-    if found:
-        lines += ["", *(f"{name}: {value:.3f}" for name, value in found.items())]
+    if report["ratios"]:
+        lines += ["", *(f"{name}: {value:.3f}" for name, value in report["ratios"].items())]
     skipped = [f"not measured: {name}: {reason}" for name, reason in report["skipped"].items()]
     return "\n".join([*lines, *([""] if skipped else []), *skipped])
 
@@ -129,7 +89,7 @@ def _pinning(method: dict[str, Any]) -> list[Cells]:
     )
     steps = {"touch_s": "host memory, first touch", "pin_s": f"host memory, {name}"}
     return [
-        (text, bytes_in_words(size), "", _time(method[key]), _rate(size / method[key]), "", "", "")
+        (text, bytes_in_words(size), "", in_time(method[key]), in_rate(size / method[key]), "", "", "")
         for key, text in steps.items()
         if method.get(key)
     ]
@@ -151,17 +111,21 @@ def _move(row: dict[str, Any]) -> Cells:
         f"ours: {row['name']}{how}",
         bytes_in_words(row["bytes"]),
         bytes_in_words(row["block_bytes"]),
-        _time(row["median_s"]),
-        _rate(row["bytes"] / row["median_s"]) if row["median_s"] > 0 else "",
+        in_time(row["median_s"]),
+        in_rate(row["bytes"] / row["median_s"]) if row["median_s"] > 0 else "",
         f"{row['copied_bytes'] / GIB:.2f} GiB" if parks else "",
         f"{row['host_bytes'] / GIB:.2f} GiB" if parks else "",
-        f"{_time(min(row['seconds']))} to {_time(max(row['seconds']))}" if len(row["seconds"]) > 1 else "",
+        f"{in_time(min(row['seconds']))} to {in_time(max(row['seconds']))}"
+        if len(row["seconds"]) > 1
+        else "",
     )
 
 
-def _time(seconds: float) -> str:
+def in_time(seconds: float) -> str:
+    """Return seconds as text."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
-def _rate(bytes_per_s: float) -> str:
+def in_rate(bytes_per_s: float) -> str:
+    """Return a rate as text."""
     return f"{bytes_per_s / GIB:.1f} GiB/s"

@@ -8,12 +8,8 @@ from dataclasses import dataclass
 MIB = 1 << 20
 GIB = 1 << 30
 CHUNK_BYTES = 2 * MIB
-PARTS = ("ceiling", "driver", "ours", "blocks", "zeros", "wake", "lot")
 DEFAULT_SIZES = (1 * GIB, 8 * GIB, 32 * GIB)
-BLOCKS = (1 * GIB, 20 * MIB, 2 * MIB)
-DEFAULT_ZEROS = 64 * GIB
 SIMULATED_SIZES = (64 * MIB, 256 * MIB)
-SIMULATED_ZEROS = 256 * MIB
 GPU_LEFT_BYTES = 1 * GIB  # for the context, and what libraries take
 HOST_LEFT_BYTES = 2 * GIB
 SIMULATED_LEFT_BYTES = 256 * MIB
@@ -50,16 +46,14 @@ class Room:
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes ascending, blocks descending, all in bytes; `zeros` 0 for none."""
+    """Sizes in bytes, ascending."""
 
     sizes: tuple[int, ...]
-    blocks: tuple[int, ...]
-    zeros: int
     repeats: int
 
     @property
     def largest(self) -> int:
-        """Return the size that blocks and depths are compared at."""
+        """Return the largest size."""
         return self.sizes[-1]
 
 
@@ -69,7 +63,6 @@ def make_plan(
     simulated: bool,
     quick: bool,
     sizes: Sequence[int] = (),
-    zeros: int | None = None,
     repeats: int | None = None,
 ) -> Plan:
     """Return what was asked for, or else what fits of the usual sizes. Raises DoesNotFit."""
@@ -80,16 +73,7 @@ def make_plan(
     chosen = tuple(sorted(set(sizes))) or (fitting[:1] if quick else fitting)
     if not chosen:
         room.check(usual[0])
-    if zeros is None:
-        preferred = SIMULATED_ZEROS if simulated else DEFAULT_ZEROS // (8 if quick else 1)
-        zeros = min(preferred, room.gpu // GIB * GIB if not simulated else preferred)
-    elif zeros > room.gpu:
-        raise DoesNotFit(
-            f"{zeros / GIB:.4g} GiB of zeros do not fit: {room.gpu / GIB:.4g} GiB of GPU memory are free"
-        )
-    largest = max(chosen)
-    parts = {min(block, largest) for block in BLOCKS}
-    return Plan(chosen, tuple(sorted(parts, reverse=True)), zeros, repeats or (1 if quick else 3))
+    return Plan(chosen, repeats or (1 if quick else 3))
 
 
 def whole_chunks(text: str) -> int:

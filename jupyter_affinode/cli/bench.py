@@ -6,8 +6,8 @@ from typing import Any
 
 from ..bench.command import add_options, run
 
-DESCRIPTION = """Measure, in one run on this machine, what a pinned copy, the driver's own checkpoint, and
-jupyter-affinode take to move GPU memory. Uses the first GPU, in processes of its own; other programs on the GPU
+DESCRIPTION = """Measure, in one run on this machine, what a pinned copy and jupyter-affinode take to move GPU
+memory. Uses the first GPU, in processes of its own; other programs on the GPU
 disturb the figures and are not disturbed. With the simulated GPU it runs too; no figure is GPU performance then."""
 
 

@@ -118,9 +118,8 @@ COMMANDS: dict[str, Command] = {
     "jupyter affinode run -- COMMAND": run(Place.USER, "jupyter affinode run -- true"),
     "jupyter affinode simulate -- COMMAND": run(Place.USER, "jupyter affinode simulate -- true"),
     "jupyter affinode bench": run(
-        # Without `wake`: the server's controller serves the GPU.
         Place.USER,
-        "jupyter affinode bench --quick --sizes 1 --zeros 0 --parts ceiling,driver,ours --json bench.json",
+        "jupyter affinode bench --quick --sizes 1 --json bench.json",
     ),
     "jupyter affinode plan": run(Place.USER, "jupyter affinode plan --days 1"),
     "jupyter affinode plan --gpus 8 --users 60": run(Place.USER),

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import moves
 from controlled import table
 
 from jupyter_affinode.bench.report import table as bench_table
@@ -22,6 +23,7 @@ RETAINED = "torch_memory_saver with a retained backup"
 SIZE = 32 * GIB
 TITLES = {
     "bench": "Speed",
+    "moves": "Speed, beside the driver's checkpoint and in special cases",
     "story": "The story in a real kernel, framework by framework",
     "random_cycles": "Random parks and resumes against unparked twins",
     "exchanges at random": "Random exchanges against unparked twins",
@@ -61,7 +63,7 @@ def read(folder: Path) -> list[tuple[str, Found]]:
 
 def goals(script: str, one: Found) -> Iterator[tuple[str, float, float, bool, str]]:
     """(what, measured, promised, whether promised is the most, unit) of what one run measured."""
-    if script == "bench":
+    if script in ("bench", "moves"):
         yield from _bench_goals(one)
     elif script == "against_memory_saver":
         for ratio, beside, promised in (
@@ -104,7 +106,7 @@ def _bench_goals(one: Found) -> Iterator[tuple[str, float, float, bool, str]]:
     if zeros is not None:
         yield "64 GiB of zeros, park", zeros["median_s"], 0.15, True, "s"
         yield "64 GiB of zeros, host memory", zeros["host_bytes"] / MIB, 100.0, True, "MiB"
-    for name, times in one["wake"].items():
+    for name, times in one.get("wake", {}).items():
         if times and one["wake_bytes"] == GIB:
             yield (
                 f"1 GiB, a call in a parked process, {name}",
@@ -147,8 +149,8 @@ def document(found: list[tuple[str, Found]], notes: str) -> str:
         lines += ["## What is promised", "", table(["", "measured", "promised", "kept", "run of"], rows), ""]
     for script, one in found:
         lines += [f"## {TITLES.get(script, script)}", "", f"`{_command(one)}`", ""]
-        if script == "bench":
-            lines += ["```", bench_table(one), "```", ""]
+        if script in ("bench", "moves"):
+            lines += ["```", bench_table(one) if script == "bench" else moves.table(one), "```", ""]
             continue
         lines += [_machine(one["machine"]), "", table(one["headings"], one["rows"]), ""]
         lines += [f"- {note}" for note in one["notes"]] + ([""] if one["notes"] else [])

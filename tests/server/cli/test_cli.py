@@ -94,8 +94,8 @@ def test_wrong_use_is_2(command):
         assert wrong.stderr.startswith("jupyter affinode") and "--help" in wrong.stderr
     process = command("clean", "--process", "3")
     assert process.returncode == 2 and "--process needs a KERNEL" in process.stderr
-    parts = command("bench", "--parts", "foo")
-    assert parts.returncode == 2 and "there is no part 'foo'" in parts.stderr and "ceiling" in parts.stderr
+    sizes = command("bench", "--sizes", "0.001")
+    assert sizes.returncode == 2 and "not a multiple of 2 MiB" in sizes.stderr
 
 
 def test_wrong_options_of_the_controller_are_one_line_too(machine):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
 GPU = Path(__file__).resolve().parents[2] / "gpu"
-sys.path += map(str, [GPU, GPU / "frameworks", GPU / "sharing"])
+sys.path += map(str, [GPU, GPU / "frameworks", GPU / "sharing", GPU / "driver"])
 
 import exchanges_at_random  # noqa: E402
 import many_programs  # noqa: E402
+import moves  # noqa: E402
 import results  # noqa: E402
 import twins  # noqa: E402
 
@@ -80,6 +82,57 @@ def test_without_a_gpu_they_refuse_kindly(machine, name):
     done = script(machine, name)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert done.stderr.startswith("this needs")
+
+
+@pytest.mark.long
+def test_all_moves_of_one_process(scripts_machine):
+    scripts_machine.simulate(memory="4GiB")
+    svg_file = scripts_machine.work / "moves.svg"
+    options = ("--quick", "--sizes=0.0625", "--depth=context", f"--svg={svg_file}")
+    report, printed = found_by(scripts_machine, "moves", *options)
+    assert report["complete"] and not report["wrong"] and report["driver"]["cases"][0]["park_s"] > 0
+    assert len(report["wake"]) == 2 and all(report["wake"].values())
+    assert {row["block_bytes"] for row in report["ours"]} >= {2 << 20, 20 << 20}
+    zeros = next(row for row in report["ours"] if row["name"] == "park, zeros")
+    assert zeros["host_bytes"] == 0 and zeros["zero_bytes"] == zeros["bytes"]
+    deep = {row["name"]: row for row in report["ours"] if row["depth"] == "context"}
+    assert deep["park, all changed"]["depths"] == [2] and deep["resume"]["seconds"]
+    assert "resume at context depth: seconds beyond memory depth" in report["ratios"]
+    picture = ElementTree.parse(svg_file).getroot()
+    assert any("SIMULATED" in (text.text or "") for text in picture.iter("{http://www.w3.org/2000/svg}text"))
+    assert "driver's checkpoint: park" in printed and "through a controller" in printed
+
+
+def test_ratios_of_moves_are_of_the_largest_size():
+    def row(name, size, block, seconds, depth="memory", host="private"):
+        shown = {"name": name, "bytes": size, "block_bytes": block, "depth": depth, "host": host}
+        return {**shown, "median_s": seconds}
+
+    run = moves.Moves.__new__(moves.Moves)
+    run.report = {
+        "ceiling": {"to_host_bytes_per_s": 50 << 30, "to_device_bytes_per_s": 40 << 30},
+        "driver": {"cases": [{"bytes": 32 << 30, "park_s": 12.0, "resume_s": 4.0}]},
+        "ours": [
+            row("first park", 32 << 30, 1 << 30, 2.0),
+            row("park, all changed", 32 << 30, 1 << 30, 0.8),
+            row("resume", 32 << 30, 1 << 30, 1.0),
+            row("first park", 32 << 30, 2 << 20, 2.0),
+            row("park, all changed", 32 << 30, 2 << 20, 2.0),
+            row("resume", 32 << 30, 2 << 20, 1.5),
+            row("resume", 32 << 30, 1 << 30, 1.25, "context"),
+            row("resume", 1 << 30, 1 << 30, 0.001),
+            row("first park", 32 << 30, 1 << 30, 1.0, host="lot"),
+            row("park, zeros", 64 << 30, 1 << 30, 0.1),
+        ],
+    }
+    found = run.ratios()
+    assert found["resume / pinned ceiling"] == pytest.approx(0.8)
+    assert found["later park, all changed / pinned ceiling"] == pytest.approx(0.8)
+    assert found["first park: times faster than the driver"] == pytest.approx(6)
+    assert found["first park into a lot: times faster than the driver"] == pytest.approx(12)
+    assert found["resume: times faster than the driver"] == pytest.approx(4)
+    assert found["resume in 2 MiB blocks / in the largest blocks"] == pytest.approx(1.5)
+    assert found["resume at context depth: seconds beyond memory depth"] == pytest.approx(0.25)
 
 
 @pytest.mark.long
@@ -213,7 +266,7 @@ def test_resumed_on_another_gpu(scripts_machine):
 def test_a_simulated_run_is_no_result(scripts_machine):
     folder = scripts_machine.work / "found"
     folder.mkdir()
-    scripts_machine.affinode("bench", "--quick", "--parts=ceiling", "--json", str(folder / "bench.json"))
+    scripts_machine.affinode("bench", "--quick", "--time=0", "--json", str(folder / "bench.json"))
     done = script(scripts_machine, "results", str(folder))
     assert done.returncode == 1 and "simulated" in done.stderr and done.stdout == ""
 

@@ -83,7 +83,7 @@ def test_doctor_imports_nothing_from_the_current_folder(native, planted):
 @pytest.mark.long
 def test_the_bench_imports_nothing_from_the_current_folder(native, planted):
     planted.simulate()
-    done = run(planted, SCRIPT, "bench", "--sizes=0.0625", "--repeats=1", "--parts=wake", "--time=60")
+    done = run(planted, SCRIPT, "bench", "--sizes=0.0625", "--repeats=1", "--time=60")
     assert done.returncode == 0, done.stderr
 
 

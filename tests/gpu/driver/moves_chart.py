@@ -1,12 +1,12 @@
-"""The bench's report as a picture."""
+"""The report of `moves` as a picture."""
 
 from __future__ import annotations
 
 from html import escape
 from typing import Any
 
-from ..units import bytes_in_words
-from .report import driver_moves, largest_moves
+from jupyter_affinode.bench.report import largest_moves
+from jupyter_affinode.units import bytes_in_words
 
 WIDTH, LABEL, VALUE = 760, 260, 130
 BAR, GAP, TITLE = 18, 8, 34
@@ -24,6 +24,11 @@ text { font: 13px system-ui, sans-serif; fill: #1f2328; }
 
 
 Bar = tuple[str, str, float]  # a class of STYLE, which gives its colour; what it is of; seconds
+
+
+def driver_moves(report: dict[str, Any], size: int) -> dict[str, Any] | None:
+    """Return what the driver's checkpoint of a size took; None if that was not measured."""
+    return next((case for case in report["driver"]["cases"] if case["bytes"] == size), None)
 
 
 def picture(report: dict[str, Any]) -> str:
