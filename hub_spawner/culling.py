@@ -101,12 +101,12 @@ class _Looks:
         is_ours = self._looking is not None and self._looking.get_loop() is loop
         if not is_ours or loop.time() - self._since >= LOOK_AGAIN_S:
             self._since = loop.time()
-            self._looking = loop.create_task(self._look())
+            self._looking = loop.create_task(self._read_kernels())
         assert self._looking is not None
         return await asyncio.shield(self._looking)
 
-    async def _look(self) -> list[Json]:
-        pictures = await self._nodes.look()
+    async def _read_kernels(self) -> list[Json]:
+        pictures = await self._nodes.read()
         for picture in pictures:
             if picture.problem:
                 log.warning("%s: %s; the culler's own rule holds there", picture.name, picture.problem)

@@ -66,7 +66,7 @@ def free_room(pictures: Iterable[NodePicture]) -> FreeRoom:
 async def free_room_line(nodes: Nodes, size: int) -> str:
     """Return the line for `size` bytes on all `nodes`, "" if it cannot be told at once; never raises."""
     try:
-        return free_room(await nodes.look(ANSWER_WITHIN_S)).text(size)
+        return free_room(await nodes.read(ANSWER_WITHIN_S)).text(size)
     except Exception:  # for example an answer of another version: the page matters more than this line
         logging.getLogger(__name__).exception("free room cannot be told")
         return ""

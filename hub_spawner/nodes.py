@@ -76,11 +76,11 @@ class Nodes:
             raise ControllerUnavailable(found.problem)
         raise ControllerUnavailable(f"{self._places[place]} is not known")
 
-    async def look(self, timeout_s: float = ANSWER_WITHIN_S) -> list[NodePicture]:
+    async def read(self, timeout_s: float = ANSWER_WITHIN_S) -> list[NodePicture]:
         """Return a picture of every machine, in the order of `places`; never raises."""
         found = await asyncio.gather(*(self._found(name, timeout_s) for name in self._places))
         nodes = [each for group in found for each in group]
-        return list(await asyncio.gather(*(self._look(node, timeout_s) for node in nodes)))
+        return list(await asyncio.gather(*(self._read(node, timeout_s) for node in nodes)))
 
     async def client(
         self, name: str, user: str, headers: Mapping[str, str] | None = None
@@ -114,7 +114,7 @@ class Nodes:
             return ControllerClient(node.place, headers)
         return NetworkClient(*node.place, key=self._key, user=user, headers=headers)
 
-    async def _look(self, node: Node | NodePicture, timeout_s: float) -> NodePicture:
+    async def _read(self, node: Node | NodePicture, timeout_s: float) -> NodePicture:
         if isinstance(node, NodePicture):
             return node
         name = node.name

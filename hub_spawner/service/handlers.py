@@ -156,7 +156,7 @@ class OverviewHandler(AdminHandler):
     @authenticated
     async def get(self) -> None:
         """GET /"""
-        pictures = await self.service.machines().look()
+        pictures = await self.service.machines().read()
         answers = await asyncio.gather(*(self._answers(each) for each in pictures))
         refreshes = self.get_query_argument("refresh", "") == "1"
         if refreshes:
@@ -305,7 +305,7 @@ class RoomHandler(TokenHandler):
         text = self.get_query_argument("bytes", "0")
         if not (text.isascii() and text.isdecimal() and len(text) <= LARGEST_NUMBER):
             raise HTTPError(400, "bytes must be a number")
-        room, size = free_room(await self.service.machines().look()), int(text)
+        room, size = free_room(await self.service.machines().read()), int(text)
         self.finish(
             {
                 "text": room.text(size),

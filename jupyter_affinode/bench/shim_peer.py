@@ -137,11 +137,11 @@ class ShimPeer:
     def private_bytes(self) -> int:
         """Return the shim's own host memory, without lots."""
         page = self._page.read()
-        return max(page.copy_bytes + page.kept_bytes - page.lot_bytes, 0)
+        return max(page.copy_bytes + page.retained_bytes - page.lot_bytes, 0)
 
-    def kept_bytes(self) -> int:
+    def retained_bytes(self) -> int:
         """Return the host memory that the shim retains for a park, lots included."""
-        return self._page.read().kept_bytes
+        return self._page.read().retained_bytes
 
     def take(self, timeout_s: float = 0.0) -> None:
         """Read what the shim has sent, waiting up to `timeout_s` for a first message."""

@@ -95,7 +95,7 @@ def wait_text(kernel: dict[str, Any]) -> str:
 
 def host_memory_text(kernel: dict[str, Any]) -> str:
     """Return what a kernel has in host memory; "" where its size on the GPU says that already."""
-    copies, kept = kernel["copy_bytes"], kernel["kept_bytes"]
+    copies, kept = kernel["copy_bytes"], kernel["retained_bytes"]
     parked = kernel["parked_bytes"] - kernel.get("disk_bytes", 0)
     if parked and copies < parked - SMALL_BYTES:
         return f"takes {bytes_in_words(copies)} of RAM: the rest is zeros"

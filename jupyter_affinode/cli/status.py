@@ -105,8 +105,8 @@ def _node_text(node: dict[str, Any]) -> str:
     memory = f"Host memory: {bytes_in_words(host['available_bytes'])} available"
     if host["copy_bytes"]:
         memory += f", {bytes_in_words(host['copy_bytes'])} hold freed GPU memory"
-    if host["kept_bytes"]:
-        memory += f", {bytes_in_words(host['kept_bytes'])} hold copies for the next time"
+    if host["retained_bytes"]:
+        memory += f", {bytes_in_words(host['retained_bytes'])} hold copies for the next time"
     in_advance = host.get("set_aside_bytes", 0) + host.get("lots", {}).get("ready_bytes", 0)
     if in_advance:
         memory += f", {bytes_in_words(in_advance)} set aside in advance"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..settings.declaration import SettingsRefused
 from ..settings.policy import NOT_FOR_MANY_USERS, Settings, SettingTimes
-from .execution.allocations import Rooms
+from .execution.allocations import Allocations
 from .execution.cleanup import CleanUp
 from .execution.effects import Effects, Parts
 from .execution.evictions import look_for_unended
@@ -171,7 +171,7 @@ class Controller:
         self._parts = Parts(
             self.operations,
             self.user_requests,
-            Rooms(state, log, self.observers),
+            Allocations(state, log, self.observers),
             self.lots,
             self.room_requests,
         )
@@ -289,7 +289,7 @@ class Controller:
             waits != (kernel.id in self._waiting.estimates)
             and now - self._looked_at_all > self._pacing.lasts_s
         ):
-            self.look(now)
+            self.take_snapshot(now)
         return self._json(kernel, seen, now)
 
     def _json(self, kernel: KernelRecord, seen: Kernel | None, now: float) -> dict[str, Any]:
@@ -333,7 +333,7 @@ class Controller:
     def place(self, kernel: KernelRecord) -> list[NvmlGpu]:
         """Return the GPUs that a kernel which is about to start should see, the best first."""
         now = time.monotonic()
-        self.look(now)
+        self.take_snapshot(now)
         return self.state.place(kernel, self._snapshot, now)
 
     def ask_for_room(
@@ -343,7 +343,7 @@ class Controller:
         `RoomRequests.ask`.
         """
         now = time.monotonic()
-        self.look(now)
+        self.take_snapshot(now)
         return self.room_requests.ask(identity, size, self._snapshot, now, priority, may_raise=may_raise)
 
     # ---- a pass
@@ -382,7 +382,7 @@ class Controller:
         now = time.monotonic()
         self._pacing.begin(now)
         try:
-            self.look(now, at_host=True)
+            self.take_snapshot(now, at_host=True)
             self._decide(now)
             self._look_at_lots(now)
             self._tidy(now)
@@ -419,7 +419,7 @@ class Controller:
             if process.connection is not None:
                 process.connection.end(Ending.DROPPED, str(error))
 
-    def look(self, now: float, *, at_host: bool = False) -> None:
+    def take_snapshot(self, now: float, *, at_host: bool = False) -> None:
         """Read the pages, and host memory too before a decision; make the snapshot that is decided on and shown."""
         self._looked_at_all = now
         for process, error in self.state.refresh(now):

@@ -134,7 +134,7 @@ class Shims:
         self._state.disconnect(process)
         process.silent_since = time.monotonic()
         process.is_stopped = ending is Ending.SILENT
-        process.rooms.clear()
+        process.allocations.clear()
         self._parts.operations.process_gone(process, kernel)
         self._looks.poke()
 
@@ -143,7 +143,7 @@ class Shims:
             self._parts.operations.process_wants(process)
         elif message.kind is NotifyKind.LOT_END:
             self._parts.lots.take_back(process.key, message.number)
-        elif self._parts.rooms.take_notify(process, message, time.monotonic()):
+        elif self._parts.allocations.take_notify(process, message, time.monotonic()):
             self._looks.at_gpus()
 
     def _process_ended(self, process: Process) -> None:

@@ -47,7 +47,7 @@ SIZES = (
     "parked_bytes",
     "footprint_bytes",
     "copy_bytes",
-    "kept_bytes",
+    "retained_bytes",
     "set_aside_bytes",
     "disk_bytes",
 )

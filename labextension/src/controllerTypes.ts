@@ -32,7 +32,7 @@ export interface IKernel {
   /** Host memory that holds its parked contents. */
   copy_bytes: number;
   /** Host memory that it retains from its last park for the next, with a copy of what has not changed. */
-  kept_bytes: number;
+  retained_bytes: number;
   /** Host memory that the controller touched in advance and lent it for its first park. There is no copy in it. */
   set_aside_bytes: number;
   /** What of its parked memory is on the local disk, not in host memory. A part of `parked_bytes`. */
@@ -68,7 +68,7 @@ export interface IKernel {
     index: number | null;
     resident_bytes: number;
     parked_bytes: number;
-    fixed_bytes: number;
+    unmovable_bytes: number;
   })[];
   /** The GPU (UUID) that it had left before its last resume, if that brought it to another one. */
   moved_from: string | null;
@@ -226,7 +226,7 @@ export interface INode {
     /** Host memory that holds parked contents. */
     copy_bytes: number;
     /** Retained by resident kernels from their last park for the next. */
-    kept_bytes: number;
+    retained_bytes: number;
     /** Touched in advance and lent to kernels for their first park: a part of the lots that are given. */
     set_aside_bytes: number;
     /** Host memory that the controller touches in advance and hands out. */

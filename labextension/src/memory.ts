@@ -36,7 +36,7 @@ export function gpuSegments(gpu: IGpu, kernels: IKernel[], trans: IWords): ISegm
   let managed = 0;
   for (const kernel of kernels.filter(isOfThisUser)) {
     const share = kernel.gpus.find(share => share.uuid === gpu.uuid);
-    const bytes = share ? share.resident_bytes + share.fixed_bytes : 0;
+    const bytes = share ? share.resident_bytes + share.unmovable_bytes : 0;
     if (bytes > 0) {
       managed += bytes;
       const label = title(kernel, trans);
@@ -76,7 +76,7 @@ export function gpuName(
 export function whichGpu(kernel: IKernel, gpus: IGpu[], trans: IWords): string | null {
   const numbers = (uses: (share: IKernelOnGpu) => boolean) =>
     gpus.filter(gpu => kernel.gpus.some(share => share.uuid === gpu.uuid && uses(share)));
-  const here = numbers(share => share.resident_bytes + share.fixed_bytes > 0);
+  const here = numbers(share => share.resident_bytes + share.unmovable_bytes > 0);
   const shown = here.length > 0 ? here : numbers(share => share.parked_bytes > 0);
   if (gpus.length < 2 || shown.length === 0) {
     return null;

@@ -161,7 +161,7 @@ function between(value: number, most: number): number {
 
 function share(kernel: IKernel, gpu: IGpu): number {
   const found = kernel.gpus.find(one => one.uuid === gpu.uuid);
-  return found ? found.resident_bytes + found.fixed_bytes : 0;
+  return found ? found.resident_bytes + found.unmovable_bytes : 0;
 }
 
 /** Whether two values differ in anything but clocks and counters. */

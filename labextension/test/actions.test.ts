@@ -50,7 +50,7 @@ test('what resolves a wait is done to one’s own kernels alone', () => {
 
 test('memory in use follows events between two looks', () => {
   const share = (resident_bytes: number) => [
-    { uuid: 'GPU-1', index: 0, resident_bytes, parked_bytes: 0, fixed_bytes: 0 }
+    { uuid: 'GPU-1', index: 0, resident_bytes, parked_bytes: 0, unmovable_bytes: 0 }
   ];
   const machine = node({ gpus: [gpu({ used_bytes: 10 * GIB, managed_bytes: 4 * GIB })] });
   const looked = status([kernel({ resident_bytes: 4 * GIB, gpus: share(4 * GIB) })], machine);

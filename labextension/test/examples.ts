@@ -25,7 +25,7 @@ export function kernel(changes: Partial<IKernel> = {}): IKernel {
     resident_bytes: 0,
     parked_bytes: 0,
     copy_bytes: 0,
-    kept_bytes: 0,
+    retained_bytes: 0,
     footprint_bytes: 0,
     fixed: [],
     gpus: [],
@@ -131,7 +131,7 @@ export function node(changes: Partial<INode> = {}): INode {
       reserve_bytes: 0,
       parked_bytes: 0,
       copy_bytes: 0,
-      kept_bytes: 0,
+      retained_bytes: 0,
       set_aside_bytes: 0,
       lots: { limit_bytes: null, ready_bytes: 0, given_bytes: 0 },
       cgroup_headroom_bytes: null

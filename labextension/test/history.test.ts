@@ -15,7 +15,7 @@ import { laneTitle, spanText, sumsText } from '../src/words';
 import { gpu, kernel, trans } from './examples';
 
 const SINCE = 1_000_000;
-const ON_GPU = [{ uuid: 'GPU-1', index: 0, resident_bytes: 1, parked_bytes: 0, fixed_bytes: 0 }];
+const ON_GPU = [{ uuid: 'GPU-1', index: 0, resident_bytes: 1, parked_bytes: 0, unmovable_bytes: 0 }];
 
 /** A lane whose changes come after so many seconds. */
 function lane(id: string, ...changes: [number, PastState, string?][]): ILane {

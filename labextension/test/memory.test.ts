@@ -19,12 +19,12 @@ const gpu = anyGpu({
   utilization_percent: null
 });
 
-const share = (resident_bytes: number, fixed_bytes = 0) => ({
+const share = (resident_bytes: number, unmovable_bytes = 0) => ({
   uuid: 'GPU-1',
   index: 0,
   resident_bytes,
   parked_bytes: 0,
-  fixed_bytes
+  unmovable_bytes
 });
 
 test('the parts of a GPU add up to all of it', () => {
@@ -67,7 +67,7 @@ test('what the contexts of kernels take is a part of its own', () => {
 
 test('of several GPUs it is said which', () => {
   const two = [gpu, { ...gpu, uuid: 'GPU-2', index: 1 }];
-  const away = { uuid: 'GPU-2', index: 0, resident_bytes: 0, parked_bytes: 9, fixed_bytes: 0 };
+  const away = { uuid: 'GPU-2', index: 0, resident_bytes: 0, parked_bytes: 9, unmovable_bytes: 0 };
   const said = (gpus: IKernelOnGpu[]) => whichGpu(kernel({ gpus }), two, trans);
   assert.strictEqual(gpuName(gpu, [gpu], trans), 'A GPU');
   assert.strictEqual(gpuName(two[1], two, trans), 'GPU 1: A GPU');

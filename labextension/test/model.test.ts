@@ -83,7 +83,7 @@ const share = (resident_bytes: number) => ({
   index: 0,
   resident_bytes,
   parked_bytes: 0,
-  fixed_bytes: 0
+  unmovable_bytes: 0
 });
 const resident = kernel({
   id: 'a',

@@ -47,7 +47,7 @@ class Truth {
           index: 0,
           resident_bytes: here,
           parked_bytes: bytes - here,
-          fixed_bytes: 0
+          unmovable_bytes: 0
         }
       ],
       processes: [process({ pid: IDS.indexOf(id) + 1, residency, command: id })]

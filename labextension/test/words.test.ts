@@ -265,7 +265,7 @@ test('details say what RAM a kernel takes or keeps, where that is news', () => {
   );
   const last_park = { bytes: 4 * GIB, duration_s: 1, ago_s: 60 };
   assert.deepStrictEqual(
-    details(kernel({ residency: 'resident', kept_bytes: 4 * GIB, last_park }), ALWAYS, trans),
+    details(kernel({ residency: 'resident', retained_bytes: 4 * GIB, last_park }), ALWAYS, trans),
     ['4 GiB of RAM kept for the next time']
   );
 });

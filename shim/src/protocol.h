@@ -393,13 +393,13 @@ struct affinode_page {
 	uint64_t last_park_ns, last_park_bytes;     /* duration and size of the last ones */
 	uint64_t last_resume_ns, last_resume_bytes;
 	uint64_t copy_bytes; /* host memory that holds parked contents; zero chunks take none */
-	uint64_t kept_bytes; /* host memory kept for the next park while resident: TRIM gives it back */
+	uint64_t retained_bytes; /* host memory kept for the next park while resident: TRIM gives it back */
 	uint64_t last_park_copied_bytes, last_park_zero_bytes; /* the rest of last_park_bytes was unchanged */
 	uint64_t mended_chunks; /* 2 MiB chunks whose digest was wrong after a resume's first copy */
 	uint32_t depth;         /* how deep it is parked: enum affinode_depth */
 	uint32_t reserved_word;
 	uint64_t lot_bytes;     /* of all lots that it has, of earlier controllers too; slots in them count in
-				 * copy_bytes and kept_bytes like others */
+				 * copy_bytes and retained_bytes like others */
 	uint64_t context_bytes; /* at context depth: what it needs to come back, beside its parked bytes */
 	struct affinode_page_gpu gpus[AFFINODE_MAX_GPUS];
 	uint64_t disk_bytes;         /* contents on disk: parked ones, or of a resident process what is kept for its next park */

@@ -35,7 +35,7 @@ def bound(host_bytes: int) -> None:
 
     def available() -> int:
         taken = sum(
-            max(process.data.copy_bytes + process.data.kept_bytes, process.data.lot_bytes)
+            max(process.data.copy_bytes + process.data.retained_bytes, process.data.lot_bytes)
             for table in tables
             for process in table.processes()
         )

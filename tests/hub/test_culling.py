@@ -86,20 +86,20 @@ def test_an_answer_that_makes_no_sense_leaves_the_cullers_own_rule(monkeypatch):
     async def nonsense(nodes):
         return 5
 
-    monkeypatch.setattr(culling.Nodes, "look", nonsense)
+    monkeypatch.setattr(culling.Nodes, "read", nonsense)
     assert culled(arbiter(), "carla/", HOUR_S)
     assert not culled(arbiter(), "carla/", HOUR_S - 1)
 
 
-def test_all_servers_of_a_pass_share_one_look(nodes, monkeypatch):
+def test_all_servers_of_a_pass_share_one_reading(nodes, monkeypatch):
     looks = []
-    real = culling.Nodes.look
+    real = culling.Nodes.read
 
     async def counted(nodes):
         looks.append(nodes)
         return await real(nodes)
 
-    monkeypatch.setattr(culling.Nodes, "look", counted)
+    monkeypatch.setattr(culling.Nodes, "read", counted)
     rule = arbiter(nodes=nodes)
 
     async def everyone():

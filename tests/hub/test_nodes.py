@@ -27,7 +27,7 @@ def node():
 
 def look(address, key=""):
     """Pictures of the machines at an address."""
-    return asyncio.run(Nodes({"gpus": address}, str(key)).look())
+    return asyncio.run(Nodes({"gpus": address}, str(key)).read())
 
 
 def test_a_machine_is_called_as_it_calls_itself(node):

@@ -66,12 +66,12 @@ def test_a_lot_is_kept_in_a_pod_that_is_short_of_memory_since_it_is_none_of_the_
         gpu.start_worker(*pod.command()) as worker,
     ):
         give(worker.peer, memory)
-        worker.peer.wait(lambda page: page.kept_bytes == 32 * MIB)
+        worker.peer.wait(lambda page: page.retained_bytes == 32 * MIB)
         another = os.memfd_create("another")
         os.ftruncate(another, 32 * MIB)
         # Before the mover makes it ready, it looks at what memory is left.
         give(worker.peer, another, number=6)
-        worker.peer.wait(lambda page: page.kept_bytes == 64 * MIB or has_ended(worker.peer))
+        worker.peer.wait(lambda page: page.retained_bytes == 64 * MIB or has_ended(worker.peer))
         assert not has_ended(worker.peer)
         reply = worker.peer.reply_to(worker.peer.command(PARK, argument=ONE_MIB_BUDGET))
         assert reply.status == OK and (holds_contents(memory) or holds_contents(another))

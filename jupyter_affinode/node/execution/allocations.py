@@ -9,14 +9,14 @@ from ..model.reasons import Cause
 from ..protocol.wire import CommandKind, Notify, NotifyKind
 from ..state.observer import Observer, RoomAnswered
 from ..state.records.kernel import KernelRecord
-from ..state.records.process import Process, Room, read_pages
+from ..state.records.process import Process, WaitingAllocation, read_pages
 from ..state.registry import NodeState
 
-ROOMS_MAX = 256  # a shim asks for 64 at once
-ROOMS_OF_A_USER_MAX = 1024  # each is looked at in every pass
+ALLOCATIONS_MAX = 256  # a shim asks for 64 at once
+ALLOCATIONS_OF_A_USER_MAX = 1024  # each is looked at in every pass
 
 
-class Rooms:
+class Allocations:
     """Takes the shims' requests for room and carries out the decisions about them."""
 
     def __init__(self, state: NodeState, log: logging.Logger, observer: Observer):
@@ -30,9 +30,9 @@ class Rooms:
         if message.kind is NotifyKind.ROOM:
             self._take_room(process, message, now)
         elif message.kind is NotifyKind.ROOM_END:
-            ended = process.rooms.get(message.number)
+            ended = process.allocations.get(message.number)
             if ended is not None and ended.granted_at is None:
-                del process.rooms[message.number]
+                del process.allocations[message.number]
             self._state.reservations.finish_grant((process.key, message.number), now, failed=False)
         return message.kind in (NotifyKind.ROOM, NotifyKind.ROOM_END)
 
@@ -47,7 +47,7 @@ class Rooms:
     ) -> None:
         """Let an allocation be tried again, or fail with `reason`."""
         process, number = kernel.processes[key[0]], key[1]
-        room = process.rooms[number]
+        room = process.allocations[number]
         granted = reason is None
         size = bytes_in_words(room.bytes)
         if granted:
@@ -55,7 +55,7 @@ class Rooms:
             self._state.reservations.grant(kernel.id, room.gpu, room.bytes, key, now)
             self._log.info("grant %s to %s", size, kernel.id)
         else:
-            del process.rooms[number]
+            del process.allocations[number]
             self._log.info("deny %s to %s: %s", size, kernel.id, reason)
         waited = now - room.since
         self._observer.room_answered(kernel, RoomAnswered(granted, room.gpu, room.bytes, waited, cause))
@@ -72,15 +72,15 @@ class Rooms:
             self._state.refresh(now)  # its first memory there, perhaps; NVML would know the GPU
         known = message.gpu_uuid in self._state.gpus.uuids
         is_full = (
-            len(process.rooms) >= ROOMS_MAX
-            or self._count_of(kernel.account.charged_user) >= ROOMS_OF_A_USER_MAX
+            len(process.allocations) >= ALLOCATIONS_MAX
+            or self._count_of(kernel.account.charged_user) >= ALLOCATIONS_OF_A_USER_MAX
         )
         if (not known or is_full) and process.connection is not None:
             self._log.info("deny room to %s: %s", kernel.id, "too many requests" if known else "unknown GPU")
             process.connection.command(CommandKind.ROOM, request=message.number, argument=0)
             return
-        room = Room(message.gpu_uuid, message.bytes, now)
-        granted = [number for number, old in process.rooms.items() if old.granted_at is not None]
+        room = WaitingAllocation(message.gpu_uuid, message.bytes, now)
+        granted = [number for number, old in process.allocations.items() if old.granted_at is not None]
         failed_again = _remember(process, kernel, message.number, room)
         if failed_again:
             self._log.info("%s: an allocation failed although it was granted room", kernel.id)
@@ -94,24 +94,24 @@ class Rooms:
         kernels = (
             kernel for kernel in self._state.kernels.values() if kernel.account.charged_user == charged_user
         )
-        return sum(len(process.rooms) for kernel in kernels for process in kernel.processes.values())
+        return sum(len(process.allocations) for kernel in kernels for process in kernel.processes.values())
 
 
-def _remember(process: Process, kernel: KernelRecord, number: int, room: Room) -> bool:
+def _remember(process: Process, kernel: KernelRecord, number: int, room: WaitingAllocation) -> bool:
     """Record an allocation that waits for room; return whether it failed although it was granted room before.
 
     Such an allocation keeps its place. A shim numbers each try anew, so it is recognised by its size and time.
     """
     failed = None
-    for old_number, old in list(process.rooms.items()):
+    for old_number, old in list(process.allocations.items()):
         if old.granted_at is None or old.gpu != room.gpu:
             continue
         grown = process.bytes_on(old.gpu) > old.resident_before
         if old.bytes == room.bytes and not grown and room.since - old.granted_at < 2.0:
             failed = old
-        del process.rooms[old_number]
+        del process.allocations[old_number]
     room.resident_before = process.bytes_on(room.gpu)
-    process.rooms[number] = room
+    process.allocations[number] = room
     if failed is None:
         kernel.failures.room.succeed()
         return False

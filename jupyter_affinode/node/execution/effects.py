@@ -32,7 +32,7 @@ from ..state.records.kernel import KernelRecord
 from ..state.records.ownership import entitlements_of
 from ..state.registry import NodeState
 from ..state.room_requests import RequestedRoom
-from .allocations import Rooms
+from .allocations import Allocations
 from .evictions import ask_for_end
 from .hibernations import ask_to_hibernate
 from .notices import Notice
@@ -48,7 +48,7 @@ class Parts:
 
     operations: Operations
     user_requests: UserRequests
-    rooms: Rooms
+    allocations: Allocations
     lots: LotStock
     room_requests: RoomRequests
 
@@ -106,9 +106,9 @@ class Effects:
             self._end(kernel, action, now)
         elif isinstance(action, GrantRoom):
             self._note_served(kernel, [action.gpu], now)
-            self._parts.rooms.answer(kernel, action.key, now, reason=None)
+            self._parts.allocations.answer(kernel, action.key, now, reason=None)
         elif isinstance(action, DenyRoom):
-            self._parts.rooms.answer(kernel, action.key, now, reason=action.reason, cause=action.cause)
+            self._parts.allocations.answer(kernel, action.key, now, reason=action.reason, cause=action.cause)
 
     def _answer(self, request: RequestedRoom, action: Action, now: float) -> None:
         """Answer a request for room that no kernel has made yet."""

@@ -69,5 +69,5 @@ def _waits(kernel: KernelRecord | None) -> bool:
     """Return whether a kernel still waits for room on a GPU."""
     if kernel is None or kernel.residency is Residency.RESUMING:
         return False
-    rooms = (room for process in kernel.connected() for room in process.rooms.values())
+    rooms = (room for process in kernel.connected() for room in process.allocations.values())
     return kernel.wants_since is not None or any(room.granted_at is None for room in rooms)

@@ -239,7 +239,7 @@ def _waiting_rooms(kernel: KernelRecord) -> dict[tuple[int, int], int]:
     return {
         (process.key, number): room.bytes
         for process in kernel.processes.values()
-        for number, room in process.rooms.items()
+        for number, room in process.allocations.items()
         if room.granted_at is None
     }
 

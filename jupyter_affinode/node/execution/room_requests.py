@@ -24,11 +24,11 @@ CODES = {Cause.TOO_LARGE: "too-large", Cause.LIMIT: "limit"}
 class RoomRequests:
     """One request of each user; a second one replaces the first."""
 
-    def __init__(self, state: NodeState, log: logging.Logger, look: Callable[[], None]):
-        """Prepare; `look` reads the GPUs' figures anew, and has the policy decide again."""
+    def __init__(self, state: NodeState, log: logging.Logger, sample_gpus: Callable[[], None]):
+        """Prepare; `sample_gpus` reads the GPUs' figures anew, and has the policy decide again."""
         self._state = state
         self._log = log
-        self._look = look
+        self._sample_gpus = sample_gpus
         self._numbers = itertools.count(1)
 
     def ask(
@@ -61,7 +61,7 @@ class RoomRequests:
         if gpus:
             self._state.room_requests[request.id] = request
             self._log.info("%s asks for room for %s", self._user(request), bytes_in_words(size))
-            self._look()
+            self._sample_gpus()
         else:
             request.end("refused", "no GPU is known here", "no-gpu")
         return request
@@ -79,7 +79,7 @@ class RoomRequests:
         if self._state.room_requests.pop(request.id, None) is not None:
             self._count(request)
             self._log.info("%s does not ask for room any more", self._user(request))
-            self._look()
+            self._sample_gpus()
 
     def carry_out(self, request: RequestedRoom, action: Action) -> None:
         """Answer a request as the policy decided."""
@@ -90,7 +90,7 @@ class RoomRequests:
         elif isinstance(action, DenyRoom):
             if action.cause is not Cause.LIMIT and len(request.gpus) > 1:
                 request.gpus.remove(request.gpu)
-                self._look()
+                self._sample_gpus()
             else:
                 self._end(request, "refused", action.reason, CODES.get(action.cause, "too-large"))
 

@@ -86,7 +86,7 @@ class GrantVerifier:
         self._keys: dict[str, Any] = {}
         self._seen: object = None
         self._looked_at = -math.inf
-        self._look()
+        self._read_keys()
         if not self._keys:
             raise GrantsUnavailable(f"there is no public key in {folder}")
 
@@ -162,7 +162,7 @@ class GrantVerifier:
 
     def _look_again(self) -> None:
         if time.monotonic() - self._looked_at >= LOOK_AGAIN_S:
-            self._look()
+            self._read_keys()
 
     def _key(self, kid: object) -> Any:
         if not isinstance(kid, str):
@@ -173,7 +173,7 @@ class GrantVerifier:
             raise GrantRefused(f"its grant is signed with a key that is not known here, {kid[:64]!r}")
         return key
 
-    def _look(self) -> None:
+    def _read_keys(self) -> None:
         """Read the folder again if anything in it changed."""
         self._looked_at = time.monotonic()
         try:

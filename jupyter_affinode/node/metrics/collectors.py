@@ -250,7 +250,7 @@ class _NodeCollector(Collector):
         yield _one("affinode_host_reserve_bytes", "Host memory that parking leaves.", host["reserve_bytes"])
         use = GaugeMetricFamily("affinode_host_bytes", "Host memory in use for parking.", labels=["use"])
         use.add_metric(["parked"], host["copy_bytes"])
-        use.add_metric(["kept"], host["kept_bytes"])
+        use.add_metric(["kept"], host["retained_bytes"])
         use.add_metric(["set_aside"], host["set_aside_bytes"])
         use.add_metric(["lots_ready"], host["lots"]["ready_bytes"])
         use.add_metric(["lots_given"], host["lots"]["given_bytes"])

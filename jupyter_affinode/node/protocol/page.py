@@ -70,7 +70,7 @@ class _Tail(NamedTuple):
     resume_ns: int
     resume_bytes: int
     copy_bytes: int
-    kept_bytes: int
+    retained_bytes: int
     copied_bytes: int
     zero_bytes: int
     mended_chunks: int
@@ -82,7 +82,7 @@ class _Tail(NamedTuple):
     def sizes(self) -> tuple[int, ...]:
         """Return all fields that are bytes."""
         moved = self.park_bytes, self.resume_bytes, self.copied_bytes, self.zero_bytes
-        return *moved, self.copy_bytes, self.kept_bytes, self.lot_bytes, self.context_bytes
+        return *moved, self.copy_bytes, self.retained_bytes, self.lot_bytes, self.context_bytes
 
 
 class PageError(Exception):
@@ -194,7 +194,7 @@ class PageData:
     last_resume: tuple[int, float] | None
     gpus: tuple[PageGpu, ...]
     copy_bytes: int = 0  # host memory that holds parked contents
-    kept_bytes: int = 0  # host memory retained for the next park; TRIM releases it
+    retained_bytes: int = 0  # host memory retained for the next park; TRIM releases it
     last_park_copied_bytes: int = 0  # of the last park's bytes; the rest had not changed since the one before
     last_park_zero_bytes: int = 0
     mended_chunks: int = 0  # chunks that were wrong after a resume's first copy, and right after another
@@ -247,7 +247,7 @@ def parse_page(raw: bytes, now: float, clock: PeerClock | None = None) -> PageDa
         last_resume=(tail.resume_bytes, tail.resume_ns / 1e9) if tail.resumes else None,
         gpus=gpus,
         copy_bytes=tail.copy_bytes,
-        kept_bytes=tail.kept_bytes,
+        retained_bytes=tail.retained_bytes,
         last_park_copied_bytes=tail.copied_bytes,
         last_park_zero_bytes=tail.zero_bytes,
         lot_bytes=tail.lot_bytes,

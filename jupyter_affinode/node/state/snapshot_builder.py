@@ -327,7 +327,7 @@ def _rooms(kernel: KernelRecord) -> tuple[RoomRequest, ...]:
     return tuple(
         RoomRequest((process.key, number), room.gpu, room.bytes, room.since)
         for process in kernel.connected()
-        for number, room in process.rooms.items()
+        for number, room in process.allocations.items()
         if room.granted_at is None
     )
 

@@ -107,7 +107,7 @@ def _stopped(process: Process) -> Stuck | None:
     if process.connection is not None or not process.is_stopped or not is_stopped(process.pid):
         return None
     gpu = sum(gpu.on_gpu_bytes for gpu in process.data.gpus)
-    host = max(process.data.copy_bytes + process.data.kept_bytes, process.data.lot_bytes)
+    host = max(process.data.copy_bytes + process.data.retained_bytes, process.data.lot_bytes)
     held = [
         f"{bytes_in_words(size)} of {what} memory" for size, what in ((gpu, "GPU"), (host, "host")) if size
     ]

@@ -49,7 +49,7 @@ class Closing:
         self._served: set[Hashable] = set()  # one thread each, so that a sender can block no more than one
         self._threads: list[_Thread] = []
         self._loop = asyncio.get_running_loop()
-        self._look_handle: asyncio.TimerHandle | None = None
+        self._interrupt_handle: asyncio.TimerHandle | None = None
 
     def close(self, sender: Hashable, descriptors: Iterable[int]) -> None:
         """Close descriptors that came from `sender`, soon; an error of one does not concern the others."""
@@ -62,8 +62,8 @@ class Closing:
             if not self._threads:
                 self._start_thread()
             self._changed.notify()
-        if self._look_handle is None:
-            self._look_handle = self._loop.call_later(INTERRUPT_AFTER_S, self._look)
+        if self._interrupt_handle is None:
+            self._interrupt_handle = self._loop.call_later(INTERRUPT_AFTER_S, self._interrupt_stuck)
 
     def __len__(self) -> int:
         """Return how many are not closed yet."""
@@ -76,10 +76,10 @@ class Closing:
 
     def stop(self) -> None:
         """Stop looking; what blocks ends with the process."""
-        if self._look_handle is not None:
-            self._look_handle.cancel()
+        if self._interrupt_handle is not None:
+            self._interrupt_handle.cancel()
 
-    def _look(self) -> None:
+    def _interrupt_stuck(self) -> None:
         """Interrupt what blocks; if everything does, start another thread for the other senders."""
         now = time.monotonic()
         with self._changed:
@@ -91,9 +91,9 @@ class Closing:
             stuck = [each for each in blocked if each.since is not None and now - each.since >= STUCK_AFTER_S]
             if self._waiting.keys() - self._served and len(stuck) == len(self._threads) < THREADS_MAX:
                 self._start_thread()
-            self._look_handle = None
+            self._interrupt_handle = None
             if self._owed:
-                self._look_handle = self._loop.call_later(INTERRUPT_AFTER_S, self._look)
+                self._interrupt_handle = self._loop.call_later(INTERRUPT_AFTER_S, self._interrupt_stuck)
 
     def _start_thread(self) -> None:
         started = _Thread(threading.Thread(target=lambda: self._work(started), name="closing", daemon=True))

@@ -35,14 +35,14 @@ class SubordinateIds:
         now = time.monotonic()
         if now - self._looked_at >= LOOK_AGAIN_S:
             self._looked_at = now
-            self._look()
+            self._read_files()
         place = bisect_right(self._ranges, (uid, math.inf, 0)) - 1
         if place < 0:
             return uid
         first, count, owner = self._ranges[place]
         return owner if first <= uid < first + count else uid
 
-    def _look(self) -> None:
+    def _read_files(self) -> None:
         try:
             status = os.stat(self._path)
             seen = status.st_ino, status.st_mtime_ns, status.st_size

@@ -22,7 +22,7 @@ from ..state.gpus.gpu_processes import OtherProgram, by_gpu, contexts_bytes, oth
 from ..state.host.host_figures import disk_used_bytes
 from ..state.host.host_usage import on_disk_bytes
 from ..state.host.lots import LotStock
-from ..state.host.lots_beforehand import kept_bytes, set_aside_bytes
+from ..state.host.lots_beforehand import retained_bytes, set_aside_bytes
 from ..state.records.kernel import KernelRecord
 from ..state.records.process import Process
 from ..state.registry import NodeState
@@ -158,7 +158,7 @@ def _memory_json(kernel: KernelRecord) -> dict[str, Any]:
         "footprint_bytes": sum(gpu.in_all_bytes for gpu in gpus),
         "fixed": _unmovable_json(gpus, is_integrated=is_integrated),
         "copy_bytes": sum(process.data.copy_bytes for process in kernel.processes.values()),
-        "kept_bytes": kept_bytes(kernel.processes.values()),
+        "retained_bytes": retained_bytes(kernel.processes.values()),
         "set_aside_bytes": set_aside_bytes(kernel.processes.values()),
     }
 
@@ -259,7 +259,7 @@ def node_json(
             # Pages may claim anything: no more than there is.
             "parked_bytes": min(parked, total + (0 if spill is None else spill["limit_bytes"])),
             "copy_bytes": min(sum(process.data.copy_bytes for process in state.processes()), total),
-            "kept_bytes": min(kept_bytes(state.processes()), total),
+            "retained_bytes": min(retained_bytes(state.processes()), total),
             "set_aside_bytes": min(set_aside_bytes(state.processes()), total),
             "lots": {
                 "limit_bytes": lots.limit_bytes(state.settings),
@@ -409,7 +409,7 @@ def _use_json(state: NodeState, gpu: PageGpu) -> dict[str, Any]:
         "index": None if known is None else known.index,
         "resident_bytes": gpu.resident_bytes,
         "parked_bytes": gpu.parked_bytes,
-        "fixed_bytes": sum(gpu.unmovable_bytes),
+        "unmovable_bytes": sum(gpu.unmovable_bytes),
     }
 
 

@@ -156,7 +156,7 @@ class Replay(SimulatedUsers):
 
     def settle(self) -> None:
         """Look, decide, act."""
-        node = self._look()
+        node = self._snapshot()
         if self._has_nothing_to_decide(node):
             return
         self.act(node, decide(self.now, node, self._settings))
@@ -173,7 +173,7 @@ class Replay(SimulatedUsers):
             carry_out(kernel, action)
         self._begin_exchanges(decided)
 
-    def _look(self) -> Node:
+    def _snapshot(self) -> Node:
         books = self._books
         books.renew(self._kernels, self.now)
         self.outcome.host_most_bytes = max(self.outcome.host_most_bytes, books.host_bytes)
@@ -214,7 +214,7 @@ class Replay(SimulatedUsers):
 
     def begins(self, live: LiveSession) -> None:
         """Start the session's kernel and place it on a GPU."""
-        node = self._look()
+        node = self._snapshot()
         newcomers: dict[str, int] = {}
         for number, since in self._placed.values():
             if self.now - since <= PLACED_LASTS_S:

@@ -190,7 +190,7 @@ function stateOn(gpu: IPastGpu, kernel: IKernel | undefined, isOnly: boolean): P
     return 'none';
   }
   const share = kernel.gpus.find(one => one.uuid === gpu.uuid);
-  const has = share && share.resident_bytes + share.parked_bytes + share.fixed_bytes > 0;
+  const has = share && share.resident_bytes + share.parked_bytes + share.unmovable_bytes > 0;
   const waitsHere =
     kernel.residency === 'queued' &&
     kernel.gpus.length === 0 &&

@@ -189,12 +189,12 @@ export function details(
 
 /** What a kernel has in RAM, where its size on the GPU does not say it already. */
 export function hostMemory(kernel: IKernel, trans: IWords): string | null {
-  const { copy_bytes, disk_bytes, kept_bytes, last_park, parked_bytes } = kernel;
+  const { copy_bytes, disk_bytes, retained_bytes, last_park, parked_bytes } = kernel;
   if (kernel.residency === 'parked' && copy_bytes < parked_bytes - disk_bytes - SMALL) {
     return trans.__('takes %1 of RAM, the rest is zeros', bytes(copy_bytes));
   }
-  if (kernel.residency === 'resident' && last_park && kept_bytes > SMALL) {
-    return trans.__('%1 of RAM kept for the next time', bytes(kept_bytes));
+  if (kernel.residency === 'resident' && last_park && retained_bytes > SMALL) {
+    return trans.__('%1 of RAM kept for the next time', bytes(retained_bytes));
   }
   if (kernel.residency === 'resident' && kernel.set_aside_bytes > SMALL) {
     return trans.__('%1 of RAM set aside in advance', bytes(kernel.set_aside_bytes));

@@ -102,7 +102,7 @@ static void count_host_memory(struct affinode_page *page)
 	uint64_t kept = retained_bytes(), slots = slots_bytes();
 
 	page->copy_bytes = resident ? 0 : slots;
-	page->kept_bytes = resident ? kept : kept > slots ? kept - slots : 0;
+	page->retained_bytes = resident ? kept : kept > slots ? kept - slots : 0;
 	page->lot_bytes = seen.lots;
 	page->disk_bytes = spill_bytes();
 	page->disk_written_bytes = spill_written_bytes();

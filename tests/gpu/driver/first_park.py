@@ -31,7 +31,7 @@ def prepared(controlled: Controlled, kernel_id: str) -> int:
     seen, since, until = (-1, -1), time.monotonic(), time.monotonic() + PREPARED_WITHIN_S
     while time.monotonic() < min(since + SETTLED_S, until):
         kernel = controlled.kernel(kernel_id)
-        kept = 0 if kernel is None else int(kernel["kept_bytes"] + kernel["set_aside_bytes"])
+        kept = 0 if kernel is None else int(kernel["retained_bytes"] + kernel["set_aside_bytes"])
         now = int(controlled.node()["host"]["lots"]["ready_bytes"]), kept
         if now != seen:
             seen, since = now, time.monotonic()

@@ -101,7 +101,7 @@ def host_in_words(host: Mapping[str, Any]) -> str:
     words += f", reserve {_gib(host['reserve_bytes'])}"
     if host["cgroup_headroom_bytes"] is not None:
         words += f", cgroup headroom {_gib(host['cgroup_headroom_bytes'])}"
-    words += f", parked {_gib(host['copy_bytes'])}, kept {_gib(host['kept_bytes'])}"
+    words += f", parked {_gib(host['copy_bytes'])}, kept {_gib(host['retained_bytes'])}"
     return (
         f"{words}, lots {_gib(host['lots']['given_bytes'])} lent, {_gib(host['lots']['ready_bytes'])} ready"
     )

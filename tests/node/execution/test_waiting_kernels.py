@@ -73,7 +73,7 @@ def test_an_allocation_waits_for_a_busy_kernel_and_counts_as_queued(node, shim, 
 def test_one_users_processes_have_a_bounded_number_of_allocations_waiting(
     node, shim, wait_until, monkeypatch
 ):
-    monkeypatch.setattr(rooms, "ROOMS_OF_A_USER_MAX", 4)
+    monkeypatch.setattr(rooms, "ALLOCATIONS_OF_A_USER_MAX", 4)
     machine = node()
     shim("busy", resident=900 * MIB, busy=True)
     askers = [shim(f"k{number}", resident=MIB) for number in range(3)]

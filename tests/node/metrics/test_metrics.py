@@ -31,7 +31,7 @@ NODE = {
         "available_bytes": 1,
         "reserve_bytes": 0,
         "copy_bytes": 0,
-        "kept_bytes": 0,
+        "retained_bytes": 0,
         "set_aside_bytes": 0,
         "lots": {"ready_bytes": 0, "given_bytes": 0},
     },

@@ -47,7 +47,7 @@ def test_host_memory_and_depth_are_read_as_the_shim_wrote_them(fake):
     fake.lots = 32 * MIB
     fake.write()
     data = Page(fake.descriptor).read()
-    assert (data.copy_bytes, data.kept_bytes) == (5 * MIB, 6 * MIB)
+    assert (data.copy_bytes, data.retained_bytes) == (5 * MIB, 6 * MIB)
     assert (data.last_park_copied_bytes, data.last_park_zero_bytes) == (7 * MIB, 8 * MIB)
     assert (data.mended_chunks, data.depth, data.lot_bytes) == (9, Depth.CONTEXT, 32 * MIB)
 

@@ -44,7 +44,7 @@ OFFSETS = {
     "affinode_page.calls": page.HEAD.size + 8,
     "affinode_page.parks": page.HEAD.size + 72,
     "affinode_page.copy_bytes": page.HEAD.size + 120,
-    "affinode_page.kept_bytes": page.HEAD.size + 128,
+    "affinode_page.retained_bytes": page.HEAD.size + 128,
     "affinode_page.last_park_copied_bytes": page.HEAD.size + 136,
     "affinode_page.last_park_zero_bytes": page.HEAD.size + 144,
     "affinode_page.mended_chunks": page.HEAD.size + 152,

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from drawn import examples
 
-from jupyter_affinode.node.execution.allocations import Rooms
+from jupyter_affinode.node.execution.allocations import Allocations
 from jupyter_affinode.node.execution.effects import Effects, Parts
 from jupyter_affinode.node.execution.notices import Notices
 from jupyter_affinode.node.execution.operations import Operations
@@ -94,7 +94,7 @@ class Play:
         self.state = NodeState(self.settings(), host)
         observers = Observers(QUIET, Notices(self.state, lambda notice: None))
         self.operations = Operations(self.state, QUIET, observers)
-        self.rooms = Rooms(self.state, QUIET, observers)
+        self.rooms = Allocations(self.state, QUIET, observers)
         user_requests = UserRequests(self.state, QUIET, lambda: None)
         lots = SimpleNamespace(
             give=lambda kernel, size: [], held_bytes=lambda key: 0, make_room=lambda size, host: None
@@ -146,7 +146,7 @@ class Play:
             last_resume=(size(), pick([0.0, 1.8e10])),
             gpus=gpus,
             copy_bytes=size(),
-            kept_bytes=size(),
+            retained_bytes=size(),
             last_park_copied_bytes=size(),
             last_park_zero_bytes=size(),
             depth=pick(list(Depth)),
@@ -216,7 +216,7 @@ class Play:
         if what == "hangs up" and is_there:
             self.state.disconnect(process)
             process.silent_since, process.is_stopped = now, dice.random() < 0.5
-            process.rooms.clear()
+            process.allocations.clear()
             self.operations.process_gone(process, kernel)
         elif what == "ends":
             self.end(process)

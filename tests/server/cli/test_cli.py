@@ -35,7 +35,7 @@ def kernel(kernel_id: str, **fields):
         "resident_bytes": 0,
         "parked_bytes": 0,
         "copy_bytes": 0,
-        "kept_bytes": 0,
+        "retained_bytes": 0,
         "idle_s": None,
         "fixed": [],
         **fields,
@@ -192,7 +192,7 @@ def test_administrators_see_whose_a_kernel_is_within_80_columns(monkeypatch):
 
 def test_the_table_says_on_which_gpu_a_kernel_has_its_memory():
     def on(index, resident=0, parked=0):
-        sizes = {"resident_bytes": resident, "parked_bytes": parked, "fixed_bytes": 0}
+        sizes = {"resident_bytes": resident, "parked_bytes": parked, "unmovable_bytes": 0}
         return {"uuid": "u", "index": index, **sizes}
 
     one = kernel("one", gpus=[on(0), on(3, resident=GIB)])
@@ -205,7 +205,7 @@ def test_the_table_says_on_which_gpu_a_kernel_has_its_memory():
 def test_the_table_says_what_host_memory_a_kernel_takes_or_keeps():
     zeros = kernel("zeros", parked_bytes=64 * GIB, copy_bytes=3 * GIB)
     plain = kernel("plain", parked_bytes=GIB, copy_bytes=GIB)
-    keeps = kernel("resident", resident_bytes=4 * GIB, kept_bytes=4 * GIB)
+    keeps = kernel("resident", resident_bytes=4 * GIB, retained_bytes=4 * GIB)
     lines = kernel_table([plain, keeps, zeros]).splitlines()
     assert [line for line in lines if line.startswith("  ")] == [
         "  4 GiB of RAM hold a copy for the next time",

@@ -41,7 +41,7 @@ class Limits:
         self._frees: dict[tuple[str, int], Mapping[str, int]] = {}  # by kernel and size, if asked about
         rules = sizes(settings.quotas)
         if rules or any(kernel.limit_bytes is not None for kernel in node.kernels):
-            self._look(node, rules)
+            self._count_used(node, rules)
 
     def __bool__(self) -> bool:
         return bool(self.caps)
@@ -96,7 +96,7 @@ class Limits:
                     return key, self.caps[key]
         return None
 
-    def _look(self, node: Node, rules: Mapping[str, int]) -> None:
+    def _count_used(self, node: Node, rules: Mapping[str, int]) -> None:
         """Note how much each kernel has."""
         accounts: dict[AccountKey, _Account] = {}
         for kernel in node.kernels:

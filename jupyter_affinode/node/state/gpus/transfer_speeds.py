@@ -137,7 +137,7 @@ class MoveSpeeds:
                         size = min(data.last_resume_disk_bytes, data.last_resume[0])
                         read.append((size, min(data.last_resume[1], longest_s)))
             if data.state is State.RESIDENT:
-                had = max(data.kept_bytes, data.lot_bytes)
+                had = max(data.retained_bytes, data.lot_bytes)
             seen[process.key] = (data.parks, data.resumes, had)
         self._seen = seen
         if sizes is not None and self._gpus.keys() - sizes.keys():
@@ -185,7 +185,7 @@ def park_copies(process: Process) -> int:
         return process.resident_bytes
     zeros, copied = data.last_park_zero_bytes, data.last_park_copied_bytes
     unchanged = max(data.last_park[0] - copied - zeros, 0)
-    return max(process.resident_bytes - zeros - min(unchanged, data.kept_bytes), 0)
+    return max(process.resident_bytes - zeros - min(unchanged, data.retained_bytes), 0)
 
 
 def resume_copies(process: Process) -> int:

@@ -31,12 +31,12 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
     its link, by its key.
     """
     processes = kernel.processes.values()
-    retained = sum([process.data.kept_bytes for process in processes])
+    retained = sum([process.data.retained_bytes for process in processes])
     asked = now - kernel.host.trim_at
     promised = max(retained - kernel.host.trim_keep_bytes, 0)
     releases = _released_lots(kernel, lots_held) if asked < TRIM_TAKES_S else 0
     lots = sum([_lot_bytes(process, lots_held.get(process.key, 0)) for process in processes])
-    givable = sum([process.data.kept_bytes for process in _trimmable(kernel)]) if retained else 0
+    givable = sum([process.data.retained_bytes for process in _trimmable(kernel)]) if retained else 0
     if asked < TRIM_AGAIN_S:
         givable = min(givable, kernel.host.trim_keep_bytes)
     if TRIM_TAKES_S <= asked < TRIM_UNHEARD_S and promised > SLAB_BYTES:
@@ -116,7 +116,7 @@ def parks_take_bytes(kernels: Iterable[KernelRecord]) -> int:
 def _ready_bytes(process: Process, held: int = 0) -> int:
     """Return what a process has for its park: what it retains, or empty lots, `held` bytes of them lent just now."""
     data = process.data
-    return max(data.kept_bytes, max(data.lot_bytes, held) - data.copy_bytes)
+    return max(data.retained_bytes, max(data.lot_bytes, held) - data.copy_bytes)
 
 
 def _may_spill(kernel: KernelRecord, now: float) -> dict[str, int]:
@@ -213,7 +213,7 @@ def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Pr
 
 def give_lots(kernel: KernelRecord, size: int, stock: LotStock) -> None:
     """Lend lots of `size` bytes to the processes that are about to be told to park."""
-    if sum(process.data.kept_bytes for process in kernel.processes.values()) <= SLAB_BYTES:
+    if sum(process.data.retained_bytes for process in kernel.processes.values()) <= SLAB_BYTES:
         forget_trim(kernel)  # else what is lent now would count as on its way back
     targets = [process for process in _trimmable(kernel) if has_gpu_memory(process)]
     needs = {process.key: may_take_anew(kernel, process) for process in targets}
@@ -286,7 +286,7 @@ def learn_from_park(kernel: KernelRecord, replies: Mapping[int, Reply]) -> bool:
     for key, reply in replies.items():
         if reply.status is Status.NO_HOST_ROOM and key in kernel.processes:
             process = kernel.processes[key]
-            least = process.data.kept_bytes + record.shares.get(key, 0) + SLAB_BYTES
+            least = process.data.retained_bytes + record.shares.get(key, 0) + SLAB_BYTES
             # Memory is taken by whole slabs, of which one may be of no use: what just fits would not.
             slabs = -(-reply.bytes // SLAB_BYTES) + 1
             record.short[key] = slabs * SLAB_BYTES if reply.bytes else least
@@ -320,7 +320,7 @@ def forget_trim(kernel: KernelRecord) -> None:
 
 def trim(kernel: KernelRecord, keep_bytes: int, reason: str, now: float) -> None:
     """Tell the kernel's processes to retain no more than `keep_bytes` together, the one that retains most first."""
-    retained = sum(process.data.kept_bytes for process in kernel.processes.values())
+    retained = sum(process.data.retained_bytes for process in kernel.processes.values())
     is_behind = (
         retained > kernel.host.trim_keep_bytes + SLAB_BYTES and now - kernel.host.trim_at < TRIM_UNHEARD_S
     )
@@ -328,10 +328,10 @@ def trim(kernel: KernelRecord, keep_bytes: int, reason: str, now: float) -> None
         kernel.host.trim_at = now
     kernel.host.trim_keep_bytes = keep_bytes
     too_much = retained - keep_bytes
-    for process in sorted(_trimmable(kernel), key=lambda process: -process.data.kept_bytes):
-        gives = min(too_much, process.data.kept_bytes)
+    for process in sorted(_trimmable(kernel), key=lambda process: -process.data.retained_bytes):
+        gives = min(too_much, process.data.retained_bytes)
         if gives > 0 and process.connection is not None:
-            keeps = process.data.kept_bytes - gives
+            keeps = process.data.retained_bytes - gives
             process.connection.command(CommandKind.TRIM, argument=keeps, reason=reason)
             too_much -= gives
 

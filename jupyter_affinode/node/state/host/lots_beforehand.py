@@ -73,12 +73,12 @@ def soon_wanted_bytes(kernels: Iterable[Kernel], settings: Settings, most_bytes:
 
 def set_aside_bytes(processes: Iterable[Process]) -> int:
     """Return the host memory that processes have for their first park: there is no copy in it."""
-    return sum(each.data.kept_bytes for each in processes if each.data.last_park is None)
+    return sum(each.data.retained_bytes for each in processes if each.data.last_park is None)
 
 
-def kept_bytes(processes: Iterable[Process]) -> int:
+def retained_bytes(processes: Iterable[Process]) -> int:
     """Return the host memory that processes retain from their last park for the next."""
-    return sum(each.data.kept_bytes for each in processes if each.data.last_park is not None)
+    return sum(each.data.retained_bytes for each in processes if each.data.last_park is not None)
 
 
 def _shares(kernel: Kernel, now: float) -> bool:

@@ -19,7 +19,7 @@ SHOWN_HOST_BYTES_LAST_S = 10.0  # the same where it is only shown
 
 
 @dataclass
-class Room:
+class WaitingAllocation:
     """An allocation of a process that waits for room."""
 
     gpu: str
@@ -41,7 +41,7 @@ class Process:
     connection: Connection | None
     pid: int
     watch: ProcessWatch | None = None
-    rooms: dict[int, Room] = field(default_factory=dict)
+    allocations: dict[int, WaitingAllocation] = field(default_factory=dict)
     silent_since: float | None = None
     is_stopped: bool = False  # silent, as opposed to having hung up
     said_dying: bool = False

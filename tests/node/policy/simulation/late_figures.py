@@ -40,8 +40,8 @@ class LateFigures(Scene):
         super().step()
         self._figures = [*self._figures[-1:], (self.now, self.free(GPU))]
 
-    def _look(self) -> Node:
-        node = super()._look()
+    def _snapshot(self) -> Node:
+        node = super()._snapshot()
         sampled_at, free = self._figures[0] if self._figures else (self.now, self.free(GPU))
         self._promised = [entry for entry in self._promised if entry[1] is None or entry[1] >= sampled_at]
         uncertain = sum(size for moment, size in self._changes if moment >= sampled_at)

@@ -159,7 +159,7 @@ class Scene(Replay):
 
     def snapshot(self) -> Node:
         """What the policy sees now."""
-        return self._look()
+        return self._snapshot()
 
     def free(self, uuid: str) -> int:
         """What is neither used nor reserved."""

@@ -62,8 +62,8 @@ class SharedGpus(Scene):
             self._disturb(self._faults)
         super().step()
 
-    def _look(self) -> Node:
-        return replace(super()._look(), last_served=self.last_served.seen())
+    def _snapshot(self) -> Node:
+        return replace(super()._snapshot(), last_served=self.last_served.seen())
 
     def _may_take(self, kernel: SimulatedKernel, need: int) -> bool:
         asks_first = self.settings.quotas and kernel.room is None

@@ -141,7 +141,7 @@ def process(*, copied=0, zeros=0, resident=GIB, kept=0, state=State.RESIDENT, **
         NOTHING,
         state=state,
         gpus=(PageGpu(A, resident, 0, (0,) * 8),),
-        kept_bytes=kept,
+        retained_bytes=kept,
         last_park_copied_bytes=copied,
         last_park_zero_bytes=zeros,
         **fields,

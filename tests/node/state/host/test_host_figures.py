@@ -82,7 +82,7 @@ def test_a_limit_that_several_share_counts_for_all_of_them_beside_their_own(cloc
 def kept(record, size):
     """The kernel's process keeps so much and can be told to give it back."""
     (process,) = record.processes.values()
-    process.data = replace(process.data, kept_bytes=size)
+    process.data = replace(process.data, retained_bytes=size)
     return process
 
 

@@ -36,7 +36,7 @@ class Memory:
         taken = 0
         if self.controller is not None:
             for process in self.controller._controller.state.processes():
-                taken += process.data.copy_bytes + process.data.kept_bytes
+                taken += process.data.copy_bytes + process.data.retained_bytes
         return HostMemory(self.bytes, max(self.bytes - taken, 0))
 
 
@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_refused_and_parks_when_there_is_more(kernel_with, 
     status, answer = park(kernel)
     assert (status, answer["error"]) == (409, "no-host-memory"), answer
     assert re.search(r"freeing it needs [4-6][0-9] MiB of host memory and 20 MiB are free", answer["message"])
-    assert (kernel.state()["residency"], kernel.state()["kept_bytes"]) == ("resident", 0)
+    assert (kernel.state()["residency"], kernel.state()["retained_bytes"]) == ("resident", 0)
     assert is_right(kernel)
     memory.bytes = 80 * MIB
     assert park(kernel)[0] == 200
@@ -182,10 +182,10 @@ def test_what_a_kernel_keeps_is_given_back_when_memory_is_short(kernel_with, mem
     assert park(kernel)[0] == 200
     assert kernel.state()["copy_bytes"] >= 64 * MIB
     assert is_right(kernel)
-    wait_until(lambda: kernel.state()["kept_bytes"] >= 64 * MIB)
+    wait_until(lambda: kernel.state()["retained_bytes"] >= 64 * MIB)
     memory.bytes = 128 * MIB
     policy(host_reserve_bytes=400 * MIB)  # what is kept leaves less than that
-    wait_until(lambda: kernel.state()["kept_bytes"] <= 28 * MIB)
+    wait_until(lambda: kernel.state()["retained_bytes"] <= 28 * MIB)
     assert is_right(kernel)
 
 
@@ -194,8 +194,8 @@ def test_its_own_kept_memory_is_room_enough_for_the_next_park(kernel_with, memor
     kernel = kernel_with("Block(64, seed=7)")
     assert park(kernel)[0] == 200
     assert is_right(kernel)
-    wait_until(lambda: kernel.state()["kept_bytes"] >= 64 * MIB)
-    memory.bytes = kernel.state()["kept_bytes"]
+    wait_until(lambda: kernel.state()["retained_bytes"] >= 64 * MIB)
+    memory.bytes = kernel.state()["retained_bytes"]
     assert park(kernel)[0] == 200, kernel.state()
     assert is_right(kernel)
 
@@ -205,12 +205,12 @@ def test_another_kernel_gives_back_what_it_keeps_before_a_park_is_refused(kernel
     keeper = kernel_with("Block(96, seed=7)")
     assert park(keeper)[0] == 200
     assert is_right(keeper)
-    wait_until(lambda: keeper.state()["kept_bytes"] >= 96 * MIB)
+    wait_until(lambda: keeper.state()["retained_bytes"] >= 96 * MIB)
     other = kernel_with("Block(80, seed=5)")
     memory.bytes = 112 * MIB
     status, parked = park(other)
     assert (status, parked.get("residency")) == (200, "parked"), parked
-    assert keeper.state()["kept_bytes"] <= 32 * MIB
+    assert keeper.state()["retained_bytes"] <= 32 * MIB
     assert is_right(other) and is_right(keeper)
 
 
@@ -222,7 +222,7 @@ def test_a_park_goes_into_lots_and_they_are_cut_only_when_they_are_empty(
     assert lots()["given_bytes"] == 64 * MIB
     assert mapped_lots(kernel) >= 50 * MIB
     assert is_right(kernel)
-    wait_until(lambda: kernel.state()["kept_bytes"] >= 50 * MIB)
+    wait_until(lambda: kernel.state()["retained_bytes"] >= 50 * MIB)
     memory.bytes = 0
     policy(host_reserve_bytes=1)
     wait_until(lambda: lots()["given_bytes"] == 0, message="it gives its lots back")

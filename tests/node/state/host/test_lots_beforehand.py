@@ -14,7 +14,7 @@ from jupyter_affinode.node.model.snapshot import Host, HostUse
 from jupyter_affinode.node.state.host.lots_beforehand import (
     LATELY_S,
     LotsBeforehand,
-    kept_bytes,
+    retained_bytes,
     set_aside_bytes,
 )
 from jupyter_affinode.settings.policy import GIB, Settings
@@ -70,10 +70,10 @@ def test_no_more_than_a_third_of_the_machines_memory_is_set_aside_for_kernels_th
 
 def test_what_is_set_aside_is_called_neither_a_copy_nor_kept():
     def process(last_park):
-        return SimpleNamespace(data=SimpleNamespace(kept_bytes=34 * GIB, last_park=last_park))
+        return SimpleNamespace(data=SimpleNamespace(retained_bytes=34 * GIB, last_park=last_park))
 
     never, before = process(None), process((20 * GIB, 0.5))
-    assert (kept_bytes([never, before]), set_aside_bytes([never, before])) == (34 * GIB, 34 * GIB)
-    assert (kept_bytes([never]), set_aside_bytes([before])) == (0, 0)
-    shown = {"copy_bytes": 0, "parked_bytes": 0, "kept_bytes": 0, "set_aside_bytes": 34 * GIB}
+    assert (retained_bytes([never, before]), set_aside_bytes([never, before])) == (34 * GIB, 34 * GIB)
+    assert (retained_bytes([never]), set_aside_bytes([before])) == (0, 0)
+    shown = {"copy_bytes": 0, "parked_bytes": 0, "retained_bytes": 0, "set_aside_bytes": 34 * GIB}
     assert host_memory_text(shown) == "34 GiB of RAM set aside in advance"

@@ -20,7 +20,7 @@ static uint64_t host_bytes(void)
 {
 	const struct affinode_page page = page_read();
 
-	return page.copy_bytes + page.kept_bytes;
+	return page.copy_bytes + page.retained_bytes;
 }
 
 static void free_one_while_parked(int i)
@@ -29,7 +29,7 @@ static void free_one_while_parked(int i)
 
 	CHECK_EQUAL(page_read().copy_bytes, BLOCKS * BYTES);
 	CUDA(MemFree(blocks[i]));
-	PAGE_UNTIL(page.copy_bytes == (BLOCKS - 1) * BYTES && page.copy_bytes + page.kept_bytes == before - BYTES);
+	PAGE_UNTIL(page.copy_bytes == (BLOCKS - 1) * BYTES && page.copy_bytes + page.retained_bytes == before - BYTES);
 	CHECK_EQUAL(page_read().gpus[0].parked_bytes, (BLOCKS - 1) * BYTES + MiB(8));
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_PARKED);
 }
@@ -81,7 +81,7 @@ int main(int argc, char **argv)
 	for (int i = 0; i < BLOCKS; i++)
 		CUDA(MemFree(blocks[i]));
 	CHECK_EQUAL(controller_noticed(AFFINODE_NOTIFY_LOT_END, NULL), lot);
-	PAGE_UNTIL(page.copy_bytes == 0 && page.lot_bytes == 0 && page.kept_bytes == before - BLOCKS * BYTES);
+	PAGE_UNTIL(page.copy_bytes == 0 && page.lot_bytes == 0 && page.retained_bytes == before - BLOCKS * BYTES);
 	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
 	CHECK_RESUMES();
 	for (int i = 0; i < BLOCKS; i++)

@@ -59,7 +59,7 @@ static void has_no_host_memory(void)
 	PAGE_UNTIL(page.lot_bytes == 0);
 	page = page_read();
 	CHECK_EQUAL(page.copy_bytes, 0);
-	CHECK(page.kept_bytes < LOT * 4); /* the ring */
+	CHECK(page.retained_bytes < LOT * 4); /* the ring */
 	UNTIL(board_registered_bytes() == registered);
 }
 

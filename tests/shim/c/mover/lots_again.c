@@ -102,7 +102,7 @@ static uint32_t lend(void)
 			number = controller_lend_file(lot, LOT);
 		test_pause();
 		page = page_read();
-	} while (page.lot_bytes != LOT || page.kept_bytes < LOT); /* until it is registered */
+	} while (page.lot_bytes != LOT || page.retained_bytes < LOT); /* until it is registered */
 	return number;
 }
 
@@ -153,7 +153,7 @@ static void lent_again_after_others(void)
 		CHECK(is_as_others_left_it(turn));
 		come_back();
 		controller_command(AFFINODE_COMMAND_TRIM, 0);
-		PAGE_UNTIL(page.kept_bytes < LOT);
+		PAGE_UNTIL(page.retained_bytes < LOT);
 		CHECK(is_as_others_left_it(turn));
 		board_arm("cuMemHostRegister:UNKNOWN:1+"); /* it is registered still */
 		number = lend();

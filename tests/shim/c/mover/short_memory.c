@@ -68,7 +68,7 @@ static void pinned_memory_is_not_let_go(void)
 	controller_trim(); /* what was refused when it was made is not tried again */
 	changed_park();
 	CHECK_RESUMES();
-	CHECK(board_registered_bytes() > 0 && page_read().kept_bytes > 0);
+	CHECK(board_registered_bytes() > 0 && page_read().retained_bytes > 0);
 	board_arm("cuMemHostUnregister:UNKNOWN:1+");
 	controller_command(AFFINODE_COMMAND_TRIM, 0);
 	UNTIL(board_met() > 0);
@@ -145,7 +145,7 @@ static void no_memory_to_read_into(void)
 	test_at("no memory to read into");
 	contents_change_now(CONTENTS_ONE_CHUNK);
 	park_to_disk();
-	PAGE_UNTIL(page.kept_bytes == 0);
+	PAGE_UNTIL(page.retained_bytes == 0);
 	on_disk = page_read().disk_bytes;
 	limit(address_space() + MiB(1));
 	reply = controller_reply(controller_command(AFFINODE_COMMAND_READ_BACK, ALL));

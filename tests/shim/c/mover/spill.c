@@ -66,7 +66,7 @@ static void nothing_stays_in_memory(void)
 	CHECK_EQUAL(page_read().disk_bytes, 0);
 	reply = spill_all();
 	CHECK_EQUAL(reply.status, AFFINODE_OK);
-	PAGE_UNTIL(page.kept_bytes == 0 && page.copy_bytes == 0);
+	PAGE_UNTIL(page.retained_bytes == 0 && page.copy_bytes == 0);
 	CHECK_EQUAL(page_read().disk_bytes, reply.bytes);
 	CHECK_EQUAL(page_read().disk_written_bytes, reply.bytes);
 	CHECK_EQUAL(page_read().gpus[0].parked_bytes, contents_bytes());
@@ -82,9 +82,9 @@ static void gives_back_the_ring(void)
 {
 	contents_change_now(CONTENTS_ONE_CHUNK);
 	park_to_disk();
-	CHECK(page_read().kept_bytes > 0);
+	CHECK(page_read().retained_bytes > 0);
 	controller_command(AFFINODE_COMMAND_TRIM, 0);
-	PAGE_UNTIL(page.kept_bytes == 0 && page.copy_bytes == 0);
+	PAGE_UNTIL(page.retained_bytes == 0 && page.copy_bytes == 0);
 	come_back();
 }
 
@@ -374,10 +374,10 @@ static void lots_become_empty(void)
 		controller_lend(LOT);
 	controller_park_with(LOTS_ALONE);
 	PAGE_UNTIL(page.lot_bytes == (LOTS + 1) * LOT);
-	kept = page_read().kept_bytes;
+	kept = page_read().retained_bytes;
 	for (unsigned left = LOTS; left > 0; left--) {
 		CHECK_EQUAL(controller_reply(controller_spill(LOT / 2, spill_folder)).bytes, LOT / 2);
-		PAGE_UNTIL(page.copy_bytes < left * LOT && page.kept_bytes <= kept); /* what no TRIM releases is not shown */
+		PAGE_UNTIL(page.copy_bytes < left * LOT && page.retained_bytes <= kept); /* what no TRIM releases is not shown */
 		CHECK_EQUAL(controller_reply(controller_spill(LOT / 2, spill_folder)).bytes, LOT / 2);
 		PAGE_UNTIL(page.lot_bytes <= (uint64_t)left * LOT);
 	}

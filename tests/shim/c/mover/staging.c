@@ -150,15 +150,15 @@ static void ring_is_counted(void)
 	unsigned rings;
 
 	test_at("the ring given back");
-	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT && page.kept_bytes > LARGE);
-	kept = page_read().kept_bytes;
+	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT && page.retained_bytes > LARGE);
+	kept = page_read().retained_bytes;
 	board_arm("cuMemFreeHost:TAKE=0:1+");
 	controller_command(AFFINODE_COMMAND_TRIM, kept - 1);
-	PAGE_UNTIL(page.kept_bytes < kept);
+	PAGE_UNTIL(page.retained_bytes < kept);
 	rings = board_disarm();
 	CHECK(rings > 0);
-	PAGE_UNTIL(page.kept_bytes <= kept - rings * RING);
-	CHECK_EQUAL(page_read().kept_bytes, kept - rings * RING);
+	PAGE_UNTIL(page.retained_bytes <= kept - rings * RING);
+	CHECK_EQUAL(page_read().retained_bytes, kept - rings * RING);
 	controller_trim();
 	contents_fill(CONTENTS_OTHER_GPU);
 	changed_park(REFUSED COUNTED("cuMemHostAlloc"));
@@ -297,7 +297,7 @@ static void context_ends_meanwhile(void)
 	CHECK(call_waits(&call));
 	board_disarm();
 	call_end(&call);
-	PAGE_UNTIL(page.kept_bytes == 0);
+	PAGE_UNTIL(page.retained_bytes == 0);
 }
 
 /* A context that comes after it has a ring of its own.  */

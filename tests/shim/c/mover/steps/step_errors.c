@@ -59,7 +59,7 @@ static int64_t unsaid_bytes(void)
 	CHECK(file != NULL);
 	CHECK_EQUAL(fscanf(file, "%lu %lu", &size, &resident), 2);
 	fclose(file);
-	return (int64_t)resident * sysconf(_SC_PAGESIZE) - (int64_t)page_read().kept_bytes;
+	return (int64_t)resident * sysconf(_SC_PAGESIZE) - (int64_t)page_read().retained_bytes;
 }
 
 /* All that is resident and does not belong to the program is said to be kept; nothing of it is lost.  */
@@ -134,7 +134,7 @@ static void resume_again(void)
  * counted, for good. Slabs that the driver would not register stay so as long as they are kept.  */
 static void refuse_registration(void)
 {
-	while (board_registered_bytes() || !page_read().kept_bytes) {
+	while (board_registered_bytes() || !page_read().retained_bytes) {
 		controller_trim();
 		board_arm("cuMemHostRegister:OPERATING_SYSTEM:1+");
 		controller_park();

@@ -344,7 +344,7 @@ void controller_trim(void)
 	uint64_t seen_ns = page_read().heartbeat_ns;
 
 	controller_command(AFFINODE_COMMAND_TRIM, 0);
-	PAGE_UNTIL(page.heartbeat_ns > seen_ns && page.kept_bytes == 0); /* not what was there before the last move */
+	PAGE_UNTIL(page.heartbeat_ns > seen_ns && page.retained_bytes == 0); /* not what was there before the last move */
 }
 
 uint32_t controller_noticed(uint32_t kind, uint64_t *bytes)
