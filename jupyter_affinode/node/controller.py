@@ -45,11 +45,13 @@ from .policy.queue import waiters, waits_since
 from .policy.wait_estimates import WaitEstimate, estimate_waits
 from .shims import Looks, Shims
 from .state.host.host_figures import disk_used_bytes
-from .state.host.host_usage import parks_take_bytes, promise_lots
+from .state.host.host_lending import promise_lots
+from .state.host.host_usage import parks_take_bytes
 from .state.host.lots import LotStock
 from .state.host.lots_beforehand import LotsBeforehand
 from .state.observer import Observers
 from .state.persistence import FILE_NAME, StoredRequests
+from .state.placement import place_kernel
 from .state.records.kernel import KernelRecord
 from .state.records.process import read_host_bytes
 from .state.registry import NodeState
@@ -334,7 +336,7 @@ class Controller:
         """Return the GPUs that a kernel which is about to start should see, the best first."""
         now = time.monotonic()
         self.take_snapshot(now)
-        return self.state.place(kernel, self._snapshot, now)
+        return place_kernel(self.state, kernel, self._snapshot, now)
 
     def ask_for_room(
         self, identity: Identity, size: int, priority: int | None, *, may_raise: bool
@@ -367,7 +369,6 @@ class Controller:
         if now - self._looked_at >= apart_s:
             self._looked_at = now
             self._nvml.sample_soon()
-            self.state.look_at_parents(now)
         sample = self.state.gpus.sample
         if sample is not None and now - sample.began > NVML_HANGS_AFTER_S:
             self.log.warning("NVML has not answered for %.0f s: room is estimated", now - sample.began)

@@ -14,11 +14,10 @@ import os
 import signal
 import time
 
-from ..model.reasons import Refusal
+from ..model.reasons import Refusal, StuckReason
 from ..protocol.wire import CommandKind
 from ..state.records.kernel import KernelRecord
 from ..state.records.process import Process
-from ..state.stuck import Stuck
 from ..system.peers import started_at
 
 KILL_AFTER_S = 5.0
@@ -38,7 +37,7 @@ class CleanUp:
     def __init__(self, log: logging.Logger):
         self._log = log
 
-    def end(self, kernel: KernelRecord, process: Process, verdict: Stuck | None) -> None:
+    def end(self, kernel: KernelRecord, process: Process, verdict: StuckReason | None) -> None:
         """End a process. Raises CannotEnd for one that is not stuck, or that cannot be identified for certain."""
         if verdict is None:
             raise CannotEnd(Refusal.NOT_STUCK, "the process is not stuck; shut its kernel down to end it")
@@ -53,7 +52,7 @@ class CleanUp:
         try:
             watch.send(0)  # may we?
             self._log.warning(
-                "process %d of %s is ended as its owner asked: %s", process.pid, kernel.id, verdict.text
+                "process %d of %s is ended as its owner asked: %s", process.pid, kernel.id, verdict.phrase
             )
             process.said_dying = True
             if process.connection is not None:  # else its exit handlers might wait for the GPU

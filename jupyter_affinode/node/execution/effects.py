@@ -25,7 +25,7 @@ from ..model.actions import (
 )
 from ..model.reasons import NoticeKind, Refusal
 from ..protocol.wire import Status
-from ..state.host.host_usage import give_lots, give_lots_to_read, make_room_beside_lots, trim
+from ..state.host.host_lending import give_lots, give_lots_to_read, make_room_beside_lots, trim
 from ..state.host.lots import LotStock
 from ..state.observer import Observers
 from ..state.records.kernel import KernelRecord

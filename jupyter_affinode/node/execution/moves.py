@@ -16,7 +16,7 @@ from ..model.reasons import Cause
 from ..protocol.page import Depth, State
 from ..protocol.wire import CommandKind, MoveFlag, Status
 from ..state.gpus.context_depth import kernel_depth
-from ..state.host.host_usage import budget_argument
+from ..state.host.host_lending import budget_argument
 from ..state.records.kernel import KernelRecord
 from ..state.records.operations import Exchange, Move, ParkMove, Participant, Phase, ResumeMove
 from ..state.records.process import Process

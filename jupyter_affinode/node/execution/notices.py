@@ -124,8 +124,8 @@ class Notices(Observer):
             verdict = self._state.stuck(process, now)
             was_told, process.is_told_stuck = process.is_told_stuck, verdict is not None
             if verdict is not None and not was_told:
-                text = f"has a process that is stuck (pid {process.pid}): {verdict.text}. You can end it."
-                args = {"pid": process.pid, "reason": verdict.slug}
+                text = f"has a process that is stuck (pid {process.pid}): {verdict.phrase}. You can end it."
+                args = {"pid": process.pid, "reason": verdict}
                 self._tell(Notice(NoticeKind.STUCK, "warning", text, kernel.id, args), again_s=0.0)
 
     def _why_parked(self, kernel: KernelRecord, ended: MoveEnded) -> str | None:

@@ -12,7 +12,7 @@ from ..model.snapshot import Residency
 from ..protocol.page import Depth, State
 from ..protocol.wire import Status
 from ..state.gpus.context_depth import kernel_depth
-from ..state.host.host_usage import forget_trim, learn_from_park, refused_for_memory
+from ..state.host.host_lending import forget_trim, learn_from_park, refused_for_memory
 from ..state.observer import MoveEnded
 from ..state.records.kernel import KernelRecord
 from ..state.records.operations import Move, Outcome, ParkMove, ResumeMove
@@ -269,6 +269,5 @@ def _count_failed_resumes(move: ResumeMove) -> None:
             continue
         if reply.status is Status.FAILED:
             process.failed_resumes += 1
-            process.failed_resume_text = reply.text or PLAIN[Status.FAILED]
         elif reply.status is Status.OK:
             process.failed_resumes = 0

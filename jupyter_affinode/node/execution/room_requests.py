@@ -11,9 +11,9 @@ from typing import Any
 from ...units import bytes_in_words, duration_in_words
 from ..identity.identity import Identity
 from ..model.actions import Action, DenyRoom, GrantRoom
-from ..model.reasons import Cause
+from ..model.reasons import Cause, WaitReason
 from ..model.snapshot import Node, Residency
-from ..policy.wait_estimates import IS_NEXT
+from ..state.placement import place_kernel
 from ..state.records.kernel import KernelRecord
 from ..state.registry import NodeState
 from ..state.room_requests import PREFIX, RequestedRoom
@@ -55,7 +55,7 @@ class RoomRequests:
         for other in list(self._state.room_requests.values()):
             if other.record.account.charged_user == record.account.charged_user:
                 self._end(other, "refused", "another request of the same user took its place", "replaced")
-        best = [gpu.uuid for gpu in self._state.place(record, node, now)]
+        best = [gpu.uuid for gpu in place_kernel(self._state, record, node, now)]
         gpus = list(dict.fromkeys([*best, *self._state.gpus.uuids]))
         request = RequestedRoom(record, size, now, gpus, number)
         if gpus:
@@ -121,12 +121,12 @@ class RoomRequests:
         return {**line, "state": request.state, "text": text, "code": request.code}
 
     def _line(self, request: RequestedRoom, wait: Mapping[str, Any], waiting: int) -> dict[str, Any]:
-        reason = wait["wait_reason"] or ""
+        is_next = wait["wait"] is not None and wait["wait"]["code"] is WaitReason.TURN
         return {
             "place": wait["place"],
             "waiting": waiting,
             "estimate_s": wait["estimate_s"],
-            "text": self._parks(request) or ("" if reason == IS_NEXT else reason),
+            "text": self._parks(request) or ("" if is_next else wait["wait_reason"] or ""),
         }
 
     def _parks(self, request: RequestedRoom) -> str:

@@ -23,6 +23,11 @@ class Reason(str, Enum):
     def __str__(self) -> str:
         return str(self.value)
 
+    @property
+    def phrase(self) -> str:
+        """Return the meaning as a part of a sentence."""
+        return self.meaning[0].lower() + self.meaning[1:].rstrip(".")
+
 
 class Refusal(Reason):
     """Why a request is refused or a move is not made."""
@@ -145,10 +150,10 @@ class WaitReason(Reason):
     HELD = "held", "A user keeps a kernel on the GPU whose memory it needs."
     HOST_MEMORY = "host-memory", "Kernels could be parked, and host memory for them is short."
     MOVING = "moving", "Memory is being freed for it, or it is being brought back."
-    LIMIT = "limit", "The limit of its user or group is used up."
+    LIMIT = "limit", "The limit of its user or group has no room for it."
     TOO_LARGE = "too-large", "It needs more than can become free, whatever is parked."
     STARTING = "starting", "The controller has just started and does not know every kernel yet."
-    RETRY = "retry", "It failed a moment ago and is tried again in a moment."
+    RETRY = "retry", "It failed, or was offered room in vain, and is tried again in a moment."
     OTHERS_FIRST = "others-first", "Others wait before it."
     OUTSIDE = "outside", "Programs that are not managed have the memory that it needs."
     ENDING = "ending", "Its server shuts it down for another kernel."

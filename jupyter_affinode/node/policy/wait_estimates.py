@@ -13,11 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 from ...settings.policy import Settings
-from ...units import bytes_in_words
 from ..model.reasons import BlockerReason, WaitReason
 from ..model.snapshot import Kernel, Node, Residency, Waiter
 from .admission.admission import is_unschedulable
@@ -36,20 +34,16 @@ ParkableByGpu = Mapping[str, Sequence[Parkable]]  # by GPU
 Parks = Mapping[str, Sequence[tuple[float, float]]]  # by GPU: when one may begin, how long it takes
 
 PASSES_S = 1.0  # time of each step beside its moves: NVML's next figure, and the passes until a decision
-IS_NEXT = "it is its turn"
-FULL = "the GPU is full until others have been idle for long enough"
-FULL_TIME_SLICED = "the GPU is full until others have had their turn, or have been idle for long enough"
 
 
 @dataclass(frozen=True)
 class WaitEstimate:
-    """What the user of a waiting kernel is told."""
+    """What the user of a waiting kernel is told; the words are in `views/waits.py`."""
 
     place: int  # from 1, by kernels
     since: float
-    reason: str  # in plain words; without figures that change by themselves
+    code: WaitReason
     estimate_s: float | None  # from now; None where none can be made
-    code: WaitReason = WaitReason.TURN  # the reason for programs
     arguments: Mapping[str, int | str] = field(default_factory=dict)
     blockers: tuple[Blocker, ...] = ()  # what is in the way, the most important first
 
@@ -58,7 +52,6 @@ class Look(NamedTuple):
     """Why a kernel waits, and until when if that can be said."""
 
     code: WaitReason
-    reason: str
     until: float | None = None
     blockers: Sequence[Blocker] = ()
 
@@ -75,9 +68,8 @@ def estimate_waits(now: float, node: Node, settings: Settings) -> dict[str, Wait
             found[waiter.kernel.id] = WaitEstimate(
                 len(found) + 1,
                 waiter.since,
-                look.reason,
-                None if look.until is None else max(look.until - now, 0.0),
                 look.code,
+                None if look.until is None else max(look.until - now, 0.0),
                 view.arguments(waiter, look.code),
                 tuple(in_order(look.blockers)[:BLOCKERS_MAX]),
             )
@@ -111,22 +103,17 @@ class _View:
         """Return why a waiter waits, and until when if that can be said."""
         plan, kernel = self.plan, waiter.kernel
         if not plan.node.is_settled:
-            return Look(WaitReason.STARTING, "the GPU's controller has just started")
+            return Look(WaitReason.STARTING)
         if kernel.residency is Residency.RESUMING:
-            until = plan.now + resume_s(kernel, plan.node.speeds)
-            return Look(WaitReason.MOVING, "it is being brought back", until)
+            return Look(WaitReason.MOVING, plan.now + resume_s(kernel, plan.node.speeds))
         if kernel.is_ending:
-            return Look(WaitReason.ENDING, "it is being shut down")
+            return Look(WaitReason.ENDING)
         if is_unschedulable(plan, waiter) and not may_migrate(waiter):
             return self._unschedulable(waiter)
-        if kernel.served_after > plan.now:
-            words = "room that was reserved for your kernels was not taken, they are served again soon"
-            return Look(WaitReason.RETRY, words)
-        if waiter.room is None and kernel.resume_retry_at > plan.now:
-            return Look(WaitReason.RETRY, "bringing it back failed a moment ago, it will be tried again")
-        limit = self._limit(waiter)
-        if limit is not None:
-            return Look(WaitReason.LIMIT, f"the limit of {limit} is used by their other kernels")
+        if kernel.served_after > plan.now or (waiter.room is None and kernel.resume_retry_at > plan.now):
+            return Look(WaitReason.RETRY)
+        if self._limit(waiter) is not None:
+            return Look(WaitReason.LIMIT)
         looks = [
             self._gpu(uuid, need + ahead.get(uuid, 0), waiter) for uuid, need in waiter.needs.items() if need
         ]
@@ -139,14 +126,12 @@ class _View:
             latest += resume_s(kernel, plan.node.speeds)
         if self._may_be_passed(waiter, ahead):
             latest = None
-        obstacle = next((each for each in looks if each.code is not WaitReason.TURN), None)
-        code, reason = (WaitReason.TURN, IS_NEXT) if obstacle is None else (obstacle.code, obstacle.reason)
+        code = next((each.code for each in looks if each.code is not WaitReason.TURN), WaitReason.TURN)
         if is_behind:
             code = WaitReason.OTHERS_FIRST
             if latest is not None and kernel.movable_bytes:  # it may be parked for them, and resumed for this
                 latest += park_s(kernel, plan.node.speeds) + resume_s(kernel, plan.node.speeds) + PASSES_S
-            reason = f"others wait before it, and {reason}" if obstacle else "others wait before it"
-        return Look(code, reason, latest, [blocker for each in looks for blocker in each.blockers])
+        return Look(code, latest, [blocker for each in looks for blocker in each.blockers])
 
     def note(self, waiter: Waiter) -> None:
         """Count a waiter as computing before those that are looked at next."""
@@ -174,14 +159,11 @@ class _View:
         self._slotless |= waiter.needs.keys()
         lacking = slots.lacking(kernel, waiter.needs) if waiter.room is None else []
         if not lacking:
-            return Look(WaitReason.TURN, IS_NEXT)
+            return Look(WaitReason.TURN)
         blockers = self._parkable(self.plan.settings.when_full == "time_slice", waiter)[2]
-        there_now = slots.on(lacking[0], but=kernel)
-        index = self.plan.node.gpus[lacking[0]].index if lacking[0] in self.plan.node.gpus else None
-        where = "the GPU" if index is None else f"GPU {index}"
-        count = "1 kernel" if len(there_now) == 1 else f"{len(there_now)} kernels"
-        words = f"computing on {where}: {count}, as many as allowed"
-        return Look(WaitReason.COMPUTE, words, None, [blockers.of(each) for each in there_now])
+        return Look(
+            WaitReason.COMPUTE, None, [blockers.of(each) for each in slots.on(lacking[0], but=kernel)]
+        )
 
     def _grant(self, waiter: Waiter, looks: Sequence[Look]) -> float | None:
         """Return when the waiter will be given room on all its GPUs, if that can be said; those behind it are served
@@ -239,13 +221,13 @@ class _View:
         lacks = need - plan.room.get(uuid, 0)
         may_park = parks.get(uuid, ())
         if lacks <= 0:
-            return Look(WaitReason.TURN, IS_NEXT, self._with_margin(-lacks, begins, may_park))
+            return Look(WaitReason.TURN, self._with_margin(-lacks, begins, may_park))
         arrives = plan.now + self._slowest_move(uuid)
         lacks -= plan.incoming.get(uuid, 0)
         if lacks <= 0:
             until = self._with_margin(-lacks, max(begins, arrives), may_park)
             moving = [blockers.of(kernel) for kernel in self._moving(uuid)[:BLOCKERS_MAX]]
-            return Look(WaitReason.MOVING, "memory is being freed for it", until, moving)
+            return Look(WaitReason.MOVING, until, moving)
         chosen: list[Kernel] = []
         sizes: dict[str, int] = {}
         everything, is_host_full = lacks, False
@@ -267,36 +249,18 @@ class _View:
                 if slices:  # preemption leaves the margin out: what is idle by then may be parked for it
                     at = _last_end(begins, at, may_park)
                 needed = [blockers.of(each) for each in _fewest(chosen, sizes, everything)]
-                if kernel.is_held(plan.now) and kernel.held_until == moment:
-                    whose = (
-                        "another notebook of yours" if _is_own(kernel, waiter) else "another user's notebook"
-                    )
-                    return Look(WaitReason.HELD, f"{whose} is kept on the GPU", at, needed)
-                return Look(WaitReason.FULL, FULL_TIME_SLICED if slices else FULL, at, needed)
+                is_last_held = kernel.is_held(plan.now) and kernel.held_until == moment
+                return Look(WaitReason.HELD if is_last_held else WaitReason.FULL, at, needed)
         if is_host_full:
-            words = "the GPU is full, and so is the machine's RAM: nothing can be freed"
-            return Look(WaitReason.HOST_MEMORY, words)
+            return Look(WaitReason.HOST_MEMORY)
         found = blockers.on(uuid, waiter, everything)
-        words = "the GPU is full, and its kernels are computing" + self._or_held(found, waiter)
-        return Look(_code_of(found), words, None, found)
+        return Look(_code_of(found), None, found)
 
     def _with_margin(self, left: int, at: float, parks: Sequence[tuple[float, float]]) -> float:
         """Return until when a waiter waits that will have room at `at` and `left` bytes beside it: idle kernels are
         parked for a margin.
         """
         return at if left >= self.plan.settings.margin_bytes else at + _slowest_s(at, parks)
-
-    def _or_held(self, found: Sequence[Blocker], waiter: Waiter) -> str:
-        """Return what a reason adds about the held kernels that are in the way."""
-        there = (self._by_id.get(blocker.kernel_id or "") for blocker in found)
-        held = [kernel for kernel in there if kernel is not None and kernel.is_held(self.plan.now)]
-        if not held:
-            return ""
-        return " or kept by you" if all(_is_own(each, waiter) for each in held) else " or kept by their users"
-
-    @cached_property
-    def _by_id(self) -> Mapping[str, Kernel]:
-        return {kernel.id: kernel for kernel in self.plan.node.kernels}
 
     def _moving(self, uuid: str) -> list[Kernel]:
         return [
@@ -307,23 +271,16 @@ class _View:
         return max((park_s(kernel, self.plan.node.speeds) for kernel in self._moving(uuid)), default=0.0)
 
     def _unschedulable(self, waiter: Waiter) -> Look:
-        exceeded = self.plan.limits.exceeded(waiter)
-        if exceeded is not None:
-            return Look(WaitReason.LIMIT, f"with this it would exceed the limit of {exceeded[0]}")
-        size = bytes_in_words(sum(waiter.needs.values()))
-        words = f"it needs {size}, more than can become free: "
+        if self.plan.limits.exceeded(waiter) is not None:
+            return Look(WaitReason.LIMIT)
         stay = [kernel for kernel in self._others(waiter) if kernel.is_opted_out or not kernel.is_parkable]
         *_, blockers = self._parkable(slices=False, waiter=waiter)
         found = [blockers.of(kernel) for kernel in stay[:BLOCKERS_MAX]]
         is_outside = any(blockers.outside_bytes(uuid) for uuid in waiter.needs)
         if is_outside:
             found.append(Blocker(None, BlockerReason.OUTSIDE))
-        if stay:
-            return Look(
-                WaitReason.TOO_LARGE, words + "kernels that are never freed have the rest", None, found
-            )
-        code = WaitReason.OUTSIDE if is_outside else WaitReason.TOO_LARGE
-        return Look(code, words + "programs outside Jupyter have the rest", None, found)
+        code = WaitReason.OUTSIDE if is_outside and not stay else WaitReason.TOO_LARGE
+        return Look(code, None, found)
 
     def _others(self, waiter: Waiter) -> list[Kernel]:
         return [each for each in self.plan.candidates.resident_on(waiter.needs) if each is not waiter.kernel]
@@ -409,8 +366,3 @@ def _code_of(blockers: Sequence[Blocker]) -> WaitReason:
     if BlockerReason.MOVING in found:
         return WaitReason.MOVING
     return WaitReason.OUTSIDE if BlockerReason.OUTSIDE in found else WaitReason.TOO_LARGE
-
-
-def _is_own(kernel: Kernel, waiter: Waiter) -> bool:
-    """Return whether a kernel is the waiter's own user's."""
-    return kernel.charged_user == waiter.kernel.charged_user

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from ...settings.policy import Settings
 from ..link.connection import Connection
 from ..model.backoff import UserBackOff
-from ..model.gpu import NvmlGpu
 from ..model.pauses import Pauses
-from ..model.snapshot import Node, Residency
-from ..policy.placement import PLACED_LASTS_S, Newcomer, newcomers_by_gpu, place
+from ..model.reasons import StuckReason
+from ..model.snapshot import Residency
 from ..policy.queue import LastServed
 from ..protocol.page import State
 from ..protocol.wire import Hello, HelloFlag
@@ -27,7 +26,7 @@ from .gpus.context_depth import (
     may_be_going_to,
     read_visible,
 )
-from .gpus.gpu_processes import busy, by_gpu, percent_by_process, shown_bytes
+from .gpus.gpu_processes import shown_bytes, take_use
 from .gpus.gpu_table import GpuTable
 from .gpus.reservations import ReservationBook, ShownBytes
 from .gpus.transfer_speeds import MoveSpeeds
@@ -36,13 +35,11 @@ from .persistence import StoredRequests
 from .records.kernel import KernelRecord
 from .records.process import BadPages, Process, read_pages, within
 from .room_requests import RequestedRoom
-from .stuck import Stuck, stuck
+from .stuck import stuck
 
 HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link for longer runs without a shim
 UNSEEN_FORGOTTEN_S = 600.0  # a silent one whose end we cannot see; what it has on the GPU is "unmanaged" then
-PARENTS_EVERY_S = 5.0
 PAGES_TELL_WITHIN_S = 1.0  # … of a move that has ended
-OUR_OWN_WORK_S = 3.0  # NVML's samples are up to a second old, and a move computes digests
 
 
 class NodeState:
@@ -64,7 +61,6 @@ class NodeState:
         self.failed_spills = UserBackOff(60.0, 3600.0)  # of users whose kernels are not spilled for a while
         self.last_served = LastServed()
         self.pauses = Pauses()
-        self._parents_seen_at = 0.0
         self.stored_requests: StoredRequests | None = None  # users' requests to an earlier controller
         # Where there are other users, a page is not believed how long its process has waited, but for those that
         # waited already when this controller began.
@@ -248,22 +244,6 @@ class NodeState:
         is_clear = not self.gpus.changed_bytes(uuid)  # else pages and figures are of different moments
         return shown_bytes(self.kernels[kernel_id], gpu, self.gpus.managed_bytes(uuid), is_clear=is_clear)
 
-    def _take_busy_percent(self, sample: NvmlSample, known: Mapping[str, Sequence[Process]]) -> None:
-        """Note how busy each kernel keeps the GPU that it uses most."""
-        for kernel in self.kernels.values():
-            kernel.busy_percent = None
-        for gpu in sample.gpus:
-            on_gpu = known.get(gpu.uuid, ())
-            percents = percent_by_process(gpu, on_gpu)
-            sums: dict[str, int] = {}
-            if percents is None:
-                continue
-            for process in on_gpu:
-                sums[process.kernel_id] = sums.get(process.kernel_id, 0) + percents.get(process.pid, 0)
-            for kernel_id, percent in sums.items():
-                kernel = self.kernels[kernel_id]
-                kernel.busy_percent = max(kernel.busy_percent or 0, min(percent, 100))
-
     def take_sample(self, sample: NvmlSample | None) -> None:
         """Take NVML's new figures; None: there is no NVML.
 
@@ -273,46 +253,9 @@ class NodeState:
         if sample is None:
             return
         self.reservations.bear_out(sample.began, self.shown_bytes)
-        known = by_gpu(self.processes())
-        self._take_busy_percent(sample, known)
-        for gpu in sample.gpus:
-            for process in busy(gpu, known.get(gpu.uuid, ())):
-                kernel = self.kernels[process.kernel_id]
-                if kernel.move is None and sample.began - kernel.last_move.ended_at > OUR_OWN_WORK_S:
-                    process.seen_busy_at = sample.began
+        take_use(sample, self.kernels)
 
-    def place(self, kernel: KernelRecord, node: Node, now: float) -> list[NvmlGpu]:
-        """Return the GPUs that a kernel which is about to start should see, the best first; [] without NVML."""
-        kernel.placed = None
-        newcomers = []
-        for other in self.kernels.values():
-            if other.placed is not None:
-                gpu, since = other.placed
-                if (
-                    any(process.uses_gpu for process in other.processes.values())
-                    or now - since > PLACED_LASTS_S
-                ):
-                    other.placed = None
-                else:
-                    newcomers.append(Newcomer(gpu, since, other.account.charged_user, bool(other.processes)))
-        expected = newcomers_by_gpu(newcomers, kernel.account.charged_user, now)
-        gpus = place(now, node, list(self.gpus.measured.values()), expected, self.settings)
-        if gpus:
-            kernel.placed = gpus[0].uuid, now
-        return gpus
-
-    def look_at_parents(self, now: float) -> None:
-        """Note every few seconds which processes have lost their parents: they have other parents now."""
-        if now - self._parents_seen_at < PARENTS_EVERY_S:
-            return
-        self._parents_seen_at = now
-        for process in self.processes():
-            if process.parent is not None and process.orphaned_at is None:
-                parent = parent_of(process.pid)
-                if parent is not None and parent != process.parent:
-                    process.orphaned_at = now
-
-    def stuck(self, process: Process, now: float) -> Stuck | None:
+    def stuck(self, process: Process, now: float) -> StuckReason | None:
         """Return why a process cannot make progress any more; None if it can."""
         kernel = self.kernels[process.kernel_id]
         measured = self.gpus.measured if process.is_parked else {}

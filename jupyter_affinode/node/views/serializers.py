@@ -422,7 +422,7 @@ def _process_json(state: NodeState, process: Process, now: float) -> dict[str, A
         "command": process.hello.command,
         "parkable": process.is_parkable,
         "mended_chunks": process.data.mended_chunks,
-        "stuck": None if verdict is None else {"reason": verdict.slug, "text": verdict.text},
+        "stuck": None if verdict is None else {"reason": verdict, "text": verdict.phrase},
     }
 
 

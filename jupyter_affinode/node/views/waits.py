@@ -10,7 +10,9 @@ from typing import Any
 
 from ...printable import printable
 from ...time_of_day import clock_in_words
+from ...units import bytes_in_words
 from ..model.reasons import BlockerReason, WaitReason
+from ..model.snapshot import Residency
 from ..policy.wait_blockers import Blocker
 from ..policy.wait_estimates import WaitEstimate
 from ..state.records.kernel import KernelRecord
@@ -20,6 +22,31 @@ Json = dict[str, Any]
 
 NAME_BYTES = 40  # of a notebook's name in a reason: the shim has 192 bytes for the whole text
 NAMES_BLOCKER = frozenset({WaitReason.COMPUTING, WaitReason.HELD, WaitReason.FULL})
+# Without figures that change by themselves. `NAMES_BLOCKER`: what is said once the first blocker has ended.
+WAIT_IN_WORDS = {
+    WaitReason.TURN: "it is its turn",
+    WaitReason.FULL: "the GPU is full until kernels on it have been idle for long enough",
+    WaitReason.COMPUTING: "the GPU is full, and its kernels are computing",
+    WaitReason.COMPUTE: "computing on {gpu}: {kernels}, as many as allowed",
+    WaitReason.HELD: "the GPU is full, and a kernel is kept there",
+    WaitReason.HOST_MEMORY: "the GPU is full, and so is the machine's RAM: nothing can be freed",
+    WaitReason.MOVING: "memory is being freed for it",
+    WaitReason.LIMIT: "the limit of {limit} has no room for it",
+    WaitReason.TOO_LARGE: "it needs {size}, more than can become free",
+    WaitReason.STARTING: "the GPU's controller has just started",
+    WaitReason.RETRY: "it is tried again in a moment",
+    WaitReason.OTHERS_FIRST: "others wait before it",
+    WaitReason.OUTSIDE: "programs outside Jupyter have the memory that it needs",
+    WaitReason.ENDING: "it is being shut down",
+}
+WHY_IN_WORDS = {
+    BlockerReason.COMPUTING: "is computing",
+    BlockerReason.HELD: "is kept on the GPU",
+    BlockerReason.IDLE: "is freed when it has been idle for long enough",
+    BlockerReason.OPTED_OUT: "is never freed",
+    BlockerReason.MOVING: "is being moved",
+    BlockerReason.OUTSIDE: "uses the GPU",
+}
 
 
 def wait_json(
@@ -30,7 +57,7 @@ def wait_json(
         return {"place": None, "waiting_s": None, "wait_reason": None, "estimate_s": None, "wait": None}
     told = [(blocker, _blocker_json(kernel, blocker, kernels, now)) for blocker in estimate.blockers]
     there = [(blocker, found) for blocker, found in told if found is not None]
-    reason = estimate.reason
+    reason = _wait_in_words(kernel, estimate)
     if there and estimate.code in NAMES_BLOCKER:
         reason = _blocker_in_words(there[0][0], kernels, now, is_own=there[0][1]["own"])
     return {
@@ -44,6 +71,19 @@ def wait_json(
             "blockers": [found for _, found in there],
         },
     }
+
+
+def _wait_in_words(kernel: KernelRecord, estimate: WaitEstimate) -> str:
+    if estimate.code is WaitReason.MOVING and kernel.residency is Residency.RESUMING:
+        return "it is being brought back"
+    found = estimate.arguments
+    count = found.get("kernels")
+    return WAIT_IN_WORDS[estimate.code].format(
+        size=bytes_in_words(int(found.get("bytes", 0))),
+        limit=f"group {found['group']}" if "group" in found else "its user",
+        gpu=f"GPU {found['gpu']}" if "gpu" in found else "the GPU",
+        kernels="1 kernel" if count == 1 else f"{count} kernels",
+    )
 
 
 def _blocker_json(
@@ -80,16 +120,6 @@ def _blocker_in_words(
         ends = "; `%gpu_release` there ends that" if is_own else ""
         return f"{name} is kept on the GPU until {clock_in_words(other.held_until - now)}{ends}"
     return f"{name} {WHY_IN_WORDS[blocker.why]}"
-
-
-WHY_IN_WORDS = {
-    BlockerReason.COMPUTING: "is computing",
-    BlockerReason.HELD: "is kept on the GPU",
-    BlockerReason.IDLE: "is freed when it has been idle for long enough",
-    BlockerReason.OPTED_OUT: "is never freed",
-    BlockerReason.MOVING: "is being moved",
-    BlockerReason.OUTSIDE: "uses the GPU",
-}
 
 
 def _own_name(kernel: KernelRecord) -> str:

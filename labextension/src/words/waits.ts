@@ -99,7 +99,7 @@ export function waitText(wait: IWait | null, nameOf: NameOf, trans: IWords): str
     case 'starting':
       return trans.__('The GPU controller has just started');
     case 'retry':
-      return trans.__('Bringing it back failed a moment ago; it is tried again');
+      return trans.__('It is tried again in a moment');
     case 'others-first':
       return trans.__('Other kernels wait before it');
     case 'ending':

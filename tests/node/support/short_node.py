@@ -23,7 +23,8 @@ from jupyter_affinode.node.protocol.wire import (
     Reply,
     Status,
 )
-from jupyter_affinode.node.state.host.host_usage import SLAB_TAKES_BYTES, parks_take_bytes
+from jupyter_affinode.node.state.host.host_lending import SLAB_TAKES_BYTES
+from jupyter_affinode.node.state.host.host_usage import parks_take_bytes
 from jupyter_affinode.node.state.records.process import Process
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.settings.policy import MIB, Settings

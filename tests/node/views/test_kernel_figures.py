@@ -66,7 +66,7 @@ def test_another_users_blocker_has_no_id():
         Blocker(other.id, BlockerReason.COMPUTING),
         gone,
     ]
-    estimate = WaitEstimate(1, now, "…", None, WaitReason.COMPUTING, {"bytes": 5}, tuple(blockers))
+    estimate = WaitEstimate(1, now, WaitReason.COMPUTING, None, {"bytes": 5}, tuple(blockers))
     del waiter.processes[1]
     told = kernel_json(state, waiter, None, estimate, now, waits_since=now)["wait"]
     assert told == {

@@ -46,7 +46,7 @@ def kernel(kernel_id, owner="uid-1", path=None, held_for_s=None):
 def wait(why, *others, code=WaitReason.COMPUTING, estimate_s=None):
     """The JSON of a wait for `others`, the first of which is in the way for the reason `why`."""
     blockers = tuple(Blocker(each.id, why) for each in others) or (Blocker(None, why),)
-    estimate = WaitEstimate(1, NOW, "the GPU is full", estimate_s, code, {}, blockers)
+    estimate = WaitEstimate(1, NOW, code, estimate_s, {"bytes": 5 << 30, "kernels": 2}, blockers)
     return wait_json(kernel("waiter"), estimate, {each.id: each for each in others}, NOW)
 
 
@@ -94,8 +94,16 @@ def test_another_users_notebook_has_no_name():
 def test_a_wait_that_is_not_for_a_kernel_keeps_its_reason():
     train = kernel("k", path="train.ipynb")
     moving = wait(BlockerReason.MOVING, train, code=WaitReason.MOVING)
-    assert moving["wait_reason"] == "the GPU is full"
+    assert moving["wait_reason"] == "memory is being freed for it"
     assert wait(BlockerReason.OUTSIDE)["wait_reason"] == "a program outside Jupyter uses the GPU"
+
+
+@pytest.mark.parametrize("code", WaitReason)
+def test_there_are_words_for_every_reason_to_wait(code):
+    said = wait(BlockerReason.IDLE, code=code)["wait_reason"]
+    assert is_printable(said) and len(said) > 12 and not set("{}") & set(said)
+    size = "it needs 5 GiB, more than can become free"
+    assert (said == size) is (code is WaitReason.TOO_LARGE)
 
 
 @pytest.mark.parametrize("why", BlockerReason)

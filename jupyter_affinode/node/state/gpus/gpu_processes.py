@@ -15,11 +15,13 @@ from typing import NamedTuple
 from ....printable import printable
 from ...model.gpu import NvmlGpu
 from ...protocol.page import Depth
+from ...system.nvml import NvmlSample
 from ..records.kernel import KernelRecord
 from ..records.ownership import owner_of
 from ..records.process import Process
 from .reservations import ShownBytes
 
+OUR_OWN_WORK_S = 3.0  # NVML's samples are up to a second old, and a move computes digests
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of linux/proc_ns.h
 
 
@@ -88,16 +90,26 @@ def contexts_bytes(gpu: NvmlGpu, known: Sequence[Process], processes: Iterable[P
     )
 
 
-def busy(gpu: NvmlGpu, known: Sequence[Process]) -> list[Process]:
-    """Return our processes that NVML saw computing since its last look; [] where that cannot be told."""
-    if not gpu.busy_pids or not joins(gpu, known):
-        return []
-    return [process for process in known if process.pid in gpu.busy_pids]
-
-
-def percent_by_process(gpu: NvmlGpu, known: Sequence[Process]) -> Mapping[int, int] | None:
-    """Return how busy each of our processes keeps a GPU, in percent by pid; None where NVML does not tell."""
-    return gpu.percent_by_pid if gpu.percent_by_pid is not None and joins(gpu, known) else None
+def take_use(sample: NvmlSample, kernels: Mapping[str, KernelRecord]) -> None:
+    """Note which processes NVML saw computing, and how busy each kernel keeps the GPU that it uses most."""
+    known = by_gpu(process for kernel in kernels.values() for process in kernel.processes.values())
+    for kernel in kernels.values():
+        kernel.busy_percent = None
+    for gpu in sample.gpus:
+        on_gpu = known.get(gpu.uuid, ())
+        if not joins(gpu, on_gpu):
+            continue
+        percents: dict[str, int] = {}
+        for process in on_gpu:
+            kernel = kernels[process.kernel_id]
+            is_still = kernel.move is None and sample.began - kernel.last_move.ended_at > OUR_OWN_WORK_S
+            if is_still and process.pid in (gpu.busy_pids or ()):
+                process.seen_busy_at = sample.began
+            if gpu.percent_by_pid is not None:
+                percent = percents.get(kernel.id, 0) + gpu.percent_by_pid.get(process.pid, 0)
+                percents[kernel.id] = min(percent, 100)
+        for kernel_id, percent in percents.items():
+            kernels[kernel_id].busy_percent = max(kernels[kernel_id].busy_percent or 0, percent)
 
 
 def _is_in(gpu: NvmlGpu, process: Process) -> bool:

@@ -9,7 +9,8 @@ from ...model.snapshot import Host
 from ...system.host_memory import CgroupMemory, HostMemory, Known, cgroup_limits
 from ..records.kernel import KernelRecord
 from .disk import Disk
-from .host_usage import look_for_more, on_disk_bytes
+from .host_lending import look_for_more
+from .host_usage import on_disk_bytes
 
 
 class HostFigures:

@@ -1,28 +1,18 @@
-"""Host memory of one kernel, between its pages and the policy: budgets, releases, and lessons of failed parks."""
+"""Host memory of one kernel as the policy sees it, by the pages of its processes and by what they were told last."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
-from ....settings.policy import MIB
-from ...link.connection import Connection
 from ...model.snapshot import SLAB_BYTES, HostUse
-from ...policy.resources.host_memory import LEAST_BYTES
 from ...protocol.page import Depth, State
-from ...protocol.wire import MOVE_BUDGET_SHIFT, CommandKind, Reply, Status
-from ...system.host_memory import HostMemory
-from ...system.lot_memory import Lot
 from ..records.kernel import KernelRecord
 from ..records.operations import Phase
 from ..records.process import Process
-from .lots import Borrower, LotStock
 
 TRIM_TAKES_S = 2.0  # memory that a kernel was told to release is counted on for that long
 TRIM_AGAIN_S = 10.0  # until the same kernel is asked for more
 TRIM_UNHEARD_S = 60.0  # a kernel that did not release what it was asked for is not asked for that long
-# With what the driver keeps beside it once it is registered (shim/src/host/slab_populate.c).
-SLAB_TAKES_BYTES = SLAB_BYTES + SLAB_BYTES // 256
 TRIMS_IN = (State.RESIDENT, State.PARKED, State.QUEUED)
 
 
@@ -36,15 +26,14 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
     promised = max(retained - kernel.host.trim_keep_bytes, 0)
     releases = _released_lots(kernel, lots_held) if asked < TRIM_TAKES_S else 0
     lots = sum([_lot_bytes(process, lots_held.get(process.key, 0)) for process in processes])
-    givable = sum([process.data.retained_bytes for process in _trimmable(kernel)]) if retained else 0
+    givable = sum([process.data.retained_bytes for process in trimmable(kernel)]) if retained else 0
     if asked < TRIM_AGAIN_S:
         givable = min(givable, kernel.host.trim_keep_bytes)
     if TRIM_TAKES_S <= asked < TRIM_UNHEARD_S and promised > SLAB_BYTES:
         givable = 0  # others would wait for what only a page claims
     if kernel.move is not None:
         givable = 0
-    holders = _holders(kernel)
-    takes = [_takes(process) for process in holders]
+    takes = [takes_bytes(process) for process in holders(kernel)]
     copies, on_disk = copy_bytes(kernel), on_disk_bytes(kernel)
     return HostUse(
         retained_bytes=retained,
@@ -72,7 +61,7 @@ def _released_lots(kernel: KernelRecord, lots_held: Mapping[int, int]) -> int:
     """
     if kernel.host.trim_keep_bytes:
         return 0
-    resident = (each for each in _trimmable(kernel) if each.data.state is State.RESIDENT)
+    resident = (each for each in trimmable(kernel) if each.data.state is State.RESIDENT)
     return sum(lots_held.get(process.key, 0) for process in resident)
 
 
@@ -108,7 +97,7 @@ def parks_take_bytes(kernels: Iterable[KernelRecord]) -> int:
     for each in kernels:
         takes += reading_bytes(each)
         if each.park is not None:
-            most = sum(max(each.resident_bytes - _ready_bytes(each), 0) for each in _holders(each))
+            most = sum(max(each.resident_bytes - _ready_bytes(each), 0) for each in holders(each))
             takes += min(each.host.budget_bytes, most)
     return takes
 
@@ -131,7 +120,7 @@ def _may_spill(kernel: KernelRecord, now: float) -> dict[str, int]:
     return {
         "spillable_bytes": spillable_bytes(kernel),
         "disk_retained_bytes": sum(process.data.disk_bytes for process in with_copy_on_disk(kernel)),
-        "readable_bytes": sum(_on_disk(process) for process in readers(kernel)),
+        "readable_bytes": sum(process.data.disk_bytes for process in readers(kernel)),
     }
 
 
@@ -167,15 +156,8 @@ def readers(kernel: KernelRecord) -> list[Process]:
 
 
 def on_disk_bytes(kernel: KernelRecord) -> int:
-    """Return what its processes have on disk by their pages, capped at their memory."""
-    return sum(map(_on_disk, kernel.processes.values()))
-
-
-def _on_disk(process: Process) -> int:
-    if not process.data.disk_bytes:
-        return 0
-    memory_bytes = sum(gpu.resident_bytes + gpu.parked_bytes for gpu in process.data.gpus)
-    return min(process.data.disk_bytes, memory_bytes)
+    """Return what its processes have on disk by their pages."""
+    return sum([process.data.disk_bytes for process in kernel.processes.values()])
 
 
 def spilling_bytes(kernel: KernelRecord) -> int:
@@ -198,150 +180,12 @@ def _left_to_move(kernel: KernelRecord, *, reads: bool) -> int:
     return max(transfer.asked_bytes - max(-more_on_disk if reads else more_on_disk, 0), 0)
 
 
-def budget_argument(kernel: KernelRecord, process: Process, targets: Sequence[Process]) -> int:
-    """Return the argument of PARK: the process's part of the kernel's budget, by what it may need.
-
-    Shims take whole slabs, and count what the driver keeps beside each once it is registered. That comes out of the
-    margin beside the reserve, so that a park begins wherever its contents fit.
-    """
-    needs = {target.key: may_take_anew(kernel, target) for target in targets}
-    share = int(kernel.host.budget_bytes * (needs[process.key] / sum(needs.values())))
-    kernel.host.shares[process.key] = share
-    budget = math.ceil(share // SLAB_BYTES * SLAB_TAKES_BYTES / MIB)
-    return max(budget, 1) << MOVE_BUDGET_SHIFT  # 0 would be no limit; in a MiB there is room for nothing
-
-
-def give_lots(kernel: KernelRecord, size: int, stock: LotStock) -> None:
-    """Lend lots of `size` bytes to the processes that are about to be told to park."""
-    if sum(process.data.retained_bytes for process in kernel.processes.values()) <= SLAB_BYTES:
-        forget_trim(kernel)  # else what is lent now would count as on its way back
-    targets = [process for process in _trimmable(kernel) if has_gpu_memory(process)]
-    needs = {process.key: may_take_anew(kernel, process) for process in targets}
-    for process in targets:
-        share = math.ceil(size * (needs[process.key] / sum(needs.values())))
-        connection = process.connection
-        if connection is None:
-            continue
-        stock.give(_borrower(process, connection), share)
-
-
-def give_lots_to_read(kernel: KernelRecord, size: int, stock: LotStock) -> None:
-    """Lend lots of `size` bytes to the processes that are about to be told to read from disk."""
-    for process in readers(kernel):
-        share = min(size, _on_disk(process))
-        if process.connection is not None and share:
-            stock.give(_borrower(process, process.connection), share)
-            size -= share
-
-
-def promise_lots(process: Process, size: int, stock: LotStock) -> None:
-    """Reserve lots for a process whose park is under way, lent as they come; a `size` of 0 ends that.
-
-    No process gets more than it has on the GPU, as NVML confirms it, beside lots that are full of what is parked
-    already.
-    """
-    connection = process.connection
-    if connection is None or not size:
-        return stock.end_promise(process.key)
-    if process.verified_bytes is not None:
-        parked = sum(gpu.parked_bytes for gpu in process.data.gpus)
-        size = min(size, process.verified_bytes - max(stock.held_bytes(process.key) - parked, 0))
-    stock.promise(_borrower(process, connection), size)
-
-
-def _borrower(process: Process, connection: Connection) -> Borrower:
-    def lend(number: int, lot: Lot) -> None:
-        connection.command(CommandKind.LOT, request=number, argument=lot.bytes, descriptor=lot.descriptor)
-
-    def forget(lot: Lot) -> None:
-        connection.command(CommandKind.LOT_FORGET, descriptor=lot.descriptor)
-
-    return Borrower(
-        process.key,
-        connection.watch,
-        forget,
-        lend,
-        pid=process.pid,
-        user=connection.identity.charged_user or "",
-        most_bytes=process.verified_bytes,
-    )
-
-
-def make_room_beside_lots(kernel: KernelRecord, budget_bytes: int, stock: LotStock, host: HostMemory) -> None:
-    """Free unused lots so that there is room for what the kernel's park probably takes beside its lots."""
-    held = stock.held_bytes
-    takes = sum(may_take_anew(kernel, process, held(process.key)) for process in _holders(kernel))
-    takes = min(takes, budget_bytes)
-    if takes > 0:
-        stock.make_room(takes, host)
-
-
-def learn_from_park(kernel: KernelRecord, replies: Mapping[int, Reply]) -> bool:
-    """Record what a park would have taken, so that it is not tried again before there is more.
-
-    Return whether some process found less host memory than it was allowed to take: then there is less than we know of.
-    """
-    record, found_less = kernel.host, False
-    record.short.clear()
-    for key, reply in replies.items():
-        if reply.status is Status.NO_HOST_ROOM and key in kernel.processes:
-            process = kernel.processes[key]
-            least = process.data.retained_bytes + record.shares.get(key, 0) + SLAB_BYTES
-            # Memory is taken by whole slabs, of which one may be of no use: what just fits would not.
-            slabs = -(-reply.bytes // SLAB_BYTES) + 1
-            record.short[key] = slabs * SLAB_BYTES if reply.bytes else least
-            found_less = found_less or not reply.bytes or record.short[key] <= least
-    record.short_activity = max((process.last_activity for process in kernel.processes.values()), default=0.0)
-    record.shares.clear()
-    return found_less
-
-
-def refused_for_memory(kernel: KernelRecord, now: float, found_less_than: int | None) -> float:
-    """Record a park refused for lack of host memory; return the seconds until that is mentioned again.
-
-    Until then unlikely parks are not tried; one that will do is tried as soon as there is memory for it.
-    `found_less_than`: the bytes that were there by all that we know, where its processes found less.
-    """
-    kernel.host.left_bytes = found_less_than
-    return kernel.host.backoff.fail(now)
-
-
-def look_for_more(kernel: KernelRecord, left_bytes: int) -> None:
-    """Allow a park at once if there is more host memory than when the kernel's processes found too little."""
-    then = kernel.host.left_bytes
-    if then is not None and left_bytes >= then + LEAST_BYTES:
-        kernel.host.left_bytes, kernel.failures.park.retry_at = None, 0.0
-
-
-def forget_trim(kernel: KernelRecord) -> None:
-    """Forget what a kernel was asked to release before it was moved."""
-    kernel.host.trim_at, kernel.host.trim_keep_bytes = -math.inf, 0
-
-
-def trim(kernel: KernelRecord, keep_bytes: int, reason: str, now: float) -> None:
-    """Tell the kernel's processes to retain no more than `keep_bytes` together, the one that retains most first."""
-    retained = sum(process.data.retained_bytes for process in kernel.processes.values())
-    is_behind = (
-        retained > kernel.host.trim_keep_bytes + SLAB_BYTES and now - kernel.host.trim_at < TRIM_UNHEARD_S
-    )
-    if not is_behind:  # else its time runs on: it has not released yet what it was asked for before
-        kernel.host.trim_at = now
-    kernel.host.trim_keep_bytes = keep_bytes
-    too_much = retained - keep_bytes
-    for process in sorted(_trimmable(kernel), key=lambda process: -process.data.retained_bytes):
-        gives = min(too_much, process.data.retained_bytes)
-        if gives > 0 and process.connection is not None:
-            keeps = process.data.retained_bytes - gives
-            process.connection.command(CommandKind.TRIM, argument=keeps, reason=reason)
-            too_much -= gives
-
-
 def has_gpu_memory(process: Process) -> bool:
     """Return whether it has movable memory on a GPU, by its page and by NVML where that was looked at."""
     return bool(process.resident_bytes) and process.verified_bytes != 0
 
 
-def _trimmable(kernel: KernelRecord) -> list[Process]:
+def trimmable(kernel: KernelRecord) -> list[Process]:
     """Return the processes that can release retained copies: for the next park, or, parked, from their last move."""
     return [
         process
@@ -350,7 +194,7 @@ def _trimmable(kernel: KernelRecord) -> list[Process]:
     ]
 
 
-def _holders(kernel: KernelRecord) -> list[Process]:
+def holders(kernel: KernelRecord) -> list[Process]:
     return [process for process in kernel.processes.values() if process.resident_bytes]
 
 
@@ -358,11 +202,11 @@ def may_take_anew(kernel: KernelRecord, process: Process, held: int = 0) -> int:
     """Return what a park of the process probably takes beside what it has for that (`Kernel.takes_bytes`); at least a
     byte.
     """
-    takes = kernel.host.short.get(process.key) or _takes(process) or process.resident_bytes
+    takes = kernel.host.short.get(process.key) or takes_bytes(process) or process.resident_bytes
     return max(takes - _ready_bytes(process, held), 1)
 
 
-def _takes(process: Process) -> int | None:
+def takes_bytes(process: Process) -> int | None:
     """Return what parking a process takes, by its last park; memory added since counts in full. None: unknown."""
     if process.data.last_park is None:
         return None

@@ -59,7 +59,6 @@ class Process:
     orphaned_at: float | None = None  # when another parent was seen first
     calls_changed_at: float = 0.0  # when it was last seen to begin a call
     failed_resumes: int = 0  # one after the other, for another reason than room
-    failed_resume_text: str = ""
     is_told_stuck: bool = False  # its owner was told
     parked_at: float | None = None  # when it was last seen to have been parked, and brought back
     resumed_at: float | None = None
@@ -170,15 +169,19 @@ def read_pages(processes: Iterable[Process], sizes: Mapping[str, int] | None, no
 
 
 def within(data: PageData, sizes: Mapping[str, int] | None) -> PageData:
-    """Return what a page says, no more of each GPU than that has: a page may claim anything, and users are shown it.
+    """Return what a page says, no more of each GPU than that has, and no more on disk than of memory: a page may claim
+    anything, and users are shown it.
 
     `sizes` are bytes by GPU; None without NVML. What NVML does not know is bounded by the largest that it does.
     """
-    if not sizes:
+    gpus = data.gpus
+    if sizes:
+        largest = max(sizes.values())
+        gpus = tuple(_within(gpu, sizes.get(gpu.uuid, largest)) for gpu in gpus)
+    disk_bytes = min(data.disk_bytes, sum(gpu.resident_bytes + gpu.parked_bytes for gpu in gpus))
+    if gpus == data.gpus and disk_bytes == data.disk_bytes:
         return data
-    largest = max(sizes.values())
-    gpus = tuple(_within(gpu, sizes.get(gpu.uuid, largest)) for gpu in data.gpus)
-    return data if gpus == data.gpus else replace(data, gpus=gpus)
+    return replace(data, gpus=gpus, disk_bytes=disk_bytes)
 
 
 def _within(gpu: PageGpu, size: int) -> PageGpu:

