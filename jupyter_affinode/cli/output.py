@@ -15,7 +15,7 @@ from ..time_of_day import clock_in_words
 from ..units import bound_in_words, bytes_in_words, duration_in_words, ordinal
 from .kernel_argument import own_id, short_id
 
-PARTS = ("resident", "parked", "fixed")
+PARTS = ("resident", "parked", "unmovable")
 STATES = {
     "none": "No GPU used",
     "resident": "On the GPU",
@@ -117,8 +117,8 @@ def _columns(many: bool, kernel: str, user: str, *others: str) -> tuple[str, ...
 
 
 def _row(kernel: dict[str, Any], many: bool) -> tuple[str, ...]:
-    fixed = sum(entry["bytes"] for entry in kernel.get("fixed") or [])
-    resident = kernel["resident_bytes"] + fixed
+    unmovable = sum(entry["bytes"] for entry in kernel.get("unmovable") or [])
+    resident = kernel["resident_bytes"] + unmovable
     idle_s = kernel.get("idle_s")
     state = STATES.get(kernel["residency"], kernel["residency"])
     in_ram = kernel["parked_bytes"] - kernel.get("disk_bytes", 0)
@@ -150,7 +150,7 @@ def _notes(kernel: dict[str, Any]) -> list[str]:
         notes.append(f"kept on the GPU until {until}")
     notes += [
         f"{bytes_in_words(entry['bytes'])} stays on the GPU: {entry['text']}"
-        for entry in kernel.get("fixed") or []
+        for entry in kernel.get("unmovable") or []
     ]
     if kernel.get("disk_bytes") and kernel["residency"] != "hibernated":
         return_s = kernel.get("resume_estimate_s") if kernel["residency"] == "parked" else None

@@ -118,7 +118,7 @@ class Shim:
         (state,) = struct.unpack_from("=I", raw, 16)
         (gpus,) = struct.unpack_from("=I", raw, 68)
         resident = parked = 0
-        fixed: dict[str, int] = {}
+        unmovable: dict[str, int] = {}
         for index in range(gpus):
             offset = _GPUS_OFFSET + index * _GPU_SIZE
             if offset + _GPU_SIZE > size:
@@ -127,8 +127,8 @@ class Shim:
             resident, parked = resident + here[0], parked + here[1]
             for reason, words in enumerate(_FIXED):
                 if here[2 + reason]:
-                    fixed[words] = fixed.get(words, 0) + here[2 + reason]
-        return state, resident, parked, fixed
+                    unmovable[words] = unmovable.get(words, 0) + here[2 + reason]
+        return state, resident, parked, unmovable
 
     def cell_began(self, *_: object) -> None:
         """Say that a new cell begins: an interrupt of the cell before must not reach it."""
@@ -226,9 +226,9 @@ class GpuMagics:
         status, text = shim.request(_STATUS, timeout_s=5)
         page = shim.page()
         words = text if status == _OK and text else self._own_words(status, page)
-        fixed = page[3] if page else {}
-        if fixed:
-            stays = ", ".join(f"{size_text(count)} {why}" for why, count in sorted(fixed.items()))
+        unmovable = page[3] if page else {}
+        if unmovable:
+            stays = ", ".join(f"{size_text(count)} {why}" for why, count in sorted(unmovable.items()))
             words += "; stays on the GPU: " + stays
         print(words)
 

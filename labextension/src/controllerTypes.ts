@@ -24,7 +24,7 @@ export interface IKernel {
   depth_refusal: string | null;
   footprint_bytes: number;
   /** What stays on the GPU when the rest is parked. */
-  fixed: {
+  unmovable: {
     reason: UnmovableReason;
     bytes: number;
     text: string;

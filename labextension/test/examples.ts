@@ -27,7 +27,7 @@ export function kernel(changes: Partial<IKernel> = {}): IKernel {
     copy_bytes: 0,
     retained_bytes: 0,
     footprint_bytes: 0,
-    fixed: [],
+    unmovable: [],
     gpus: [],
     processes: [],
     idle_s: null,

@@ -148,8 +148,8 @@ test('a kernel is called by its notebook, and others by where or whose they are'
 });
 
 test('a state says its size or place, and where parked memory is', () => {
-  const fixed = [{ reason: 'managed' as const, bytes: GIB / 2, text: 'managed memory' }];
-  const resident = kernel({ residency: 'resident', resident_bytes: GIB, fixed });
+  const unmovable = [{ reason: 'managed' as const, bytes: GIB / 2, text: 'managed memory' }];
+  const resident = kernel({ residency: 'resident', resident_bytes: GIB, unmovable });
   const parked = kernel({ residency: 'parked', parked_bytes: 12 * GIB });
   const said = [
     kernel(),

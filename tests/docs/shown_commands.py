@@ -192,6 +192,7 @@ COMMANDS: dict[str, Command] = {
         REAL_GPU, "jupyter affinode bench --help | grep -- --exchange"
     ),
     "python tests/gpu run": not_run(REAL_GPU, "python tests/gpu run --help"),
+    "python tests/gpu moves": not_run(REAL_GPU, "python tests/gpu moves --help | grep -- --depth"),
     "python tests/gpu spill --dir /scratch": not_run(
         REAL_GPU, "python tests/gpu spill --help | grep -- --dir"
     ),

@@ -33,7 +33,7 @@ def kernel(number: int, path: str | None = None, **changes: object) -> dict[str,
         "copy_bytes": 0,
         "retained_bytes": 0,
         "footprint_bytes": 0,
-        "fixed": [],
+        "unmovable": [],
         "gpus": [],
         "processes": [],
         "idle_s": None,
@@ -427,7 +427,7 @@ def _troubled_states() -> dict[str, dict[str, Any]]:
     """What needs the user, or is not the user's to change."""
     lost = kernel(9, "broken.ipynb", residency="lost", depth="memory")
     pool = {"reason": "pool", "bytes": 2 * GIB, "text": ""}
-    refused = resident(10, 7, "graphs.ipynb", refusal_code="busy", fixed=[pool])
+    refused = resident(10, 7, "graphs.ipynb", refusal_code="busy", unmovable=[pool])
     process = {"number": 1, "pid": 4711, "residency": "resident", "command": "python"}
     stuck = resident(
         11, 3, "pool.ipynb", processes=[{**process, "stuck": {"reason": "peer-gone", "text": ""}}]

@@ -38,7 +38,7 @@ def test_a_parked_kernel_leaves_nothing_on_the_gpu_and_is_right_when_it_is_back(
     s.ok(kernel, "gpu.allocate('a', 24); gpu.allocate('small', 1); gpu.add('a', 3); x = 41")
     park_to(s, kernel, "context")
     assert s.seen(kernel)["text"].startswith("GPU freed completely, 24 MiB safe in RAM")
-    assert s.seen(kernel)["fixed"] == []
+    assert s.seen(kernel)["unmovable"] == []
     wait_until_used(s, 0)
 
     assert s.ok(kernel, "x + 1") == "42"

@@ -89,15 +89,15 @@ def test_what_cannot_move_is_named_everywhere_and_the_rest_moves(stage, wait_unt
     s.ok(kernel, "managed = ok(cu.cuMemAllocManaged(8 << 20, cu.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL))")
     s.ok(kernel, "pooled = ok(cu.cuMemAllocAsync(4 << 20, 0)); ok(cu.cuCtxSynchronize())")
     # While it may be used, all of managed memory may be on the GPU; a park sends it to the host.
-    wait_until(lambda: {f["reason"] for f in s.seen(kernel)["fixed"]} == {"managed", "pool"})
+    wait_until(lambda: {f["reason"] for f in s.seen(kernel)["unmovable"]} == {"managed", "pool"})
     s.park(kernel)
     seen = s.seen(kernel)
     assert seen["parked_bytes"] == 24 * MIB
-    assert [(f["reason"], f["bytes"]) for f in seen["fixed"]] == [("pool", 4 * MIB)]
-    assert "pool" in seen["fixed"][0]["text"]
+    assert [(f["reason"], f["bytes"]) for f in seen["unmovable"]] == [("pool", 4 * MIB)]
+    assert "pool" in seen["unmovable"][0]["text"]
     assert "pool" in s.machine.affinode("status").stdout
     status, rest = s.server.affinode(f"kernels/{kernel.id}")
-    assert status == 200 and rest["fixed"][0]["reason"] == "pool"
+    assert status == 200 and rest["unmovable"][0]["reason"] == "pool"
     assert "pool" in s.ok(kernel, "%gpu_status")
     assert s.ok(kernel, "gpu.check('a')") == "True"
 

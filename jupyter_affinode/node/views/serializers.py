@@ -156,7 +156,7 @@ def _memory_json(kernel: KernelRecord) -> dict[str, Any]:
         "resident_bytes": resident,
         "parked_bytes": parked,
         "footprint_bytes": sum(gpu.in_all_bytes for gpu in gpus),
-        "fixed": _unmovable_json(gpus, is_integrated=is_integrated),
+        "unmovable": _unmovable_json(gpus, is_integrated=is_integrated),
         "copy_bytes": sum(process.data.copy_bytes for process in kernel.processes.values()),
         "retained_bytes": retained_bytes(kernel.processes.values()),
         "set_aside_bytes": set_aside_bytes(kernel.processes.values()),

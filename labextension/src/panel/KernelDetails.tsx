@@ -194,14 +194,14 @@ function Facts(props: IDetailsProps): JSX.Element {
           {lastMoveText('resume', aged(kernel.last_resume), trans)}
         </div>
       )}
-      {kernel.fixed.length > 0 && (
-        <ul className="jp-affinode-fixed" aria-label={trans.__('Stays on the GPU')}>
-          {kernel.fixed.map(fixed => (
-            <li key={fixed.reason}>
+      {kernel.unmovable.length > 0 && (
+        <ul className="jp-affinode-unmovable" aria-label={trans.__('Stays on the GPU')}>
+          {kernel.unmovable.map(unmovable => (
+            <li key={unmovable.reason}>
               {trans.__(
                 '%1 cannot move: %2',
-                bytes(fixed.bytes),
-                unmovableText(fixed.reason, trans)
+                bytes(unmovable.bytes),
+                unmovableText(unmovable.reason, trans)
               )}
             </li>
           ))}

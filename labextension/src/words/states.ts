@@ -7,7 +7,7 @@ const SMALL = 64 * 1024 ** 2; // host memory is taken in slabs: less is not wort
 
 /** All bytes that a kernel has on GPUs, also those that cannot move. */
 export function onGpu(kernel: IKernel): number {
-  return kernel.fixed.reduce((sum, fixed) => sum + fixed.bytes, kernel.resident_bytes);
+  return kernel.unmovable.reduce((sum, unmovable) => sum + unmovable.bytes, kernel.resident_bytes);
 }
 
 /** A state's name: "On the GPU", "GPU freed", "Waiting". */

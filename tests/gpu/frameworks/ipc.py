@@ -26,7 +26,7 @@ def park_words(controlled: Controlled, kernel_id: str) -> tuple[str, bool]:
         kernel = controlled.kernel(kernel_id)
         assert kernel is not None
         return f"refused: {kernel['refusal']}", bool(kernel["refusal"])
-    fixed = {entry["reason"]: entry["bytes"] for entry in kernel["fixed"]}
+    fixed = {entry["reason"]: entry["bytes"] for entry in kernel["unmovable"]}
     words = f"{kernel['residency']}, {kernel['parked_bytes'] >> 20} MiB parked"
     shared = fixed.get("shared", 0)
     return f"{words}, {shared >> 20} MiB stay as shared" if shared else words, True

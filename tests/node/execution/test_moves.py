@@ -239,7 +239,9 @@ def test_memory_that_cannot_move_is_named(node, shim, wait_until):
     kernel = shim("k", resident=100 * MIB)
     kernel.page.memory[GPU][2] = 8 * MIB
     kernel.page.write()
-    wait_until(lambda: (machine.kernel("k") or {}).get("fixed"))
+    wait_until(lambda: (machine.kernel("k") or {}).get("unmovable"))
     described = machine.kernel("k")
-    assert described["fixed"] == [{"reason": "managed", "bytes": 8 * MIB, "text": "managed (unified) memory"}]
+    assert described["unmovable"] == [
+        {"reason": "managed", "bytes": 8 * MIB, "text": "managed (unified) memory"}
+    ]
     assert described["footprint_bytes"] == 108 * MIB

@@ -37,7 +37,7 @@ def kernel(kernel_id: str, **fields):
         "copy_bytes": 0,
         "retained_bytes": 0,
         "idle_s": None,
-        "fixed": [],
+        "unmovable": [],
         **fields,
     }
 
@@ -166,7 +166,7 @@ def test_the_table_names_what_stays_on_the_gpu_and_why_nothing_was_parked():
     fixed = [{"reason": "managed", "bytes": 2**30, "text": "managed memory"}]
     shown = kernel("aab1", path="a.ipynb", residency="parked", parked_bytes=12 * GIB, copy_bytes=12 * GIB)
     text = kernel_table(
-        [kernel("b", idle_s=400.0), {**shown, "fixed": fixed, "refusal": "host memory is short"}]
+        [kernel("b", idle_s=400.0), {**shown, "unmovable": fixed, "refusal": "host memory is short"}]
     )
     lines = text.splitlines()
     assert lines[1].split("  ")[0] == "aab1" and "GPU freed" in lines[1] and "12 GiB" in lines[1]

@@ -29,8 +29,8 @@ def test_a_kernel_on_an_integrated_gpu_is_shown_and_never_parked(integrated, wai
         text=True,
     )
     assert keeper.stdout.readline() == "ready\n"
-    kernel = wait_until(lambda: (found := machine.kernel("k")) and found["fixed"] and found)
-    reasons = {each["reason"]: each for each in kernel["fixed"]}
+    kernel = wait_until(lambda: (found := machine.kernel("k")) and found["unmovable"] and found)
+    reasons = {each["reason"]: each for each in kernel["unmovable"]}
     assert reasons["integrated"]["bytes"] == 32 << 20 and "the host's memory" in reasons["integrated"]["text"]
     assert kernel["resident_bytes"] == 0
     wait_until(lambda: machine.kernel("k")["idle_s"] > 3)
