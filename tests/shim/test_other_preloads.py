@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 import sys
@@ -230,6 +231,48 @@ def test_python_starts_and_the_other_library_works(gpu: Machine, kind: str, orde
     # A Python that is no shared object has the address of malloc in its own table.
     if Path(file).resolve() != Path(sys.executable).resolve():
         assert (Path(file).resolve() == library.resolve()) == (not is_clock)
+
+
+REFUSED_BYTES = """
+more = ctypes.c_uint64()
+print(driver.cuMemAlloc_v2(ctypes.byref(more), ctypes.c_size_t(64 << 20)))
+"""
+ALL = ["limiter", "libasan", *INSTALLED]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", ALL)
+def test_three_libraries_and_the_shim_in_every_order_that_starts_without_it(gpu: Machine, first: str) -> None:
+    """Whose malloc it is, what year it is and what is refused: as without the shim, wherever the shim stands."""
+    libraries = {"limiter": limiter(gpu, "a dlsym without a version")}
+    libraries |= {kind: other_library(gpu, kind) for kind in ALL[1:]}
+    program = gpu.folder / "program.py"
+    program.write_text(PYTHON + REFUSED_BYTES)
+    command = [sys.executable, str(program)]
+    added = {"FAKETIME": "2001-06-01 00:00:00", "ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0"}
+    added["LIMITER_BYTES"] = str(32 << 20)
+
+    def end(preloads: list[str]) -> Ended:
+        environment = {**gpu.environment, **added, "LD_PRELOAD": ":".join(preloads)}
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20)
+        except subprocess.TimeoutExpired:  # so do some of them without the shim
+            return Ended(-1, "hangs")
+        return Ended(done.returncode, done.stdout + done.stderr)
+
+    started = 0
+    for others in itertools.permutations([kind for kind in ALL if kind != first], 2):
+        three = [str(libraries[kind]) for kind in (first, *others)]
+        without = end(three)
+        if without.status != 0:
+            continue  # they do not start without the shim
+        started += 1
+        if "limiter" in (first, *others):
+            assert without.said.endswith("\n2\n")  # CUDA_ERROR_OUT_OF_MEMORY
+        for place in range(4):
+            order = [*three[:place], gpu.environment["LD_PRELOAD"], *three[place:]]
+            assert end(order) == without, order
+    assert started
 
 
 @pytest.mark.skipif(shutil.which("musl-gcc") is None, reason="no musl-gcc here (musl-tools)")
