@@ -41,6 +41,8 @@ TITLES = {
     "first park": "A first park beside a later one, all settings default",
     "turns": "Programs that never pause take turns",
     "kept_kernels": "A kernel outlives its server",
+    "hibernation": "A kernel hibernates to disk and is woken",
+    "hibernation_cycles": "Programs that hibernate again and again",
     "idle": "What counts as use, who else is seen, what moves are learnt to take",
 }
 Found = dict[str, Any]

@@ -161,7 +161,7 @@ def main() -> int:
             AFFINODE_CRIU=os.environ.get("AFFINODE_CRIU", "criu"),
         )
         if where["simulated"]:
-            live.simulate()
+            live.simulate("4GiB")
         config = Path(live.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.d")
         config.mkdir()
         (config / "affinode.json").write_text(ENABLED)  # where the package is on the path, and not installed

@@ -18,6 +18,7 @@ import many_programs  # noqa: E402
 import moves  # noqa: E402
 import results  # noqa: E402
 import twins  # noqa: E402
+from fetched_criu import fetched_criu  # noqa: E402
 
 SUITE = """
 import asyncio, os
@@ -202,6 +203,23 @@ def test_two_gpus(scripts_machine):
     done = script(scripts_machine, "two_gpus", "--cases=peer_driver,rank_driver", "--rounds=4")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("4/4") == 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_programs_that_hibernate_again_and_again(scripts_machine, elsewhere):
+    scripts_machine.environment["AFFINODE_CRIU"] = fetched_criu()
+    options = [
+        "--programs=driver API",
+        "--mib=64",
+        "--cycles=2",
+        "--time=200",
+        f"--dir={scripts_machine.work}",
+    ]
+    options += ["--elsewhere"] if elsewhere else []
+    found, said = found_by(scripts_machine, "hibernation_cycles", *options)
+    assert found["passed"] and [row[-1] for row in found["rows"]] == ["equal"], said
+    assert found["rows"][0][-2].count(">") == elsewhere
 
 
 @pytest.mark.long

@@ -26,7 +26,9 @@ from jupyter_affinode.keeping.records import Owner, Record, to_json
 
 CLOCK = Path(__file__).parents[2] / "chaos" / "clock.c"
 DAYS_NS = 86400 * 10**9
-NO_LOCKS = "#include <errno.h>\nint flock(int fd, int how) { (void)fd; (void)how; errno = ENOLCK; return -1; }\n"
+NO_LOCKS = (
+    "#include <errno.h>\nint flock(int fd, int how) { (void)fd; (void)how; errno = ENOLCK; return -1; }\n"
+)
 
 
 class Kernels:
@@ -170,9 +172,7 @@ async def test_a_file_system_without_locks_has_one_keeper(kernels, keeping_machi
     monkeypatch.setenv("LD_PRELOAD", library(kernels.folder, source))
     record = kernels.start()
     async with a_server(record):
-        second = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "jupyter_affinode.keeping.keeper"
-        )
+        second = await asyncio.create_subprocess_exec(sys.executable, "-m", "jupyter_affinode.keeping.keeper")
         assert await second.wait() == 0
     async with a_server() as keeper:
         assert ids(await keeper.list_kept()) == {record.kernel_id}
