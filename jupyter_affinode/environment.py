@@ -21,6 +21,7 @@ is shim/src/base/environment.h. A shim takes them as they are at its program's f
 | AFFINODE_KEEP_KERNELS_PER_USER | spawner → server | how many of a user at a time |
 | AFFINODE_KEEP_KERNELS_MEMORY | spawner → server | with how much host memory |
 | AFFINODE_HIBERNATE_DIR | spawner, a user → server, command line | where images of hibernated kernels are |
+| AFFINODE_HIBERNATES | provisioner → startup file, magics | a file that is there while output would be lost |
 | AFFINODE_CRIU | admin, a user → keeper | how CRIU is called, if it is not `criu` |
 | AFFINODE_SIM | a user → server, provisioner, controller's start | "1": use the simulated GPU |
 | AFFINODE_SIM_DIR | tests, a user → simulator | folder of the simulated machine's state |
@@ -63,6 +64,7 @@ KEEP_KERNELS_FOR_S = "AFFINODE_KEEP_KERNELS_FOR_S"
 KEEP_KERNELS_PER_USER = "AFFINODE_KEEP_KERNELS_PER_USER"
 KEEP_KERNELS_MEMORY = "AFFINODE_KEEP_KERNELS_MEMORY"
 HIBERNATE_DIR = "AFFINODE_HIBERNATE_DIR"
+HIBERNATES = "AFFINODE_HIBERNATES"
 CRIU = "AFFINODE_CRIU"
 SIM = "AFFINODE_SIM"
 SIM_DIR = "AFFINODE_SIM_DIR"

@@ -1,4 +1,4 @@
-"""`jupyter affinode kept | hibernate | wake`: the user's kernels that no server has."""
+"""`jupyter affinode kept | hibernate | wake`: the user's kernels that no server has; kernels to disk and back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .output import failed
 
 HELP = {
     "kept": "list the kernels that no server has",
-    "hibernate": "put a kernel that no server has on disk, with its GPU memory, and end its processes",
+    "hibernate": "put an idle kernel on disk, with its GPU memory, and end its processes",
     "wake": "start a hibernated kernel again, where it was",
 }
 
@@ -59,7 +59,7 @@ def act(arguments: argparse.Namespace) -> int:
 async def _act(arguments: argparse.Namespace) -> list[Kept]:
     keeper = await connected()
     try:
-        kept = await keeper.list_kept(arguments.images)
+        kept = await keeper.list_kept(arguments.images, all=arguments.action != "kept")
         if arguments.action == "kept":
             return kept
         kernel_id = find_kernel([_as_kernel(each) for each in kept], arguments.kernel)["id"]
@@ -78,7 +78,9 @@ def _in_words(kept: Kept) -> str:
     kernel = _as_kernel(kept)
     since = clock_in_words(kept.kept_since - time.time())
     where = f"hibernated at {since}, {bytes_in_words(kept.bytes)} on disk"
-    if kept.record.place != IMAGE:
+    if kept.record.place != IMAGE and kept.has_server:
+        where = "a server has it"
+    elif kept.record.place != IMAGE:
         where = f"kept since {since}, {'a cell runs' if kept.state == 'busy' else 'idle'}"
     return f"{short_id(kernel['id'])}  {kernel['path'] or kernel['name']}: {where}"
 

@@ -5,7 +5,8 @@
 | `process/` | what CRIU wrote |
 | `criu/` | CRIU's logs |
 | `gpu-PID` | what the process had on the GPU, written by its shim, which knows each part's digest |
-| `away` | there while shims must stay away from their controller: until the kernel's messages are read again |
+| `away` | there while shims must stay away from their controller: until the kernel runs again |
+| `unheard` | there while the kernel must publish no output, since what it says would be lost |
 | `manifest.json` | written last: with it the image is whole, without it the image is nothing |
 | `waking.json` | the manifest of an image that CRIU starts processes from, which have done nothing yet |
 | `woken.json` | the manifest of an image that was woken: its process lives, or did |
@@ -41,7 +42,7 @@ from .machine import Origin, this_machine
 from .signing import signature_of
 
 VERSION = 2
-PROCESS, AWAY = "process", "away"
+PROCESS, AWAY, UNHEARD = "process", "away", "unheard"
 MANIFEST, WAKING, WOKEN = "manifest.json", "waking.json", "woken.json"
 IN_USE, WARNED = "in-use", "warned"
 GPU_PREFIX = "gpu-"
@@ -93,6 +94,11 @@ class Image:
         return self.folder / PROCESS
 
     @property
+    def unheard_file(self) -> Path:
+        """The file that is there while the kernel must publish no output."""
+        return self.folder / UNHEARD
+
+    @property
     def is_whole(self) -> bool:
         """Whether it can be woken."""
         return (self.folder / MANIFEST).exists()
@@ -130,7 +136,8 @@ class Image:
             (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.process_folder, ignore_errors=True)
         self.process_folder.mkdir(mode=0o700)
-        (self.folder / AWAY).touch(mode=0o600)
+        for name in (AWAY, UNHEARD):
+            (self.folder / name).touch(mode=0o600)
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[int]:
@@ -163,15 +170,21 @@ class Image:
         """Let the shims find their controller again."""
         (self.folder / AWAY).unlink(missing_ok=True)
 
+    def let_speak(self) -> None:
+        """Let the kernel publish its output: it is heard."""
+        self.unheard_file.unlink(missing_ok=True)
+
     def keep_gpu_file(self) -> None:
         """Its process lives, and what was on the GPU is back: only the shims' files are needed, for the next time."""
         self.let_back()
+        self.let_speak()
         (self.folder / WOKEN).unlink(missing_ok=True)
         shutil.rmtree(self.process_folder, ignore_errors=True)
 
     def give_up(self) -> None:
         """Delete it: it will not become whole, or is not needed any more. What a process has open stays for that."""
         self.let_back()
+        self.let_speak()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def finish(self, **known: Any) -> Manifest:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,21 +35,14 @@ class KeeperRefused(RuntimeError):
 
 @dataclass(frozen=True)
 class Kept:
-    """A kernel that no server has. `state`: "busy" while a cell runs; `quiet_s`: since its last message."""
+    """A kernel that the keeper knows. `state`: "busy" while a cell runs; `quiet_s`: since its last message."""
 
     record: Record
-    kept_since: float  # by the time of day
+    kept_since: float  # or in an image, by the time of day
     state: str
     quiet_s: float
     bytes: int = 0  # of its image, if it is in one
-
-
-@dataclass(frozen=True)
-class Asleep:
-    """A kernel that could not be woken. Its image stays."""
-
-    record: Record
-    why: str
+    has_server: bool = False  # one that runs
 
 
 @dataclass(frozen=True)
@@ -65,6 +60,10 @@ class Keeper:
         """Use a connection; `connected` makes one."""
         self._reader, self._writer = reader, writer
         self._turn = asyncio.Lock()
+        # Called with "hibernate" or "wake" and a kernel of this server's, when a command line asks the keeper for that.
+        self.on_wish: Callable[[str, str], None] = lambda wish, kernel_id: None
+        self._answers: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._reading = asyncio.get_running_loop().create_task(self._read(), name="affinode-keeper")
 
     @property
     def is_gone(self) -> bool:
@@ -112,33 +111,63 @@ class Keeper:
             told = {"kernel": kernel_id, "reader": reader, "channel": channel, "header": header.decode()}
             self._writer.write(json.dumps({"do": "delivered", **told}).encode() + b"\n")
 
-    async def adopt(self, owner: Owner, store: str = "") -> tuple[list[Kept], list[Ended], list[Asleep]]:
-        """Take all kernels that are kept for such a server, woken from the images in `store` if need be.
+    async def adopt(self, owner: Owner, store: str = "") -> tuple[list[Kept], list[Ended]]:
+        """Take all kernels that are kept for such a server, also those in the images of `store`, which stay there.
 
-        Return them, those that have ended, and those that could not be woken.
+        Return them, and those that have ended.
         """
         answer = await self._ask("adopt", IMAGE_S, owner=asdict(owner), store=store)
         return (
             [_kept(each) for each in answer["kernels"]],
             [Ended(from_json(each["record"]), each["at"]) for each in answer["ended"]],
-            [Asleep(from_json(each["record"]), each["why"]) for each in answer["asleep"]],
         )
 
     async def take(self, kernel_id: str) -> Undelivered:
         """Take what the tabs of an adopted kernel have not got. From now on this server has the kernel."""
         return Undelivered.from_json(await self._ask("take", kernel=kernel_id))
 
-    async def list_kept(self, store: str = "") -> list[Kept]:
-        """Return all kernels that are kept, as processes or in images, whatever server they are for."""
-        return [_kept(each) for each in (await self._ask("list", store=store))["kernels"]]
+    async def list_kept(self, store: str = "", *, all: bool = False) -> list[Kept]:
+        """Return the kernels that are kept, as processes or in images, whatever server they are for.
 
-    async def hibernate(self, kernel_id: str) -> Kept:
-        """Put a kept kernel into an image, and end its processes."""
-        return _kept(await self._ask("hibernate", IMAGE_S, kernel=kernel_id))
+        `all`: also those that a server has.
+        """
+        return [_kept(each) for each in (await self._ask("list", store=store, all=all))["kernels"]]
+
+    async def hibernate(self, kernel_id: str, *, by_server: bool = False) -> Kept:
+        """Put a kernel into an image, and end its processes.
+
+        `by_server`: this is the server that has it, which passes no message on to it meanwhile. Another client's wish
+        for such a kernel the keeper passes on to its server.
+        """
+        return _kept(await self._ask("hibernate", IMAGE_S, kernel=kernel_id, by_server=by_server))
 
     async def wake(self, kernel_id: str, store: str = "") -> Kept:
-        """Start a hibernated kernel's processes again; it is kept then."""
+        """Start a hibernated kernel's processes again. If no server has it, it is kept then."""
         return _kept(await self._ask("wake", IMAGE_S, kernel=kernel_id, store=store))
+
+    async def wake_own(self, kernel_id: str, store: str) -> tuple[Record, Undelivered]:
+        """Start a hibernated kernel's processes again for this server, which has it.
+
+        Return its record as it is now, and what its tabs had not got when it went.
+        """
+        answer = await self._ask("wake", IMAGE_S, kernel=kernel_id, store=store, by_server=True)
+        return from_json(answer["record"]), Undelivered.from_json(answer["undelivered"])
+
+    async def heard(self, kernel_id: str) -> None:
+        """Say that all tabs of a woken kernel hear it, so that it may speak."""
+        await self._ask("heard", kernel=kernel_id)
+
+    async def stop(self, kernel_id: str) -> None:
+        """Have a kernel stay where it is, if it is on its way into an image or back, and that can still be stopped."""
+        await self._ask("stop", IMAGE_S, kernel=kernel_id)
+
+    async def progress(self, kernel_id: str) -> dict[str, Any] | None:
+        """Return how far a kernel is that is on its way: `step`, `bytes` of the image so far; None: it is not."""
+        return await self._ask("progress", kernel=kernel_id)
+
+    async def wish_done(self, kernel_id: str, error: str | None) -> None:
+        """Say that a wish was fulfilled, or why not."""
+        await self._ask("wish_done", kernel=kernel_id, error=error)
 
     async def end(self, kernel_id: str) -> None:
         """Shut a kept kernel down, and return when it has ended."""
@@ -152,20 +181,36 @@ class Keeper:
 
     async def close(self) -> None:
         """Hang up: what this server has is kept from now on."""
+        self._reading.cancel()
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
+
+    async def _read(self) -> None:
+        """Take the keeper's lines: answers, and wishes in between."""
+        try:
+            while line := await self._reader.readline():
+                told = json.loads(line)
+                if "wish" in told:
+                    self.on_wish(told["wish"], told["kernel"])
+                else:
+                    self._answers.put_nowait(told)
+        except (OSError, ValueError):
+            self._writer.close()
+        finally:
+            self._answers.put_nowait(None)
 
     async def _ask(self, what: str, patience_s: float = ANSWER_S, **request: Any) -> Any:
         async with self._turn:
             try:
                 self._writer.write(json.dumps({"do": what, **request}).encode() + b"\n")
                 await self._writer.drain()
-                line = await asyncio.wait_for(self._reader.readline(), patience_s)
-                answer = json.loads(line) if line else None
-            except (OSError, ValueError, asyncio.TimeoutError) as error:
+                answer = await asyncio.wait_for(self._answers.get(), patience_s)
+            except (OSError, asyncio.TimeoutError) as error:
+                self._writer.close()  # a late answer would be taken for that of the next request
                 raise KeeperUnavailable(f"the keeper of kernels does not answer: {error}") from None
         if answer is None:
+            self._answers.put_nowait(None)
             raise KeeperUnavailable("the keeper of kernels has ended")
         if "error" in answer:
             raise KeeperRefused(answer["error"])
@@ -229,5 +274,10 @@ def _start() -> subprocess.Popen[bytes]:
 
 def _kept(told: dict[str, Any]) -> Kept:
     return Kept(
-        from_json(told["record"]), told["kept_since"], told["state"], told["quiet_s"], told.get("bytes", 0)
+        from_json(told["record"]),
+        told["kept_since"] or time.time(),
+        told["state"],
+        told["quiet_s"],
+        told.get("bytes", 0),
+        told.get("has_server", False),
     )

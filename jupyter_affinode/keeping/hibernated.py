@@ -9,6 +9,7 @@ import time
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..client.kernel_messages import KernelMessages
@@ -59,6 +60,8 @@ class HibernatedKernels:
             set()
         )  # kernels whose image is being written, or looked at: no other may delete it
         self._bringing_gpu_back: dict[str, asyncio.Task[None]] = {}
+        self._moving: dict[str, Image] = {}  # images of kernels that are on their way into them, or back
+        self._beyond_stopping: set[str] = set()
 
     def __contains__(self, kernel_id: str) -> bool:
         return kernel_id in self._known
@@ -122,7 +125,11 @@ class HibernatedKernels:
                 self._take_manifest(image, recovered.manifest)
                 return True
             image.let_back()
-            self._await_gpu(record.kernel_id, image)
+            image.let_speak()
+            if recovered.manifest.has_cuda:
+                self._await_gpu(record.kernel_id, image)
+            else:
+                image.give_up()
             return False
 
     @contextlib.contextmanager
@@ -133,8 +140,29 @@ class HibernatedKernels:
         finally:
             self._at_work.discard(kernel_id)
 
+    def can_stop(self, kernel_id: str) -> bool:
+        """Return whether a kernel that is on its way can stay where it was."""
+        return kernel_id in self._moving.keys() - self._beyond_stopping
+
+    def progress(self, kernel_id: str) -> dict[str, Any] | None:
+        """Return how many bytes its image has by now; None for a kernel that is not on its way."""
+        image = self._moving.get(kernel_id)
+        return None if image is None else {"bytes": image.bytes, "can_stop": self.can_stop(kernel_id)}
+
+    @contextlib.contextmanager
+    def _on_its_way(self, kernel_id: str, image: Image) -> Iterator[None]:
+        self._moving[kernel_id] = image
+        try:
+            yield
+        finally:
+            del self._moving[kernel_id]
+            self._beyond_stopping.discard(kernel_id)
+
     async def hibernate(self, kernel: KeptKernel) -> Hibernated:
-        """Put a kernel that is kept and idle into an image, and end its processes. Raises CannotHibernate."""
+        """Put an idle kernel into an image, and end its processes. Raises CannotHibernate.
+
+        No server passes messages on to it meanwhile.
+        """
         record = kernel.record
         if not record.hibernate_dir:
             raise CannotHibernate("its server was started without a folder for images (hibernate_dir)")
@@ -150,12 +178,17 @@ class HibernatedKernels:
         began = time.monotonic()
         undelivered = kernel.undelivered()
         asleep = replace(record, place=IMAGE)
-        with self._alone_with(record.kernel_id):
+
+        def about_to_end() -> None:
+            self._beyond_stopping.add(record.kernel_id)
+            kernel.close()
+
+        with self._alone_with(record.kernel_id), self._on_its_way(record.kernel_id, image):
             manifest = await images.hibernate(
                 image,
                 record.process.pid,
                 lambda folder: self._leave_gpu(record, folder),
-                kernel.close,
+                about_to_end,
                 bounds=Bounds(record.image_bytes_max, record.image_spare_bytes),
                 record=to_json(asleep),
                 undelivered=undelivered.to_json(),
@@ -174,8 +207,9 @@ class HibernatedKernels:
 
     async def wake(self, kernel_id: str) -> tuple[Hibernated, Record]:
         """Start a kernel's processes again; return what it was, and its record as it is now. Raises CannotWake."""
-        began = time.monotonic()
-        process = await images.wake(self._known[kernel_id].image)
+        image, began = self._known[kernel_id].image, time.monotonic()
+        with self._on_its_way(kernel_id, image):
+            process = await images.wake(image)
         self._log.info("kernel %s is awake after %.1f s", kernel_id, time.monotonic() - began)
         return self._has_woken(kernel_id, process)
 
@@ -184,14 +218,18 @@ class HibernatedKernels:
         hibernated.image.let_back()
         if hibernated.has_cuda:
             self._await_gpu(kernel_id, hibernated.image)
-        else:
-            hibernated.image.give_up()
         return hibernated, replace(hibernated.record, process=process, place=PROCESS)
 
     def _await_gpu(self, kernel_id: str, image: Image) -> None:
         self._bringing_gpu_back[kernel_id] = asyncio.get_running_loop().create_task(
             self._until_gpu_is_back(kernel_id, image)
         )
+
+    def is_heard(self, hibernated: Hibernated) -> None:
+        """Let a kernel that was woken publish its output, since it is heard. Without GPU memory its image goes."""
+        hibernated.image.let_speak()
+        if not hibernated.has_cuda:
+            hibernated.image.give_up()
 
     def end(self, kernel_id: str) -> None:
         """Delete a kernel's image."""

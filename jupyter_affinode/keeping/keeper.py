@@ -28,7 +28,7 @@ from .hibernated import CannotHibernate, CannotWake, Hibernated, HibernatedKerne
 from .kept_kernel import CLOSED, OPEN, KeptKernel
 from .messages import Undelivered
 from .processes import resident_bytes
-from .records import FOLDER_NAME, VERSION, Owner, Record, Records, from_json, to_json
+from .records import FOLDER_NAME, IMAGE, PROCESS, VERSION, Owner, Record, Records, from_json, to_json
 
 SOCKET_NAME = "keep.sock"  # as long as the controller's: a folder whose path is too long is not used
 LOCK_NAME = "keeper.lock"
@@ -39,6 +39,7 @@ LOOK_EVERY_S = 1.0  # for kernels that are to be hibernated
 TRY_AGAIN_S = 600.0  # one that could not be
 HEARD_S = 2.0  # until a woken kernel must have heard that the keeper listens
 RECONNECTED_S = 0.25  # other clients' sockets try again every tenth of a second
+ON_ITS_WAY = "it is on its way already"
 
 Answer = dict[str, Any]
 T = TypeVar("T")
@@ -59,6 +60,12 @@ class Keeper:
         self._denials: dict[AtHub, int] = {}  # how often in a row a Hub did not know a user
         self._hibernated = HibernatedKernels(log)
         self._on_their_way: dict[str, asyncio.Task[Any]] = {}  # kernels that are being hibernated, or woken
+        self._wishes: dict[
+            str, asyncio.Future[None]
+        ] = {}  # by kernel: what was asked of the server that has it
+        self._unheard: dict[
+            str, Hibernated
+        ] = {}  # of woken kernels whose server has not said that it hears them
         self._stopping: asyncio.Task[None] | None = None
         self.left = asyncio.Event()
         self._leaving: asyncio.TimerHandle | None = None
@@ -74,6 +81,10 @@ class Keeper:
             "end": self._end,
             "hibernate": self._hibernate,
             "wake": self._wake,
+            "stop": self._stop_move,
+            "progress": self._progress,
+            "wish_done": self._wish_done,
+            "heard": self._heard,
         }
 
     async def begin(self) -> None:
@@ -102,7 +113,11 @@ class Keeper:
         finally:
             had = self._servers.pop(writer)
             writer.close()
-            for kernel_id in had & self._kernels.keys():
+            for kernel_id in had & self._wishes.keys():
+                self._wish_failed(kernel_id, "its server has ended")
+            for kernel_id in had & self._unheard.keys():
+                self._hibernated.is_heard(self._unheard.pop(kernel_id))
+            for kernel_id in had & self._kernels.keys() - self._on_their_way.keys():
                 if not self._kernels[kernel_id].is_kept:
                     self._log.info("kernel %s is kept: its server is gone", kernel_id)
                     await self._kernels[kernel_id].keep()
@@ -127,17 +142,24 @@ class Keeper:
     def _own(self, writer: asyncio.StreamWriter, request: Answer) -> None:
         """Note what adopting a server's kernel takes, now or after a change. Raises ProcessLookupError."""
         record = from_json(request["record"])
-        if self._known(record) is None:
-            raise ProcessLookupError(f"kernel {record.kernel_id} has ended")
+        kernel_id = record.kernel_id
+        if record.place == IMAGE and kernel_id not in self._hibernated:
+            raise LookupError(f"kernel {kernel_id} is in no image")
+        if record.place == PROCESS and kernel_id in self._hibernated:  # its server has started it anew
+            self._hibernated.end(kernel_id)
+        if record.place == PROCESS and self._known(record) is None:
+            raise ProcessLookupError(f"kernel {kernel_id} has ended")
         for other, had in self._servers.items():
             if other is not writer:
-                had.discard(record.kernel_id)
-        self._servers[writer].add(record.kernel_id)
-        self._kernels[record.kernel_id].at_hub = AtHub(**request["at_hub"]) if request.get("at_hub") else None
+                had.discard(kernel_id)
+        self._servers[writer].add(kernel_id)
+        if record.place == IMAGE:
+            return
+        self._kernels[kernel_id].at_hub = AtHub(**request["at_hub"]) if request.get("at_hub") else None
         try:
             self._records.write(record)
         except OSError as error:  # a full disk, for example: it is in memory
-            self._log.error("kernel %s would be lost with this keeper: %s", record.kernel_id, error)
+            self._log.error("kernel %s would be lost with this keeper: %s", kernel_id, error)
 
     def _delivered(self, writer: asyncio.StreamWriter, request: Answer) -> None:
         """Note that a server passed a kernel's message on to its tab."""
@@ -151,44 +173,45 @@ class Keeper:
         kernel_id = request["kernel"]
         if kernel_id in self._servers[writer]:
             self._drop(kernel_id)
-            if kernel_id in self._hibernated:  # it ended before its GPU memory was back, as its user wanted
+            if (
+                kernel_id in self._hibernated
+            ):  # also one that ended before its GPU memory was back, as its user wanted
                 self._hibernated.end(kernel_id)
 
     async def _hand_over(self, writer: asyncio.StreamWriter, request: Answer) -> None:
         """Keep a kernel from now on; its server ends."""
         self._own(writer, request)
         kernel_id = request["record"]["kernel_id"]
+        if kernel_id in self._hibernated:
+            return self._servers[writer].discard(kernel_id)
         self._log.info("kernel %s is kept: its server hands it over", kernel_id)
         await self._kernels[kernel_id].keep()
         self._hold_to_quota()
 
     def _deliver(self, writer: asyncio.StreamWriter, request: Answer) -> None:
         """Take what a server got of a kernel that it handed over, and did not deliver; another may adopt it now."""
-        if request["kernel"] in self._servers[writer]:
+        if request["kernel"] in self._servers[writer] & self._kernels.keys():
             self._kernels[request["kernel"]].put_before(Undelivered.from_json(request["undelivered"]))
             self._servers[writer].discard(request["kernel"])
 
     async def _adopt(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
-        """Give a server all kept kernels of its name and root folder, woken if need be; say which have ended."""
-        owner, asleep = Owner(**request["owner"]), {}
+        """Give a server all kept kernels of its name and root folder, also those in images; say which have ended."""
+        owner = Owner(**request["owner"])
         await self._look_in(request.get("store"))
         for task in list(self._on_their_way.values()):
             await asyncio.wait([task])
-        there = self._hibernated.of(owner)
-        for each, refusal in zip(
-            there, await asyncio.gather(*map(self._refusal_to_wake, there)), strict=True
-        ):
-            if refusal is not None:
-                asleep[each.record.kernel_id] = {"record": to_json(each.record), "why": refusal}
+        there = [
+            each for each in self._hibernated.of(owner) if self._server_of(each.record.kernel_id) is None
+        ]
         found = [
             kernel
             for kernel in self._kernels.values()
             if kernel.is_kept
             and kernel.record.owner.is_served_by(owner)
-            and not any(kernel.record.kernel_id in had for had in self._servers.values())
+            and self._server_of(kernel.record.kernel_id) is None
         ]
-        for kernel in found:
-            self._servers[writer].add(kernel.record.kernel_id)
+        records = [*(kernel.record for kernel in found), *(each.record for each in there)]
+        self._servers[writer] |= {record.kernel_id for record in records}
         started = time.time() - since_boot_s()
         ended = [
             (record, started + at) for record, at in self._ends.values() if record.owner.is_served_by(owner)
@@ -196,9 +219,11 @@ class Keeper:
         for record, _ in ended:
             del self._ends[record.kernel_id]
         return {
-            "kernels": [_view(kernel) for kernel in found if kernel.dying is None],
+            "kernels": [
+                *(_view(kernel) for kernel in found if kernel.dying is None),
+                *map(_view_of_image, there),
+            ],
             "ended": [{"record": to_json(record), "at": at} for record, at in ended],
-            "asleep": list(asleep.values()),
         }
 
     def _take(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
@@ -208,14 +233,22 @@ class Keeper:
         return self._kernels[request["kernel"]].take().to_json()
 
     async def _list(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
-        """Say which kernels are kept."""
+        """Say which kernels are kept; or all that are known."""
         await self._look_in(request.get("store"))
-        kept = [_view(kernel) for kernel in self._kernels.values() if kernel.is_kept]
-        return {"kernels": [*kept, *map(_view_of_image, self._hibernated)]}
+        views = [*map(_view, self._kernels.values()), *map(_view_of_image, self._hibernated)]
+        for view in views:
+            view["has_server"] = self._server_of(view["record"]["kernel_id"]) is not None
+        return {"kernels": [view for view in views if request.get("all") or not view["has_server"]]}
+
+    def _server_of(self, kernel_id: str) -> asyncio.StreamWriter | None:
+        """Return the connection of the server that has a kernel."""
+        return next((writer for writer, had in self._servers.items() if kernel_id in had), None)
 
     async def _end(self, writer: asyncio.StreamWriter, request: Answer) -> None:
         """End a kept kernel."""
         if request["kernel"] in self._hibernated:
+            for had in self._servers.values():
+                had.discard(request["kernel"])
             return self._hibernated.end(request["kernel"])
         kernel = self._kernels[request["kernel"]]
         if not kernel.is_kept:
@@ -266,27 +299,87 @@ class Keeper:
         while kept and sum(sizes.get(kernel.record.process.pid, 0) for kernel in kept) > most_bytes:
             kept.pop(0).begin_end(f"its user's kept kernels may have {bytes_in_words(most_bytes)}")
 
+    # ---- hibernated kernels
+
     async def _hibernate(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
-        """Hibernate a kept kernel. Raises CannotHibernate."""
-        return _view_of_image(await self._put_into_image(request["kernel"]))
+        """Hibernate a kernel, or have the server that has it do so. Raises CannotHibernate."""
+        kernel_id = request["kernel"]
+        if kernel_id not in self._hibernated:
+            server = None if request.get("by_server") else self._server_of(kernel_id)
+            if server is None:
+                await self._put_into_image(kernel_id)
+            else:
+                await self._ask_server(server, "hibernate", kernel_id)
+        if kernel_id not in self._hibernated:
+            raise CannotHibernate("it was needed again at once, and is awake")
+        return _view_of_image(self._hibernated.get(kernel_id))
 
     async def _wake(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
-        """Wake a hibernated kernel; it is kept then. Raises CannotWake."""
+        """Wake a hibernated kernel, which is kept then, or have the server that has it do so. Raises CannotWake."""
         await self._look_in(request.get("store"))
-        await self._woken(request["kernel"])
-        return _view(self._kernels[request["kernel"]])
+        kernel_id = request["kernel"]
+        server = None if request.get("by_server") else self._server_of(kernel_id)
+        if server is not None and kernel_id in self._hibernated:
+            await self._ask_server(server, "wake", kernel_id)
+        undelivered = await self._woken(kernel_id)
+        return {**_view(self._kernels[kernel_id]), "undelivered": undelivered.to_json()}
 
-    # ---- hibernated kernels
+    async def _ask_server(self, server: asyncio.StreamWriter, wish: str, kernel_id: str) -> None:
+        """Have a server do with one of its kernels what only it can, since it must pass on no message meanwhile."""
+        if kernel_id in self._wishes:
+            raise CannotHibernate(ON_ITS_WAY)
+        done = self._wishes[kernel_id] = asyncio.get_running_loop().create_future()
+        try:
+            server.write(json.dumps({"wish": wish, "kernel": kernel_id}).encode() + b"\n")
+            await done
+        finally:
+            del self._wishes[kernel_id]
+
+    def _heard(self, writer: asyncio.StreamWriter, request: Answer) -> None:
+        """Note that all tabs of a woken kernel hear it."""
+        hibernated = self._unheard.pop(request["kernel"], None)
+        if hibernated is not None:
+            self._hibernated.is_heard(hibernated)
+
+    def _wish_done(self, writer: asyncio.StreamWriter, request: Answer) -> None:
+        """Note that a server fulfilled a wish, or why not."""
+        if request["error"] is not None:
+            self._wish_failed(request["kernel"], request["error"])
+        elif (wish := self._wishes.get(request["kernel"])) is not None and not wish.done():
+            wish.set_result(None)
+
+    def _wish_failed(self, kernel_id: str, why: str) -> None:
+        wish = self._wishes.get(kernel_id)
+        if wish is not None and not wish.done():
+            wish.set_exception(CannotHibernate(why))
+
+    async def _stop_move(self, writer: asyncio.StreamWriter, request: Answer) -> None:
+        """Have a kernel stay where it is; return once that is known."""
+        task = self._on_their_way.get(request["kernel"])
+        if task is not None:
+            if self._hibernated.can_stop(request["kernel"]):
+                task.cancel()
+            await asyncio.wait([task])
+
+    def _progress(self, writer: asyncio.StreamWriter, request: Answer) -> Answer | None:
+        """Say how far a kernel is that is on its way."""
+        return self._hibernated.progress(request["kernel"])
 
     async def _put_into_image(self, kernel_id: str) -> Hibernated:
         kernel = self._kernels[kernel_id]
-        if not kernel.is_kept or kernel.dying is not None:
-            raise CannotHibernate("a server has the kernel")
+        if kernel.dying is not None:
+            raise CannotHibernate("it is being shut down")
         return await self._alone(kernel_id, self._hibernated_of(kernel))
 
     async def _hibernated_of(self, kernel: KeptKernel) -> Hibernated:
-        hibernated = await self._hibernated.hibernate(kernel)
-        self._is_in_image(kernel.record.kernel_id)
+        kernel_id = kernel.record.kernel_id
+        try:
+            hibernated = await self._hibernated.hibernate(kernel)
+        except BaseException:
+            if self._server_of(kernel_id) is None:  # its server has ended meanwhile
+                await kernel.keep()
+            raise
+        self._is_in_image(kernel_id)
         return hibernated
 
     def _is_in_image(self, kernel_id: str) -> None:
@@ -306,40 +399,47 @@ class Keeper:
                 with contextlib.suppress(CannotWake):
                     await self._has_woken(hibernated, record)
 
-    async def _woken(self, kernel_id: str) -> None:
-        """Wake a kernel; it is kept then. Raises CannotWake."""
-        if kernel_id not in self._kernels:
-            self._hibernated.get(kernel_id)
-            await self._alone(kernel_id, self._woken_of(kernel_id))
-
-    async def _refusal_to_wake(self, hibernated: Hibernated) -> str | None:
-        kernel_id = hibernated.record.kernel_id
-        try:
-            await self._woken(kernel_id)
-        except (CannotWake, CannotHibernate) as refused:
-            self._log.warning("kernel %s stays hibernated: %s", kernel_id, refused)
-            return str(refused)
-        return None
+    async def _woken(self, kernel_id: str) -> Undelivered:
+        """Wake a kernel; return what its tabs had not got when it went. Raises CannotWake."""
+        if kernel_id in self._kernels:
+            return Undelivered()
+        hibernated = self._hibernated.get(kernel_id)
+        await self._alone(kernel_id, self._woken_of(kernel_id))
+        return hibernated.undelivered
 
     async def _woken_of(self, kernel_id: str) -> None:
         await self._has_woken(*await self._hibernated.wake(kernel_id))
 
     async def _has_woken(self, hibernated: Hibernated, record: Record) -> None:
+        kernel_id = record.kernel_id
+        server = self._server_of(kernel_id)
         kernel = self._known(record)
         if kernel is None:
             raise CannotWake("its process ended at once")
+        if server is not None:
+            self._servers[server].add(kernel_id)
         self._records.write(record)
         await kernel.is_heard_within(HEARD_S)
-        await asyncio.sleep(RECONNECTED_S)
-        kernel.put_before(hibernated.undelivered)
-        await kernel.keep()
+        if server is None:
+            await asyncio.sleep(RECONNECTED_S)
+            kernel.put_before(hibernated.undelivered)
+            await kernel.keep()
+            self._hibernated.is_heard(hibernated)
+        else:  # it says when its tabs hear the kernel
+            self._unheard[kernel_id] = hibernated
 
     async def _alone(self, kernel_id: str, work: Coroutine[Any, Any, T]) -> T:
         """Do what takes a while with a kernel, and nothing else with it meanwhile, though the client may hang up."""
         if kernel_id in self._on_their_way:
             work.close()
-            raise CannotHibernate("it is on its way already")
-        return await asyncio.shield(self._begin_alone(kernel_id, work))
+            raise CannotHibernate(ON_ITS_WAY)
+        task = self._begin_alone(kernel_id, work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise CannotHibernate("it was stopped, and stays where it is") from None
+            raise
 
     def _begin_alone(self, kernel_id: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = self._on_their_way[kernel_id] = asyncio.get_running_loop().create_task(work)
@@ -352,6 +452,8 @@ class Keeper:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             for kernel_id, kernel in list(self._kernels.items()):
+                if not kernel.is_kept:
+                    continue
                 after_s, now = kernel.record.hibernate_after_s, time.monotonic()
                 is_due = after_s and min(kernel.kept_for_s, now - kernel.heard_at) >= after_s
                 if not is_due or now - tried.get(kernel_id, -TRY_AGAIN_S) < TRY_AGAIN_S:
@@ -373,7 +475,7 @@ class Keeper:
             *(
                 self._try_to_hibernate(each)
                 for each, kernel in self._kernels.items()
-                if kernel.record.hibernate_dir
+                if kernel.record.hibernate_dir and kernel.is_kept
             )
         )
 

@@ -22,7 +22,7 @@ from ..client.kernel_messages import KernelMessages
 from ..threads import on_own_thread
 from ..time_of_day import clock_in_words, since_boot_s
 from .at_hub import AtHub
-from .messages import OUTPUT, Message, Outbox, Undelivered, header_of, parent_of, request_of
+from .messages import OUTPUT, Message, Outbox, Undelivered, header_of, parent_of, question_id, request_of
 from .processes import Adopted
 from .records import KEPT_SINCE, Record
 
@@ -135,7 +135,7 @@ class KeptKernel:
         try:
             while self._loop.time() < end:
                 before = self.heard_at
-                await control.send_multipart(self._request("kernel_info_request", {}))
+                await control.send_multipart(self._request("kernel_info_request", {}, question_id()))
                 await asyncio.sleep(0.05)
                 if self.heard_at != before:
                     return True
@@ -281,12 +281,15 @@ class KeptKernel:
         finally:
             control.close(linger=0)
 
-    def _request(self, kind: str, content: dict[str, Any]) -> list[bytes]:
+    def _request(self, kind: str, content: dict[str, Any], message_id: str | None = None) -> list[bytes]:
         from jupyter_client.session import Session  # imports much, and is rarely needed
 
         told = self.record.connection
         session = Session(key=told["key"].encode(), signature_scheme=told["signature_scheme"])
-        return list(session.serialize(session.msg(kind, content)))
+        message = session.msg(kind, content)
+        if message_id is not None:
+            message["header"]["msg_id"] = message_id
+        return list(session.serialize(message))
 
     async def _ends_within(self, seconds: float) -> bool:
         end = self._loop.time() + seconds

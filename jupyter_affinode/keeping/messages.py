@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 DELIMITER = b"<IDS|MSG>"
 OUTPUT = "iopub"
+QUESTION = b"affinode-question-"  # how the ids of our own questions to kernels begin (kernel/output_hold.py)
 # Of a kernel's output. A Jupyter server passes 3 MB and 3,000 messages on to a tab at once, unless it is configured
 # otherwise (`iopub_data_rate_limit`, `iopub_msg_rate_limit`), and drops what is more.
 OUTPUT_BYTES_MAX, OUTPUT_MESSAGES_MAX = 2_500_000, 2500
@@ -109,6 +111,11 @@ class Outbox:
         name, (_, frames) = self._output.popitem(last=False)
         self._bytes -= _size(frames)
         return name
+
+
+def question_id() -> str:
+    """Return an id for a question by whose answer a program finds out whether it hears a kernel."""
+    return f"{QUESTION.decode()}{uuid.uuid4().hex}"
 
 
 def parent_of(frames: Sequence[bytes]) -> bytes:

@@ -105,3 +105,39 @@ class Adopted:
         if self.returncode is None and select.select([self._descriptor], [], [], timeout)[0]:
             self.returncode = 0
         return self.returncode
+
+
+class InImage:
+    """What stands for the process of a kernel that is hibernated, where a provisioner has a subprocess.Popen.
+
+    It lives until it is ended: then its image is of no use.
+    """
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, name: ProcessName):
+        """`name` is the process as it was; the one that wakes has the same number."""
+        self.name = name
+        self.pid = name.pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return None until it is ended."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return at once: nothing runs."""
+        return self.returncode or 0
+
+    def send_signal(self, number: int) -> None:
+        """End it by what would end a process; there is nothing to interrupt."""
+        if number in (signal.SIGTERM, signal.SIGKILL):
+            self.returncode = -number
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGTERM)

@@ -175,7 +175,7 @@ def _failure(status: int, text: str) -> str:
 
 
 class GpuMagics:
-    """The five magics of one IPython shell."""
+    """The magics of one IPython shell."""
 
     def __init__(self, shell) -> None:  # type: ignore[no-untyped-def]
         self._shell = shell
@@ -188,6 +188,7 @@ class GpuMagics:
             ("gpu_hold", "line"),
             ("gpu_release", "line"),
             ("gpu_status", "line"),
+            ("gpu_hibernate", "line"),
         ):
             self._shell.register_magic_function(getattr(self, name), kind, name)
 
@@ -215,6 +216,17 @@ class GpuMagics:
     def gpu_release(self, line: str) -> None:
         """Stop keeping the GPU: it may be freed again when this kernel is idle."""
         self._ask(_RELEASE, done="GPU no longer kept", refused="Still kept")
+
+    def gpu_hibernate(self, line: str) -> None:
+        """Put this kernel on disk once the cell has ended; the next use of the notebook wakes it."""
+        kernel = getattr(self._shell, "kernel", None)
+        if not os.environ.get("AFFINODE_HIBERNATES") or kernel is None:
+            print(
+                "Not hibernated: this kernel's server has no folder for images (hibernate_dir), or had none yet."
+            )
+            return
+        kernel.session.send(kernel.iopub_socket, "affinode_hibernate", {}, parent=kernel.get_parent())
+        print("This kernel hibernates once no cell runs.")
 
     def gpu_status(self, line: str) -> None:
         """Show where this kernel's GPU memory is, and what of it cannot be moved."""
@@ -318,6 +330,7 @@ def _keep_shim_informed(shell, magics: GpuMagics) -> None:  # type: ignore[no-un
         atexit.unregister(dying)
         atexit.register(dying)
 
+    _hold_output(shell)
     _serve_cache_drops(shim, shell, magics)
     _show_waits(shim, shell)
     atexit.register(dying)
@@ -334,6 +347,17 @@ def _serve_cache_drops(shim: Shim, shell, magics: GpuMagics) -> None:  # type: i
     else:
         dropper.start()
         magics.drop_caches = dropper.serve_in_magic
+
+
+def _hold_output(shell) -> None:  # type: ignore[no-untyped-def]
+    """Have a kernel that may hibernate publish nothing while it is on its way."""
+    file = os.environ.get("AFFINODE_HIBERNATES")
+    kernel = getattr(shell, "kernel", None)
+    if file and kernel is not None:
+        try:
+            _load_beside("output_hold").hold_output(kernel, file)
+        except (OSError, SyntaxError, AttributeError) as error:
+            print(f"affinode: output at the moment of hibernation may be lost: {error}", file=sys.stderr)
 
 
 def _show_waits(shim: Shim, shell) -> None:  # type: ignore[no-untyped-def]

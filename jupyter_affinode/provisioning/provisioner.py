@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial, wraps
 from inspect import isawaitable
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 from jupyter_client.provisioning import LocalProvisioner
 
@@ -21,7 +22,8 @@ from jupyter_client.provisioning import LocalProvisioner
 from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..client.kernel_messages import KernelMessages, PlacedOn
 from ..client.starting import ensure_controller
-from ..keeping.processes import Adopted, ProcessName, name_of
+from ..environment import HIBERNATES
+from ..keeping.processes import Adopted, InImage, ProcessName, name_of
 from ..threads import on_own_thread
 from .kernelspec import scheduling_fields
 from .preload import Unmanaged, manage
@@ -33,6 +35,20 @@ PREPARE_TIMEOUT_S = 25.0
 PLACE_TIMEOUT_S = 3.0  # the most that choosing a GPU may add to a start
 # When a kernel is looked at: what starts it may take a while, and until then it has the shim.
 SIGHT_AFTER_S = (5.0, 20.0, 90.0)
+
+
+class Away(Protocol):
+    """What a provisioner asks the server about its kernel that is in an image, or on its way there or back."""
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether it is on its way."""
+
+    async def settle(self) -> None:
+        """Stop what can be stopped of that, and wait for its end."""
+
+    async def end(self) -> None:
+        """Delete the image, since the kernel is shut down or started anew."""
 
 
 class AffinodeProvisioner(LocalProvisioner):
@@ -49,11 +65,14 @@ class AffinodeProvisioner(LocalProvisioner):
     depth: ClassVar[str | None] = None
     # Set by the server extension: whether new kernels are told which GPU to use.
     places: ClassVar[bool] = False
-    # Set by the server extension: whether new kernels outlive their server.
+    # Set by the server extension: whether new kernels may outlive their server, or hibernate.
     keeps: ClassVar[bool] = False
+    # Set by the server extension: where images of hibernated kernels are; "": new kernels do not hibernate.
+    images: ClassVar[str] = ""
 
     outlives_server = False  # whether the kernel that runs now does
     managed = False  # whether the shim is in the kernel that runs now
+    away: Away | None = None  # set by the server extension while the kernel is hibernated, or on its way
     _said_dying = False
     _is_forgotten = False  # the controller was told that the kernel is gone
 
@@ -81,6 +100,8 @@ class AffinodeProvisioner(LocalProvisioner):
             server=self.server_label is not None,
             depth=self.depth,
         )
+        if self.keeps and self.images:
+            env[HIBERNATES] = _hold_file(self.images, self.kernel_id)
         try:
             await on_own_thread(prepare, timeout_s=PREPARE_TIMEOUT_S)
             await self._place(env)
@@ -105,11 +126,39 @@ class AffinodeProvisioner(LocalProvisioner):
             threading.Thread(target=self._introduce, name="affinode-introduce", daemon=True).start()
             self._look_for_shim(self.pid, SIGHT_AFTER_S)
 
+    async def poll(self) -> int | None:
+        """Return None while the kernel lives, which it does while it is hibernated, too."""
+        if self.away is not None and self.away.is_moving:
+            return None
+        return await super().poll()
+
+    @property
+    def in_image(self) -> InImage | None:
+        """What stands for the kernel's process while it is hibernated; None while it is not."""
+        process: object = self.process
+        return process if isinstance(process, InImage) else None
+
+    def has_left(self, name: ProcessName) -> None:
+        """Take the kernel as hibernated: its processes, of which `name` was the kernel's own, have ended."""
+        if self.process is not None:
+            self.process.wait()
+        self.process = InImage(name)  # type: ignore[assignment]  # as Popen
+
+    def has_come_back(self, name: ProcessName) -> None:
+        """Watch the kernel's process, which was woken. Raises ProcessLookupError if it has ended."""
+        self.process = Adopted(name)  # type: ignore[assignment]  # as Popen
+
     async def send_signal(self, signum: int) -> None:
         """Send a signal; SIGINT also ends what the kernel's processes wait for at the GPU.
 
         Called for interrupts (of kernels with `interrupt_mode` "signal") and at the start of a shutdown.
         """
+        if self.away is not None:
+            if signum == signal.SIGINT:
+                self.log.info("Kernel %s is hibernated: there is nothing to interrupt.", self.kernel_id)
+                return
+            if await self._ended_in_image(signum):
+                return
         await super().send_signal(signum)
         if signum == signal.SIGINT and self.process:
             if getattr(self.parent, "shutting_down", False):
@@ -119,6 +168,17 @@ class AffinodeProvisioner(LocalProvisioner):
                 asyncio.get_running_loop().call_soon(
                     self._tell, lambda controller: controller.tell_cancel(self.pgid)
                 )
+
+    async def _ended_in_image(self, signum: int = signal.SIGTERM) -> bool:
+        """End the kernel if it is in an image; its process is signalled otherwise, by the caller."""
+        if self.away is not None:
+            await self.away.settle()
+        if self.in_image is None:
+            return False
+        self.in_image.send_signal(signum)
+        if self.away is not None:
+            await self.away.end()
+        return True
 
     def interrupt_was_sent(self) -> None:
         """End what the kernel's processes wait for at the GPU, after an interrupt_request.
@@ -135,7 +195,8 @@ class AffinodeProvisioner(LocalProvisioner):
         Called by `KernelManager.request_shutdown()`.
         """
         await super().shutdown_requested(restart=restart)
-        self._say_dying()
+        if not await self._ended_in_image():
+            self._say_dying()
 
     async def terminate(self, restart: bool = False) -> None:
         """Send SIGTERM, when the kernel did not end by itself. Called by
@@ -158,13 +219,16 @@ class AffinodeProvisioner(LocalProvisioner):
         """Return what `load_provisioner_info` takes, as JSON. Raises ProcessLookupError if the kernel has ended."""
         info: dict[str, Any] = await super().get_provisioner_info()
         info["managed"] = self.managed
-        info["process"] = asdict(name_of(info["pid"] or 0))
+        image = self.in_image
+        info["hibernated"] = image is not None
+        info["process"] = asdict(name_of(info["pid"] or 0) if image is None else image.name)
         return info
 
     async def load_provisioner_info(self, provisioner_info: dict[str, Any]) -> None:
         """Adopt a kernel that another program started. Raises ProcessLookupError if it has ended."""
         await super().load_provisioner_info(provisioner_info)
-        self.process = Adopted(ProcessName(**provisioner_info["process"]))  # type: ignore[assignment]  # as Popen
+        name = ProcessName(**provisioner_info["process"])
+        self.process = InImage(name) if provisioner_info.get("hibernated") else Adopted(name)  # type: ignore[assignment]  # as Popen
         self.managed, self.outlives_server = provisioner_info["managed"], True
         self.ports_cached = True  # a restart keeps the ports, which open websockets do not follow
         _report_interrupts(self.parent)
@@ -262,6 +326,13 @@ def _lasting_output() -> dict[str, Any]:
     return lasting
 
 
+def _hold_file(images: str, kernel_id: str) -> str:
+    """Return the file that is there while a kernel that hibernates must publish nothing."""
+    from ..hibernation.store import image_of  # a kernel that does not hibernate need not wait for this import
+
+    return str(image_of(Path(images), kernel_id).unheard_file)
+
+
 def _report_interrupts(manager: Any) -> None:
     """Have a kernel manager tell its provisioner, whichever that is by then, of each interrupt that it sent."""
     interrupt = getattr(manager, "interrupt_kernel", None)
@@ -278,6 +349,8 @@ def _report_interrupts(manager: Any) -> None:
 
     @wraps(interrupt)
     def interrupt_and_report(*args: Any, **kwargs: Any) -> Any:
+        if getattr(manager.provisioner, "away", None) is not None:  # a message would interrupt its next cell
+            return manager.provisioner.send_signal(signal.SIGINT)
         sent = interrupt(*args, **kwargs)
         return report_after(sent) if isawaitable(sent) else report()
 

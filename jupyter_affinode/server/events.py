@@ -61,7 +61,9 @@ def without_names(kernel: Kernel) -> Kernel:
     return told
 
 
-def residency_data(previous: Kernel | None, kernel: Kernel) -> dict[str, Any]:
+def residency_data(
+    previous: Kernel | None, kernel: Kernel, hibernation: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the event for a kernel's change; the schema names exactly these fields."""
     return {
         "kernel_id": kernel["id"],
@@ -74,7 +76,7 @@ def residency_data(previous: Kernel | None, kernel: Kernel) -> dict[str, Any]:
         "place": kernel.get("place"),
         "held_for_s": kernel.get("held_for_s"),
         "simulated": bool(kernel.get("simulated")),
-        "kernel": without_names({**kernel, "own": True}),
+        "kernel": without_names({**kernel, "own": True, "hibernation": hibernation}),
     }
 
 
@@ -131,8 +133,16 @@ def _extended(previous_s: float | None, now_s: float | None) -> bool:
 class ResidencyEvents(NodeListener):
     """Emits an event for each change of a kernel that `owns` says is this server's."""
 
-    def __init__(self, logger: EventLogger, watch: NodeWatch, owns: Callable[[str], bool]):
+    def __init__(
+        self,
+        logger: EventLogger,
+        watch: NodeWatch,
+        owns: Callable[[str], bool],
+        hibernation: Callable[[str], dict[str, Any] | None] = lambda kernel_id: None,
+    ):
+        """`hibernation` returns what a person is shown of a kernel's hibernation."""
         self._logger = logger
+        self._hibernation = hibernation
         self._watch = watch
         self._owns = owns
 
@@ -152,7 +162,17 @@ class ResidencyEvents(NodeListener):
     def kernel_changed(self, previous: Kernel | None, kernel: Kernel) -> None:
         """Tell browsers of a change of one of this server's kernels, if a user would see it."""
         if self._owns(kernel["id"]) and needs_event(previous, kernel):
-            self._logger.emit(schema_id=KERNEL_RESIDENCY, data=residency_data(previous, kernel))
+            self._emit(previous, kernel)
+
+    def hibernation_changed(self, kernel_id: str) -> None:
+        """Send an event about a kernel whose hibernation a person sees otherwise, if the controller knows it."""
+        kernel = self._watch.kernels.get(kernel_id)
+        if kernel is not None and self._owns(kernel_id):
+            self._emit(kernel, kernel)
+
+    def _emit(self, previous: Kernel | None, kernel: Kernel) -> None:
+        data = residency_data(previous, kernel, self._hibernation(kernel["id"]))
+        self._logger.emit(schema_id=KERNEL_RESIDENCY, data=data)
 
     def noticed(self, notice: Notice) -> None:
         """Send a notice about one of this server's kernels, or the machine, to its browsers."""

@@ -27,6 +27,7 @@ from .cells import OpenCells
 
 DRAIN_AT_ONCE = 500  # messages, then other work of the server's loop gets its turn
 REMEMBERED_PARENTS = 64
+HIBERNATE = b"affinode_hibernate"  # the message of %gpu_hibernate (kernel/magics.py)
 LOSS_MESSAGES = 500  # iopub loses nothing before a queue of 1,000 messages (ZMQ's default) was full
 PROBE_QUIET_S = 2.0
 PROBE_PATIENCE_S = 30.0
@@ -61,7 +62,8 @@ class ExecutionTracker:
 
     `on_cells(open, cell_id, began_at)` is called at every change (`began_at`: when the kernel began with it,
     in monotonic seconds, None if that is not known), `on_interrupt()` when an interrupt_request went by (a
-    kernel with `interrupt_mode` "message", interrupted by whatever front end). Both run on the event loop.
+    kernel with `interrupt_mode` "message", interrupted by whatever front end), `on_hibernate()` when a cell asks for
+    that. All run on the event loop.
     """
 
     def __init__(
@@ -70,12 +72,14 @@ class ExecutionTracker:
         *,
         on_cells: Callable[[bool, str | None, float | None], None],
         on_interrupt: Callable[[], None],
+        on_hibernate: Callable[[], None] = lambda: None,
         log: logging.Logger,
     ):
         self.cells = OpenCells()
         self._manager = manager
         self._on_cells = on_cells
         self._on_interrupt = on_interrupt
+        self._on_hibernate = on_hibernate
         self._log = log
         self._client: BlockingKernelClient | None = None
         self._known_parents: OrderedDict[bytes, None] = OrderedDict()
@@ -213,6 +217,8 @@ class ExecutionTracker:
         self._last_message = time.monotonic()
         start = frames.index(DELIM) + 1
         header, parent = frames[start + 1], frames[start + 2]
+        if HIBERNATE in header:
+            self._on_hibernate()
         is_status = b"status" in header
         if not is_status and parent in self._known_parents:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,9 @@ class AffinodeExtension(
         memory included; empty: any. Of more, kernels end in the same order.""",
     ).tag(config=True)
     hibernate_dir = Unicode(
-        help="""A folder of the user's own, on a disk, for images of kept kernels that hibernate: process and GPU memory
-        on disk, and nothing in host memory. Images outlive the machine's restart. Empty: kernels do not hibernate.
+        help="""A folder of the user's own, on a disk, for images of kernels that hibernate: process and GPU memory on
+        disk, and nothing in host memory. A kernel hibernates when its user asks for it, or after `hibernate_after_s`,
+        and wakes when its notebook is used. Images outlive the machine's restart. Empty: kernels do not hibernate.
         Needs CRIU, and KernelManager.transport "tcp"; `jupyter affinode doctor` says whether it works here. Default:
         $AFFINODE_HIBERNATE_DIR.""",
     ).tag(config=True)
@@ -172,13 +174,20 @@ class AffinodeExtension(
         self.activity = GpuActivity(manager, self.watch, self.serverapp.web_app.settings)
         self._activity_callback = PeriodicCallback(self.activity.mark, MARK_S * 1000)
         assert self.serverapp.event_logger is not None
-        self._events = ResidencyEvents(self.serverapp.event_logger, self.watch, self.kernels.owns)
+        self._events = ResidencyEvents(
+            self.serverapp.event_logger,
+            self.watch,
+            self.kernels.owns,
+            lambda kernel_id: self.kept.hibernation.shown(kernel_id),
+        )
         self._events.register()
         ends = KernelEnds(manager, self.kernels.owns, self.log)
         for listener in (self.kernels, self._events, MetricsListener(self.watch), ends):
             self.watch.listen(listener)
         AffinodeProvisioner.server_label = label
         AffinodeProvisioner.depth = "context" if self.hibernate_dir else policy.get("depth")
+        AffinodeProvisioner.keeps = False  # until the keeper is there
+        AffinodeProvisioner.images = self.hibernate_dir
         AffinodeProvisioner.places = self.place_kernels
         self.kept = KeptKernels(
             self.serverapp,
@@ -190,9 +199,13 @@ class AffinodeExtension(
             ),
             which="never" if self._aside is not None else self.keep_kernels,
             images=ImageSettings(self.hibernate_dir, self.hibernate_after_s, self.images_for_s),
+            hibernation_changed=self._hibernation_changed,
             name=_hubs_name(),
             log=self.log,
         )
+        self.kernels.is_away = self.kept.hibernation.is_away
+        self.kernels.on_hibernate = self._hibernate_after_cell
+        self.kept.on_awake = self.kernels.woken
         if self._aside is None:
             self.kept.begin(self.settings)
         if self._aside is not None:
@@ -208,6 +221,13 @@ class AffinodeExtension(
         if self.serverapp.gateway_config.gateway_enabled:
             return "remote", "A kernel gateway starts this server's kernels on another machine."
         return None
+
+    def _hibernation_changed(self, kernel_id: str) -> None:
+        """Have browsers and the controller see a kernel's hibernation as it is now."""
+        self._events.hibernation_changed(kernel_id)
+
+    def _hibernate_after_cell(self, kernel_id: str) -> None:
+        asyncio.get_running_loop().create_task(self.kept.hibernation.hibernate_after_cell(kernel_id))
 
     def initialize_handlers(self) -> None:
         """Add the REST API. Called right after `initialize_settings`."""
@@ -231,6 +251,7 @@ class AffinodeExtension(
         the extension and never initialised it.
         """
         AffinodeProvisioner.server_label = AffinodeProvisioner.depth = None
+        AffinodeProvisioner.images = ""
         AffinodeProvisioner.places = False
         if self._follows:
             self._activity_callback.stop()

@@ -25,6 +25,7 @@ from ..doctor.checks import report
 from ..keeping.client import KeeperRefused, KeeperUnavailable
 from ..settings.policy import SETTINGS
 from .controller_watch import Kernel
+from .hibernation import Refused
 
 if TYPE_CHECKING:
     from .extension import AffinodeExtension
@@ -89,7 +90,8 @@ class AffinodeHandler(ExtensionHandlerMixin, APIHandler):
         """Return a kernel for the browser: another server's kernels come without their names."""
         own = self.extension.kernels.owns(kernel["id"])
         paths = self.extension.kernels.paths.get(kernel["id"], []) if own else []
-        shown = {**kernel, "own": own, "paths": paths}
+        hibernation = self.extension.kept.hibernation.shown(kernel["id"]) if own else None
+        shown = {**kernel, "own": own, "paths": paths, "hibernation": hibernation}
         if own:
             shown["path"] = paths[0] if paths else kernel.get("path")
         else:
@@ -236,6 +238,9 @@ class KernelActionHandler(AffinodeHandler):
                 404, "not-here", "This server has no such kernel; act on it from the server it belongs to."
             )
             return
+        hibernation = self.extension.kept.hibernation
+        if action in ("focus", "resume") and hibernation.is_away(kernel_id):
+            hibernation.need(kernel_id)
         with self.controllers_refusals():
             client = self.extension.watch.client
             kernel = await getattr(client, action)(kernel_id, **arguments)
@@ -276,6 +281,39 @@ class KernelActionHandler(AffinodeHandler):
             self.refuse(400, "bad-request", "duration_s must be a number of seconds above 0, or null.")
             return None
         return {"duration_s": float(duration_s)}
+
+
+class HibernationHandler(AffinodeHandler):
+    """POST kernels/<id>/hibernate|wake|stay: put one of this server's own kernels on disk, have it run again, or stop
+    either."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str, action: str) -> None:
+        """Answer with the kernel afterwards, once it is there; 409 with the reason if it stays where it was."""
+        body = self.json_object()
+        if body is None:
+            return
+        if body:
+            self.refuse(400, "bad-request", f"{action} does not take {', '.join(sorted(body))}.")
+            return
+        if not self.extension.kernels.owns(kernel_id):
+            self.refuse(404, "not-here", "This server has no such kernel.")
+            return
+        hibernation = self.extension.kept.hibernation
+        try:
+            await {"hibernate": hibernation.hibernate, "wake": hibernation.wake, "stay": hibernation.stop}[
+                action
+            ](kernel_id)
+        except Refused as refused:
+            self.refuse(409, "not-hibernated" if action == "hibernate" else "not-woken", str(refused))
+            return
+        known = self.extension.watch.kernels.get(kernel_id, {"id": kernel_id})
+        with contextlib.suppress(
+            ControllerUnavailable, ControllerRefused
+        ):  # it knows no kernel that uses no GPU
+            known = await self.extension.watch.client.kernel(kernel_id)
+        self.answer(self.describe(known))
 
 
 class PolicyHandler(AffinodeHandler):
@@ -322,6 +360,7 @@ HANDLERS = [
     (r"/affinode/api/status", StatusHandler),
     (rf"/affinode/api/kernels/{KERNEL_ID}", KernelHandler),
     (rf"/affinode/api/kernels/{KERNEL_ID}/(?P<action>{ACTIONS})", KernelActionHandler),
+    (rf"/affinode/api/kernels/{KERNEL_ID}/(?P<action>hibernate|wake|stay)", HibernationHandler),
     (rf"/affinode/api/kernels/{KERNEL_ID}/activity", ActivityHandler),
     (rf"/affinode/api/kept/{KERNEL_ID}", KeptKernelHandler),
     (r"/affinode/api/past", PastHandler),

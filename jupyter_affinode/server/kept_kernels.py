@@ -33,11 +33,12 @@ from ..keeping.at_hub import AtHub
 from ..keeping.client import Ended, Keeper, KeeperRefused, KeeperUnavailable, Kept, connected, is_there
 from ..keeping.messages import Undelivered
 from ..keeping.processes import ProcessName
-from ..keeping.records import Owner, Record
+from ..keeping.records import IMAGE, PROCESS, Owner, Record
 from ..provisioning.kernelspec import scheduling_fields
 from ..provisioning.provisioner import AffinodeProvisioner
 from ..time_of_day import clock_in_words
 from .controller_watch import NodeWatch, cancelled
+from .hibernation import Hibernation, Refused
 from .readers import Readers
 from .replay import Replay
 
@@ -45,6 +46,7 @@ LOOK_EVERY_S = 2.0
 HAND_OVER_S = 8.0  # for all kernels: a Hub kills its servers 10 s after it asked them to end
 PARK_S = 5.0  # of these
 OFF_THE_GPU = ("none", "parked")
+ENDS_AFTER_S = 1.0  # a kernel that does not outlive its server, where that was killed
 CONTAINERS_FIRST = (
     "tini",
     "dumb-init",
@@ -84,10 +86,14 @@ class KeptKernels:
         *,
         which: str,
         images: ImageSettings,
+        hibernation_changed: Callable[[str], None],
         name: str,
         log: logging.Logger,
     ):
-        """`which`: "never", "parked" or "all"; `name`: what a Hub calls this server, or ""."""
+        """`which`: "never", "parked" or "all"; `name`: what a Hub calls this server, or "".
+
+        `hibernation_changed` is called with a kernel of whose hibernation a person sees something else.
+        """
         self._app = serverapp
         self._manager = serverapp.kernel_manager
         self._watch = watch
@@ -103,10 +109,25 @@ class KeptKernels:
         self._unseen: dict[str, Kept] = {}  # adopted kernels that no tab has attached to
         self._stay: set[str] = set()  # kernels that run on when the server ends
         self._readers = Readers(self._delivered, self._look)
+        self.hibernation = Hibernation(
+            self._manager, images.folder, self._readers.connections, hibernation_changed, log
+        )
+        self._readers_before: dict[
+            str, list[str]
+        ] = {}  # of kernels adopted in images: the tabs of an earlier server
+        self._wishes: set[asyncio.Task[None]] = set()
+        self.on_awake: Callable[[str], None] = lambda kernel_id: (
+            None
+        )  # has others connect to a woken kernel anew
         self._was_signalled = False
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._adopting: asyncio.Task[None] | None = None
+
+    @property
+    def _is_used(self) -> bool:
+        """Whether kernels of this server may outlive it, or hibernate: the keeper knows them then."""
+        return self._which != "never" or bool(self._images.folder)
 
     @property
     def leaves_kernels(self) -> bool:
@@ -126,8 +147,10 @@ class KeptKernels:
             self._log.warning(
                 "Kernels of this server end with it, since its container does: keep_kernels is in vain."
             )
-        if self._which != "never":
+        if self._is_used:
             self._readers.watch(settings)
+            self._readers.hibernation = self.hibernation if self._images.folder else None
+            self.hibernation.on_awake = self._awake
         loop = self._app.io_loop.asyncio_loop
         if loop.is_running():
             self._adopting = loop.create_task(self._begin())
@@ -137,30 +160,47 @@ class KeptKernels:
 
     async def _begin(self) -> None:
         try:
-            self._keeper = await connected()
-            kept, ended, asleep = await self._keeper.adopt(self._owner, self._images.folder)
+            self._keeper = await self._connected()
+            kept, ended = await self._keeper.adopt(self._owner, self._images.folder)
         except (KeeperUnavailable, KeeperRefused) as error:
             self._log.error("Kernels of this server will end with it: %s", error)
             return
         for each in ended:
             self._log.warning("%s", _obituary(each))
-        for sleeper in asleep:
-            what, kernel_id = _what_it_is(sleeper.record), sleeper.record.kernel_id
-            self._log.warning(
-                "%s stays hibernated: %s. `jupyter affinode wake %s` tries again.",
-                what,
-                sleeper.why,
-                kernel_id,
-            )
         await asyncio.gather(*(self._adopt(each) for each in kept))
-        AffinodeProvisioner.keeps = self._which != "never"
+        AffinodeProvisioner.keeps = self._is_used
+
+    async def _connected(self) -> Keeper:
+        keeper = await connected()
+        keeper.on_wish = self._wished
+        return keeper
+
+    def _wished(self, wish: str, kernel_id: str) -> None:
+        """Do what a command line asked the keeper for."""
+        task = asyncio.get_running_loop().create_task(self._fulfil(wish, kernel_id))
+        self._wishes.add(task)
+        task.add_done_callback(self._wishes.discard)
+
+    async def _fulfil(self, wish: str, kernel_id: str) -> None:
+        error = None
+        try:
+            await getattr(self.hibernation, wish)(kernel_id)
+        except Refused as refused:
+            error = str(refused)
+        if self._keeper is not None:
+            with contextlib.suppress(KeeperUnavailable, KeeperRefused):
+                await self._keeper.wish_done(kernel_id, error)
 
     async def _adopt(self, kept: Kept) -> None:
         record = kept.record
         assert self._keeper is not None
         try:
             manager = await self._put_in(kept)
-            await self._read_on(record, manager)
+            if record.place == IMAGE:
+                self.hibernation.adopt(record.kernel_id, kept)
+                self._readers_before[record.kernel_id] = record.readers
+            else:
+                await self._read_on(record, manager)
         except (KeeperUnavailable, KeeperRefused, ProcessLookupError, NoSuchKernel) as error:
             self._log.error("Kernel %s could not be adopted: %s", record.kernel_id, error)
             return
@@ -169,7 +209,16 @@ class KeptKernels:
             return
         self._told[record.kernel_id] = record
         self._unseen[record.kernel_id] = kept
-        self._log.info("Kernel %s is this server's again: it ran on without one.", record.kernel_id)
+        how = "is hibernated" if record.place == IMAGE else "ran on without one"
+        self._log.info("Kernel %s is this server's again: it %s.", record.kernel_id, how)
+
+    async def _awake(self, kernel_id: str, undelivered: Undelivered) -> None:
+        """Have the tabs of an earlier server get what they missed, once a kernel of it is awake."""
+        readers = self._readers_before.pop(kernel_id, None)
+        if readers is not None:
+            await self._replay.begin(kernel_id, self._manager.get_kernel(kernel_id), readers)
+            self._replay.put_before(kernel_id, undelivered)
+        self.on_awake(kernel_id)
 
     async def _put_in(self, kept: Kept) -> Any:
         """Have the server's kernel manager know a kernel that runs; return the kernel's own manager."""
@@ -195,6 +244,7 @@ class KeptKernels:
                 "pgid": record.process_group,
                 "ip": record.connection["ip"],
                 "managed": record.is_managed,
+                "hibernated": record.place == IMAGE,
                 "process": {**record.process.__dict__},
                 "kernel_id": kernel_id,
                 "connection_info": manager.get_connection_info(),
@@ -272,7 +322,7 @@ class KeptKernels:
         """Begin to tell the keeper of this server's kernels. Called with the event loop running."""
         if self._adopting is not None:
             await self._adopting
-        if self._which != "never":
+        if self._is_used:
             self._task = asyncio.get_running_loop().create_task(self._keep_up(), name="affinode-kept-kernels")
 
     async def list_unseen(self) -> list[dict[str, Any]]:
@@ -292,7 +342,7 @@ class KeptKernels:
             return []
         with contextlib.suppress(KeeperUnavailable, KeeperRefused):
             async with await connected() as keeper:
-                return await keeper.list_kept()
+                return await keeper.list_kept()  # without those that a server has
         return []
 
     async def end(self, kernel_id: str) -> None:
@@ -341,7 +391,7 @@ class KeptKernels:
     async def _reconnect(self) -> None:
         self._told.clear()
         try:
-            self._keeper = await connected()
+            self._keeper = await self._connected()
             AffinodeProvisioner.keeps = True
         except KeeperUnavailable as error:
             self._keeper, AffinodeProvisioner.keeps = None, False
@@ -352,6 +402,8 @@ class KeptKernels:
         provisioner = manager.provisioner
         if not (isinstance(provisioner, AffinodeProvisioner) and provisioner.outlives_server):
             return None
+        if provisioner.away is not None and provisioner.away.is_moving:
+            return self._told.get(kernel_id)
         try:
             info = await provisioner.get_provisioner_info()
         except ProcessLookupError:
@@ -384,9 +436,16 @@ class KeptKernels:
             ],
             info=_kernel_info(manager),
             readers=list(
-                dict.fromkeys([*self._replay.awaited(kernel_id), *self._readers.of(kernel_id)]),
+                dict.fromkeys(
+                    [
+                        *self._readers_before.get(kernel_id, []),
+                        *self._replay.awaited(kernel_id),
+                        *self._readers.of(kernel_id),
+                    ]
+                ),
             ),
-            keep_s=self._limits.keep_s,
+            keep_s=ENDS_AFTER_S if self._which == "never" else self._limits.keep_s,
+            place=IMAGE if info["hibernated"] else PROCESS,
             most_kernels=self._limits.most_kernels,
             most_bytes=self._limits.most_bytes,
             hibernate_dir=self._images.folder,
@@ -410,6 +469,8 @@ class KeptKernels:
         Called after this server has stopped telling the controller about its kernels.
         """
         AffinodeProvisioner.keeps = False
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.hibernation.settle(), HAND_OVER_S)
         if self._task is not None:
             await cancelled(self._task)
             if self._keeper is None or self._keeper.is_gone:
@@ -481,6 +542,8 @@ class KeptKernels:
 
     async def _residency(self, kernel_id: str) -> str | None:
         """Return where a kernel's GPU memory is; None if no controller says so: then it is not kept."""
+        if self.hibernation.is_away(kernel_id):
+            return "none"
         try:
             return str((await self._watch.client.kernel(kernel_id))["residency"])
         except ControllerRefused:

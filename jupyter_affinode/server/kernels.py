@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from jupyter_core.utils import ensure_async
@@ -122,6 +123,8 @@ class ServerKernels(NodeListener):
         self._watch = watch
         self._server_label = server_label
         self._log = log
+        self.is_away: Callable[[str], bool] = lambda kernel_id: False  # a hibernated kernel says nothing
+        self.on_hibernate: Callable[[str], None] = lambda kernel_id: None  # a kernel's cell asks for it
         self._trackers: dict[str, ExecutionTracker] = {}
         self._messages: dict[str, KernelMessages] = {}
         self._task: asyncio.Task[None] | None = None
@@ -208,15 +211,24 @@ class ServerKernels(NodeListener):
         if not getattr(manager, "shell_port", 0) or not manager.has_kernel:
             return  # still starting, or a gateway's: it has no channels on this machine
         messages = self._messages.setdefault(kernel_id, KernelMessages(kernel_id, self._watch, self._log))
+        self._describe(kernel_id, messages)
+        if self.is_away(kernel_id):
+            return
         tracker = ExecutionTracker(
             manager,
             on_cells=messages.cell,
             on_interrupt=lambda: messages.interrupted(self._process_group(kernel_id)),
+            on_hibernate=lambda: self.on_hibernate(kernel_id),
             log=self._log,
         )
         tracker.start()
         self._trackers[kernel_id] = tracker
-        self._describe(kernel_id, messages)
+
+    def woken(self, kernel_id: str) -> None:
+        """Connect anew to a kernel that was hibernated."""
+        tracker = self._trackers.get(kernel_id)
+        if tracker is not None:
+            tracker.restarted()
 
     def _describe(self, kernel_id: str, messages: KernelMessages) -> None:
         spec = self._manager.get_kernel(kernel_id).kernel_spec if kernel_id in self._manager else None

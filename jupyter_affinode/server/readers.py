@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from tornado import web
 from tornado.iostream import StreamClosedError
 
 from ..keeping.messages import header_of
+from .hibernation import Hibernation, Refused
 
 SETTING = "kernel_websocket_connection_class"
 
@@ -24,12 +26,17 @@ class Readers:
         """`delivered` is called with a kernel, the session of a tab, a channel, and a message's header."""
         self._delivered = delivered
         self._changed = changed
+        self.hibernation: Hibernation | None = None  # where kernels of this server hibernate
         # By kernel, the client sessions of tabs and their connections, the newest last; None: it is closed.
         self._open: dict[str, dict[str, Any]] = {}
 
     def watch(self, settings: dict[str, Any]) -> None:
         """Have all connections from now on be followed. Called with the settings of the server's application."""
         settings[SETTING] = _followed(settings[SETTING], self)
+
+    def connections(self, kernel_id: str) -> list[Any]:
+        """Return the connections of the tabs that are open on a kernel."""
+        return [each for each in self._open.get(kernel_id, {}).values() if each is not None and each.channels]
 
     def of(self, kernel_id: str) -> list[str]:
         """Return the client sessions of the tabs that read a kernel's messages, the newest last."""
@@ -82,9 +89,24 @@ class Readers:
 
 
 def _followed(base: Any, readers: Readers) -> type:
-    """Return the server's class of connections with what `readers` is to know."""
+    """Return the server's class of connections with what `readers` is to know, and what a hibernated kernel needs."""
 
     class Followed(base):  # type: ignore[misc]
+        async def prepare(self) -> Any:
+            if readers.hibernation is not None:
+                try:
+                    await readers.hibernation.wake(self.kernel_id)
+                except Refused as refused:
+                    raise web.HTTPError(503, f"The kernel could not be woken: {refused}") from None
+            return await super().prepare()
+
+        def handle_incoming_message(self, incoming_msg: Any) -> None:
+            if readers.hibernation is None or not readers.hibernation.holds(self, incoming_msg):
+                self.pass_on(incoming_msg)
+
+        def pass_on(self, incoming_msg: Any) -> None:
+            super().handle_incoming_message(incoming_msg)
+
         def connect(self) -> Any:
             readers.opened(self)
             return super().connect()
@@ -94,6 +116,8 @@ def _followed(base: Any, readers: Readers) -> type:
             readers.closed(self)
 
         def handle_outgoing_message(self, stream: Any, outgoing_msg: Any) -> None:
+            if readers.hibernation is not None and readers.hibernation.takes(self, stream, outgoing_msg):
+                return
             super().handle_outgoing_message(stream, outgoing_msg)
             readers.passed_on(self, stream, outgoing_msg)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from gpu_cells import SETUP
-from live_server import JupyterServer, exists
+from live_server import JupyterKernel, JupyterServer, exists
 from waiting import wait_until
 
 KEEP = "--AffinodeExtension.keep_kernels=all"
@@ -40,6 +40,13 @@ def affinode(server: JupyterServer, *arguments: str) -> object:
     done = server.machine.affinode(*arguments, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
+
+
+def wake(server: JupyterServer, kernel: JupyterKernel) -> None:
+    """Have the server wake a kernel."""
+    status, answer = server.affinode(f"kernels/{kernel.id}/wake", "POST", {})
+    assert status == 200, answer
+    kernel.listen_again()
 
 
 def images(server: JupyterServer) -> list[Path]:
@@ -77,7 +84,8 @@ def test_a_kernel_hibernates_and_is_where_it_was_when_its_server_is_back(server)
     assert model["id"] == kernel.id
     (session,) = server.request("GET", "/api/sessions")[1]
     assert session["path"] == "work.ipynb"
-    kernel.listen_again()
+    assert not exists(pid), "it is woken when it is used"
+    wake(server, kernel)
     assert kernel.pid == pid
     assert kernel.run("print(id(kept), kept['a'], next(generator))").text.split()[0] == address.strip()
     assert kernel.run("file.write(' second'); file.seek(0); print(file.read())").text == "first second\n"
@@ -109,7 +117,7 @@ def test_what_a_kernel_has_on_the_gpu_hibernates_with_it(keeping_machine, criu):
     wait_until(lambda: kernel.id not in machine.kernels())
 
     server.start(KEEP, port=server.port)
-    kernel.listen_again()
+    wake(server, kernel)
     assert kernel.run("1 + 1").text == "2"
     wait_until(lambda: machine.kernel(kernel.id) is not None)
     assert machine.kernel(kernel.id)["residency"] == "parked"
