@@ -98,10 +98,8 @@ COMMANDS: dict[str, Command] = {
     "jupyter affinode park KERNEL": run(Place.USER, "jupyter affinode park $NOTEBOOK"),
     "jupyter affinode resume KERNEL": run(Place.USER, "jupyter affinode resume $NOTEBOOK"),
     "jupyter affinode kept": run(Place.USER),
-    "jupyter affinode hibernate KERNEL": not_run(
-        "needs CRIU and a kernel without a server: tests/server/keeping"
-    ),
-    "jupyter affinode wake KERNEL": not_run("needs CRIU and a kernel without a server: tests/server/keeping"),
+    "jupyter affinode hibernate KERNEL": not_run("needs CRIU: tests/server/keeping"),
+    "jupyter affinode wake KERNEL": not_run("needs CRIU: tests/server/keeping"),
     "jupyter affinode clean": run(Place.USER),
     "jupyter affinode clean [KERNEL]": run(Place.USER, "jupyter affinode clean"),
     "jupyter affinode clean KERNEL": run(Place.USER, "jupyter affinode clean $NOTEBOOK"),
