@@ -28,6 +28,7 @@ LOOK_FOR_GPU_EVERY_S = 5.0
 SETTLES_S = 1.0  # from a cell's last message until the keeper has read it
 # A process that has just begun keeps its context for three seconds, one that asked NVML for ten.
 PATIENCE_S, TRY_EVERY_S = 12.0, 1.0
+TELL_S = 2.0  # a controller that does not answer is told by the server
 GPU_IS_BACK = ("resident", "none")
 
 
@@ -193,10 +194,8 @@ class HibernatedKernels:
                 record=to_json(asleep),
                 undelivered=undelivered.to_json(),
             )
-        if record.is_managed:
-            with contextlib.suppress(ControllerUnavailable):
-                KernelMessages(record.kernel_id).tell_forget()
         hibernated = self._take(image, asleep, undelivered, manifest)
+        await self._tell_bytes(record, hibernated.bytes)
         self._log.info(
             "kernel %s is hibernated: %s in %.1f s",
             record.kernel_id,
@@ -211,7 +210,10 @@ class HibernatedKernels:
         with self._on_its_way(kernel_id, image):
             process = await images.wake(image)
         self._log.info("kernel %s is awake after %.1f s", kernel_id, time.monotonic() - began)
-        return self._has_woken(kernel_id, process)
+        hibernated, record = self._has_woken(kernel_id, process)
+        if not hibernated.has_cuda:  # else its processes tell the controller themselves
+            await self._tell_bytes(record, None)
+        return hibernated, record
 
     def _has_woken(self, kernel_id: str, process: ProcessName) -> tuple[Hibernated, Record]:
         hibernated = self._known.pop(kernel_id)
@@ -233,7 +235,11 @@ class HibernatedKernels:
 
     def end(self, kernel_id: str) -> None:
         """Delete a kernel's image."""
-        self._known.pop(kernel_id).image.give_up()
+        hibernated = self._known.pop(kernel_id)
+        hibernated.image.give_up()
+        if hibernated.record.is_managed:
+            with contextlib.suppress(ControllerUnavailable):
+                KernelMessages(kernel_id).tell_forget()
 
     def has_ended(self, record: Record, *, was_wanted: bool) -> None:
         """Delete what is left of a kernel whose process has ended.
@@ -291,6 +297,17 @@ class HibernatedKernels:
                     age_days,
                 )
                 self.end(each.record.kernel_id)
+
+    async def _tell_bytes(self, record: Record, size: int | None) -> None:
+        """Tell the controller what a kernel's image takes; None: the kernel runs."""
+        if not record.is_managed:
+            return
+
+        def tell() -> None:
+            KernelMessages(record.kernel_id).describe(hibernated_bytes=size)
+
+        with contextlib.suppress(ControllerUnavailable, ControllerRefused, asyncio.TimeoutError):
+            await on_own_thread(tell, timeout_s=TELL_S)
 
     async def _leave_gpu(self, record: Record, folder: Path) -> bool:
         if not record.is_managed:

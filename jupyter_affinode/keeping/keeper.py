@@ -456,6 +456,7 @@ class Keeper:
                     continue
                 after_s, now = kernel.record.hibernate_after_s, time.monotonic()
                 is_due = after_s and min(kernel.kept_for_s, now - kernel.heard_at) >= after_s
+                is_due = is_due or kernel.hibernate_asked is not None
                 if not is_due or now - tried.get(kernel_id, -TRY_AGAIN_S) < TRY_AGAIN_S:
                     continue
                 tried[kernel_id] = now

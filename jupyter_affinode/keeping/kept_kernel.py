@@ -51,6 +51,7 @@ class KeptKernel:
         self.record = record
         self._kept_at: float | None = None  # since the machine's start; None while a server has it
         self.dying: asyncio.Task[None] | None = None
+        self.hibernate_asked: str | None = None  # why the controller wants it to hibernate while it is kept
         self.heard_at = time.monotonic()  # its last message
         self.open_cells: set[str] = set()
         self.at_hub: AtHub | None = None  # of the server that has it, or had it
@@ -240,7 +241,9 @@ class KeptKernel:
             known = KernelMessages(self.record.kernel_id).describe(
                 server=f"{KEPT_SINCE}{since}", **self.record.description
             )
-            return known.get("end_asked") if isinstance(known, dict) else None
+            known = known if isinstance(known, dict) else {}
+            self.hibernate_asked = known.get("hibernate_asked")
+            return known.get("end_asked")
         except (ControllerUnavailable, ControllerRefused) as error:
             self._log.debug("kernel %s: the controller was not told: %s", self.record.kernel_id, error)
             return None

@@ -27,7 +27,7 @@ from ..units import size_in_bytes
 from .activity import MARK_S, GpuActivity
 from .controller_watch import NodeWatch
 from .events import ResidencyEvents
-from .evictions import KernelEnds
+from .evictions import ControllerWishes
 from .grant_renewal import GrantRenewal
 from .handlers import HANDLERS
 from .kept_kernels import ImageSettings, KeptKernels, Limits
@@ -181,9 +181,6 @@ class AffinodeExtension(
             lambda kernel_id: self.kept.hibernation.shown(kernel_id),
         )
         self._events.register()
-        ends = KernelEnds(manager, self.kernels.owns, self.log)
-        for listener in (self.kernels, self._events, MetricsListener(self.watch), ends):
-            self.watch.listen(listener)
         AffinodeProvisioner.server_label = label
         AffinodeProvisioner.depth = "context" if self.hibernate_dir else policy.get("depth")
         AffinodeProvisioner.keeps = False  # until the keeper is there
@@ -203,9 +200,13 @@ class AffinodeExtension(
             name=_hubs_name(),
             log=self.log,
         )
+        self.kernels.hibernation = self.kept.hibernation.description
         self.kernels.is_away = self.kept.hibernation.is_away
         self.kernels.on_hibernate = self._hibernate_after_cell
         self.kept.on_awake = self.kernels.woken
+        wishes = ControllerWishes(manager, self.kernels.owns, self.kept.hibernation, self.log)
+        for listener in (self.kernels, self._events, MetricsListener(self.watch), wishes):
+            self.watch.listen(listener)
         if self._aside is None:
             self.kept.begin(self.settings)
         if self._aside is not None:
@@ -225,6 +226,7 @@ class AffinodeExtension(
     def _hibernation_changed(self, kernel_id: str) -> None:
         """Have browsers and the controller see a kernel's hibernation as it is now."""
         self._events.hibernation_changed(kernel_id)
+        self.kernels.describe(kernel_id)
 
     def _hibernate_after_cell(self, kernel_id: str) -> None:
         asyncio.get_running_loop().create_task(self.kept.hibernation.hibernate_after_cell(kernel_id))

@@ -74,15 +74,19 @@ class Hibernation:
         self,
         manager: Any,
         folder: str,
+        after_s: float,
         connections: Callable[[str], list[Any]],
         changed: Callable[[str], None],
         log: logging.Logger,
     ):
-        """`folder`: where images go, "" for nowhere; `connections` returns those of a kernel's open tabs; `changed` is
-        called with a kernel of which a person sees something else.
+        """Begin with none.
+
+        `folder`: where images go, "" for nowhere; `after_s`: parked for so long a kernel hibernates. `connections`
+        returns those of a kernel's open tabs; `changed` is called with a kernel of which a person sees something else.
         """
         self._manager = manager
         self._folder = folder
+        self._after_s = after_s
         self._connections = connections
         self._changed = changed
         self._log = log
@@ -114,10 +118,14 @@ class Hibernation:
         """Return whether a kernel is hibernated, or on its way."""
         return kernel_id in self._away
 
-    def image_bytes(self, kernel_id: str) -> int | None:
-        """Return the size of a hibernated kernel's image; None for one that is not hibernated."""
+    def description(self, kernel_id: str, *, with_image: bool = True) -> dict[str, Any]:
+        """Return what the controller is told of a kernel that can hibernate."""
+        if not self._folder or self._provisioner(kernel_id) is None:
+            return {}
         away = self._away.get(kernel_id)
-        return None if away is None or away.phase == HIBERNATING else away.bytes
+        in_image = away is not None and away.phase != HIBERNATING
+        image = {"hibernated_bytes": away.bytes if away is not None and in_image else None}
+        return {"hibernate_after_s": self._after_s, **(image if with_image else {})}
 
     # ---- there
 

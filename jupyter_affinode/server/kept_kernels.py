@@ -110,7 +110,12 @@ class KeptKernels:
         self._stay: set[str] = set()  # kernels that run on when the server ends
         self._readers = Readers(self._delivered, self._look)
         self.hibernation = Hibernation(
-            self._manager, images.folder, self._readers.connections, hibernation_changed, log
+            self._manager,
+            images.folder,
+            images.after_s,
+            self._readers.connections,
+            hibernation_changed,
+            log,
         )
         self._readers_before: dict[
             str, list[str]
@@ -425,6 +430,7 @@ class KeptKernels:
                 "name": spec.display_name,
                 "language": spec.language,
                 "path": paths[0] if paths else None,
+                **self.hibernation.description(kernel_id, with_image=False),
                 **scheduling_fields(spec),
             },
             launch={name: value for name, value in launch.items() if _is_json(value)},

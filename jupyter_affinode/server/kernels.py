@@ -124,6 +124,9 @@ class ServerKernels(NodeListener):
         self._server_label = server_label
         self._log = log
         self.is_away: Callable[[str], bool] = lambda kernel_id: False  # a hibernated kernel says nothing
+        self.hibernation: Callable[[str], dict[str, Any]] = (
+            lambda kernel_id: {}
+        )  # what the controller is told of that
         self.on_hibernate: Callable[[str], None] = lambda kernel_id: None  # a kernel's cell asks for it
         self._trackers: dict[str, ExecutionTracker] = {}
         self._messages: dict[str, KernelMessages] = {}
@@ -224,6 +227,11 @@ class ServerKernels(NodeListener):
         tracker.start()
         self._trackers[kernel_id] = tracker
 
+    def describe(self, kernel_id: str) -> None:
+        """Tell the controller what has changed of a kernel."""
+        if kernel_id in self._messages:
+            self._describe(kernel_id, self._messages[kernel_id])
+
     def woken(self, kernel_id: str) -> None:
         """Connect anew to a kernel that was hibernated."""
         tracker = self._trackers.get(kernel_id)
@@ -239,6 +247,7 @@ class ServerKernels(NodeListener):
                 language=spec.language,
                 path=path,
                 server=self._server_label,
+                **self.hibernation(kernel_id),
                 **scheduling_fields(spec),
             )
 

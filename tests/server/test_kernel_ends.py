@@ -12,7 +12,8 @@ from waiting import until
 from jupyter_affinode.node.state.persistence import FILE_NAME
 from jupyter_affinode.provisioning import provisioner
 from jupyter_affinode.provisioning.kernelspec import scheduling_fields
-from jupyter_affinode.server.evictions import KernelEnds
+from jupyter_affinode.server.evictions import ControllerWishes
+from jupyter_affinode.server.hibernation import Hibernation
 
 
 class CountingManager(AsyncMappingKernelManager):
@@ -29,7 +30,9 @@ class CountingManager(AsyncMappingKernelManager):
 async def test_a_kernel_whose_end_is_asked_is_shut_down_and_others_are_not(here, jp_asyncio_loop, factory):
     manager = CountingManager()
     ended, stays = await manager.start_kernel(), await manager.start_kernel()
-    ends = KernelEnds(manager, manager.__contains__, logging.getLogger(__name__))
+    log = logging.getLogger(__name__)
+    hibernation = Hibernation(manager, "", 0.0, lambda kernel_id: [], lambda kernel_id: None, log)
+    ends = ControllerWishes(manager, manager.__contains__, hibernation, log)
     try:
         ends.kernel_changed(None, {"id": stays, "end_asked": None})
         ends.kernel_changed(None, {"id": "another-servers", "end_asked": "the GPU is full"})

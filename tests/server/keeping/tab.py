@@ -20,6 +20,7 @@ class Tab:
         self.session = uuid.uuid4().hex
         self.outputs: dict[str, list[dict[str, Any]]] = {}
         self.replies: dict[str, dict[str, Any]] = {}
+        self.control: dict[str, dict[str, Any]] = {}  # as `replies`
         self.questions: list[dict[str, Any]] = []
         self._socket: WebSocketClientConnection | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -43,6 +44,8 @@ class Tab:
                 self.questions.append(message)
             elif message["channel"] == "shell":
                 self.replies[parent] = message["content"]
+            elif message["channel"] == "control":
+                self.control[parent] = message["content"]
 
     def send(self, kind: str, content: dict[str, Any], channel: str = "shell", parent: Any = None) -> str:
         """Send a message; its id."""

@@ -114,7 +114,8 @@ def test_what_a_kernel_has_on_the_gpu_hibernates_with_it(keeping_machine, criu):
     (gpu_file,) = images(server)[0].glob("gpu-*")
     assert gpu_file.stat().st_blocks * 512 >= 24 << 20
     wait_until(lambda: machine.node()["gpus"][0]["used_bytes"] == 0)
-    wait_until(lambda: kernel.id not in machine.kernels())
+    wait_until(lambda: machine.kernel(kernel.id)["residency"] == "hibernated")
+    assert machine.kernel(kernel.id)["image_bytes"] >= 24 << 20
 
     server.start(KEEP, port=server.port)
     wake(server, kernel)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
+import signal
 import time
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
-from live_server import JupyterServer, exists
+from gpu_cells import SETUP
+from live_server import ENDLESS, JupyterServer, exists
 from tab import Tab
 
-CYCLES = 3
+KEEP = "--AffinodeExtension.keep_kernels=all"
 
 
 @pytest.fixture
@@ -24,6 +30,8 @@ def server(keeping_machine, criu):
     made.start()
     yield made
     if made.process.poll() is None:
+        for model in made.request("GET", "/api/kernels")[1]:
+            made.request("DELETE", f"/api/kernels/{model['id']}")
         made.stop()
 
 
@@ -33,18 +41,23 @@ def images(server: JupyterServer) -> list[str]:
     return sorted(os.listdir(folder)) if folder.exists() else []
 
 
-def move(server: JupyterServer, kernel_id: str, action: str, status: int = 200) -> dict:
+def move(server: JupyterServer, kernel_id: str, action: str, status: int = 200) -> dict[str, Any]:
     """Have a kernel hibernate, wake, or stay."""
     found, answer = server.affinode(f"kernels/{kernel_id}/{action}", "POST", {})
     assert found == status, (answer, server.log()[-3000:])
     return answer
 
 
-async def until(seen, seconds: float = 60.0):
+async def moved(server: JupyterServer, kernel_id: str, action: str, status: int = 200) -> dict[str, Any]:
+    """`move`, while tabs are read."""
+    return await asyncio.to_thread(move, server, kernel_id, action, status)
+
+
+async def until(seen: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Wait until something is so."""
     end = time.monotonic() + seconds
     while not (found := seen()):
-        assert time.monotonic() < end, seen
+        assert time.monotonic() < end, "it did not come"
         await asyncio.sleep(0.02)
     return found
 
@@ -56,31 +69,399 @@ async def result(tab: Tab, code: str) -> str:
     return tab.text(message_id)
 
 
-def test_a_kernel_with_a_tab_hibernates_and_the_next_cell_wakes_it(server):
-    kernel = server.start_kernel(path="work.ipynb")
-    pid = kernel.pid
+def with_tab(server: JupyterServer, story: Callable[[Tab], Awaitable[None]], name: str = "python3") -> None:
+    """Tell a story of a new kernel with one tab."""
+    kernel = server.start_kernel(name, path="work.ipynb")
     kernel.close()
 
-    async def story() -> None:
+    async def told() -> None:
         tab = await Tab(kernel.id).attach(server)
-        address = await result(tab, "kept = [1, 2, 3]; done = []; print(id(kept))")
-        for cycle in range(CYCLES):
-            hibernated = await asyncio.to_thread(move, server, kernel.id, "hibernate")
-            assert hibernated["hibernation"]["state"] == "hibernated"
+        try:
+            await story(tab)
+        finally:
+            await tab.close()
+
+    asyncio.run(told())
+
+
+async def cycles(server: JupyterServer, tab: Tab, count: int) -> None:
+    """Have a kernel hibernate again and again, and send requests before it goes, while it does, and once it is away."""
+    pid = int(await result(tab, "done, said = [], 0; import os; print(os.getpid())"))
+    sent: list[str] = []
+
+    def send() -> None:
+        number = len(sent)
+        sent.append(tab.run(f"done.append({number}); print('line', {number}, flush=True); {number} * 2"))
+
+    for cycle in range(count):
+        if cycle % 3 == 0:  # it turns back for these, or wakes for them
+            going = asyncio.create_task(
+                asyncio.to_thread(server.affinode, f"kernels/{tab.kernel_id}/hibernate", "POST", {})
+            )
+            await asyncio.sleep(0.02 * (cycle % 23))
+            send()
+            status, answer = await going
+            assert status in (200, 409), answer
+        else:
+            await moved(server, tab.kernel_id, "hibernate")
             assert not exists(pid)
-            assert len(images(server)) == 1
-            assert kernel.alive()
-            sent = [
-                tab.run(f"done.append(({cycle}, {number})); print(len(done), flush=True)")
-                for number in range(3)
-            ]
-            asked = tab.send("complete_request", {"code": "kept.app", "cursor_pos": 8})
-            await until(lambda: all(map(tab.is_done, sent)) and asked in tab.replies)  # noqa: B023
-            assert [tab.text(each) for each in sent] == [f"{3 * cycle + n + 1}\n" for n in range(3)]
-            assert tab.replies[asked]["matches"]
-        assert await result(tab, "print(id(kept), kept)") == f"{address.strip()} [1, 2, 3]\n"
-        assert await result(tab, "import os; print(os.getpid())") == f"{pid}\n"
+        for _ in range(cycle % 4 + 1):
+            send()
+        asked = tab.send("complete_request", {"code": "done.app", "cursor_pos": 8})
+        await until(lambda: all(map(tab.is_done, sent)) and asked in tab.replies)  # noqa: B023
+        assert tab.replies[asked]["matches"]
+    assert [tab.text(each) for each in sent] == [f"line {n}\n{2 * n}" for n in range(len(sent))]
+    assert await result(tab, "print(done == list(range(len(done))), len(done))") == f"True {len(sent)}\n"
+    assert int(await result(tab, "print(os.getpid())")) == pid
+
+
+def test_a_tabs_next_request_wakes_its_kernel_and_none_is_lost_or_executed_twice(server):
+    async def story(tab: Tab) -> None:
+        await cycles(server, tab, 4)
+        hibernated = await moved(server, tab.kernel_id, "hibernate")
+        shown = hibernated["hibernation"]
+        assert (shown["state"], shown["refusal"], shown["bytes"] > 0) == ("hibernated", None, True)
+        assert 0 < shown["estimate_s"] < 60
+        assert len(images(server)) == 1
+        # To its manager it lives. It is not started anew, there is nothing to interrupt, and it can be shut down.
+        assert (await asyncio.to_thread(server.request, "GET", f"/api/kernels/{tab.kernel_id}"))[0] == 200
+        interrupted = await asyncio.to_thread(
+            server.request, "POST", f"/api/kernels/{tab.kernel_id}/interrupt"
+        )
+        assert interrupted[0] == 204
+        assert "there is nothing to interrupt" in server.log()
+        ended = await asyncio.to_thread(server.request, "DELETE", f"/api/kernels/{tab.kernel_id}")
+        assert ended[0] == 204, ended
+        await until(lambda: images(server) == [])
+
+    with_tab(server, story)
+
+
+@pytest.mark.long
+def test_two_hundred_cycles_lose_nothing(server):
+    with_tab(server, lambda tab: cycles(server, tab, 200))
+
+
+@pytest.mark.long
+def test_a_restart_of_a_hibernated_kernel_begins_anew_without_its_image(server):
+    async def story(tab: Tab) -> None:
+        pid = int(await result(tab, "kept = 1; import os; print(os.getpid())"))
+        await moved(server, tab.kernel_id, "hibernate")
+        status, answer = await asyncio.to_thread(
+            server.request, "POST", f"/api/kernels/{tab.kernel_id}/restart"
+        )
+        assert status == 200, answer
+        assert await result(tab, "import os; print('kept' in globals())") == "False\n"
+        assert int(await result(tab, "print(os.getpid())")) != pid
         assert images(server) == []
+        # What it sends its kernel afterwards reaches the new one, and that hibernates, too.
+        await moved(server, tab.kernel_id, "hibernate")
+        assert await result(tab, "print('again')") == "again\n"
+
+    with_tab(server, story)
+
+
+@pytest.mark.long
+def test_what_a_thread_prints_is_all_there(server):
+    """While the kernel goes, and before its tab hears it again."""
+    threads = """
+import sys, threading, time
+def count():
+    number = 0
+    while not stop.is_set():
+        number += 1
+        print(number, file=sys.stdout, flush=True); time.sleep(0.003)
+    print("end", number, flush=True)
+stop = threading.Event()
+threading.Thread(target=count, daemon=True).start()
+"""
+
+    def said(tab: Tab) -> str:
+        return "".join(map(tab.text, list(tab.outputs)))
+
+    async def story(tab: Tab) -> None:
+        await result(tab, threads)
+        for _ in range(3):
+            await moved(server, tab.kernel_id, "hibernate")
+            await moved(server, tab.kernel_id, "wake")
+            await result(tab, "1")
+        await result(tab, "stop.set()")
+        await until(lambda: re.search(r"^end (\d+)", said(tab), re.M))
+        numbers = [int(each) for each in re.findall(r"^(\d+)$", said(tab), re.M)]
+        count = int(re.search(r"^end (\d+)", said(tab), re.M)[1])
+        assert sorted(set(numbers)) == list(range(1, count + 1))
+        assert len(numbers) == count, "none comes twice"
+
+    with_tab(server, story)
+
+
+@pytest.mark.long
+def test_files_plots_children_and_widgets_survive(server):
+    begin = """
+import subprocess, threading, os
+file = open("notes.txt", "w+"); _ = file.write("first "); file.flush()
+ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+child = subprocess.Popen(["sh", "-c", "read line; echo got $line"], **ends)
+lock = threading.Condition(); heard = []
+def wait():
+    with lock:
+        lock.wait(); heard.append(threading.get_native_id())
+thread = threading.Thread(target=wait, daemon=True); thread.start()
+native = thread.native_id
+from comm import create_comm
+comm = create_comm(target_name="answers", data={})
+comm.on_msg(lambda message: comm.send({"answer": message["content"]["data"]["ask"] + 1}))
+print(comm.comm_id)
+"""
+    plot = """
+from IPython.display import display, Image
+import struct, zlib
+def png(level):
+    def part(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    parts = [part(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0))]
+    parts += [part(b"IDAT", zlib.compress(bytes([0, level]))), part(b"IEND", b"")]
+    return b"\\x89PNG\\r\\n\\x1a\\n" + b"".join(parts)
+handle = display(Image(png(3)), display_id="plot")
+"""
+
+    async def story(tab: Tab) -> None:
+        comm_id = (await result(tab, begin)).strip()
+        await result(tab, plot)
+        script = tab.run("%%bash --bg --out lines\nsleep 2; echo done")
+        await until(lambda: tab.is_done(script))
+        await moved(server, tab.kernel_id, "hibernate")
+        asked = tab.send("comm_msg", {"comm_id": comm_id, "data": {"ask": 41}})
+        answers = await until(
+            lambda: [
+                each["content"]["data"]
+                for each in tab.outputs.get(asked, [])
+                if each["header"]["msg_type"] == "comm_msg"
+            ]
+        )
+        assert answers == [{"answer": 42}]
+        updated = tab.run("handle.update(Image(png(200)))")
+        await until(lambda: tab.is_done(updated))
+        (shown,) = [
+            each for each in tab.outputs[updated] if each["header"]["msg_type"] == "update_display_data"
+        ]
+        assert shown["content"]["transient"]["display_id"] == "plot"
+        assert await result(tab, "file.write('second'); file.seek(0); print(file.read())") == "first second\n"
+        assert await result(tab, "print(child.communicate('word\\n')[0], end='')") == "got word\n"
+        assert (
+            await result(tab, "with lock: lock.notify()\nthread.join(5); print(heard == [native])")
+            == "True\n"
+        )
+        assert "done" in await result(tab, "print(lines.read().decode())")
+
+    with_tab(server, story)
+
+
+def test_a_kernel_that_is_needed_stays_and_says_why(server):
+    async def story(tab: Tab) -> None:
+        running = tab.run(f"print('begun', flush=True)\n{ENDLESS}")
+        await until(lambda: "begun" in tab.text(running))
+        refused = await moved(server, tab.kernel_id, "hibernate", 409)
+        assert refused["message"] == "a cell runs"
+        await asyncio.to_thread(server.request, "POST", f"/api/kernels/{tab.kernel_id}/interrupt")
+        await until(lambda: tab.is_done(running))
+        asking = tab.run("print(input('name '))", allow_stdin=True)
+        question = await until(lambda: tab.questions)
+        refused = await moved(server, tab.kernel_id, "hibernate", 409)
+        assert refused["message"] == "a cell runs"
+        tab.send("input_reply", {"value": "given"}, channel="stdin", parent=question[0]["header"])
+        await until(lambda: tab.is_done(asking))
+        assert tab.text(asking) == "given\n"
+        await result(tab, "import socket; socket.socketpair()[0].detach()")
+        assert images(server) == []
+
+    with_tab(server, story)
+
+
+@pytest.mark.long
+def test_a_debugger_that_is_attached(server):
+    """It hibernates with its debugger, or says why not; a breakpoint stops the next cell either way."""
+
+    async def story(tab: Tab) -> None:
+        async def ask(command: str, **arguments: Any) -> dict[str, Any]:
+            message = {"type": "request", "seq": len(tab.control), "command": command, "arguments": arguments}
+            message_id = tab.send("debug_request", message, channel="control")
+            return await until(lambda: tab.control.get(message_id))
+
+        await ask("initialize", clientID="test", adapterID="", pathFormat="path")
+        await ask("attach")
+        code = "before = 1\nafter = before + 1\n"
+        path = (await ask("dumpCell", code=code))["body"]["sourcePath"]
+        await ask("setBreakpoints", source={"path": path}, breakpoints=[{"line": 2}], sourceModified=False)
+        await ask("configurationDone")
+        status, answer = await asyncio.to_thread(
+            server.affinode, f"kernels/{tab.kernel_id}/hibernate", "POST", {}
+        )
+        assert status == 200 or answer["message"], answer
+        cell = tab.run(code)
+        stopped = await until(
+            lambda: [
+                each["content"]
+                for messages in tab.outputs.values()
+                for each in messages
+                if each["header"]["msg_type"] == "debug_event" and each["content"].get("event") == "stopped"
+            ]
+        )
+        await ask("continue", threadId=stopped[0]["body"]["threadId"])
+        await until(lambda: tab.is_done(cell))
+        assert await result(tab, "print(after)") == "2\n"
+
+    with_tab(server, story)
+
+
+def test_a_cell_asks_for_it_and_a_command_line_does(server):
+    async def story(tab: Tab) -> None:
+        pid = int(await result(tab, "import os; print(os.getpid())"))
+        assert await result(tab, "%gpu_hibernate") == "This kernel hibernates once no cell runs.\n"
+        await until(lambda: not exists(pid))
+        woken = await asyncio.to_thread(server.machine.affinode, "wake", "work.ipynb", "--json")
+        assert woken.returncode == 0, woken.stderr
+        assert exists(pid)
+        assert await result(tab, "print(os.getpid())") == f"{pid}\n"
+        asleep = await asyncio.to_thread(server.machine.affinode, "hibernate", "work.ipynb", "--json")
+        assert json.loads(asleep.stdout)[0]["place"] == "image", asleep.stderr
+        assert not exists(pid)
+        # A tab that attaches wakes it.
+        await tab.attach(server)
+        assert exists(pid)
+        assert await result(tab, "print(os.getpid())") == f"{pid}\n"
+
+    with_tab(server, story)
+
+
+@pytest.mark.long
+def test_an_image_outlives_a_server_that_is_killed_and_ends_with_one_that_stops(server):
+    kernel = server.start_kernel(path="work.ipynb")
+    kernel.run("kept = 7")
+    kernel.close()
+    move(server, kernel.id, "hibernate")
+    server.kill()
+    server.start(port=server.port)
+    assert [model["id"] for model in server.request("GET", "/api/kernels")[1]] == [kernel.id]
+    assert len(images(server)) == 1
+
+    async def used() -> None:
+        tab = await Tab(kernel.id).attach(server)
+        assert await result(tab, "print(kept)") == "7\n"
         await tab.close()
 
-    asyncio.run(story())
+    asyncio.run(used())
+    move(server, kernel.id, "hibernate")
+    server.process.send_signal(signal.SIGTERM)
+    server.process.wait(timeout=60)
+    assert images(server) == []
+
+
+@pytest.mark.long
+def test_a_hibernated_kernel_is_handed_over_to_the_next_server(server):
+    server.stop()
+    server.start(KEEP, port=server.port)
+    kernel = server.start_kernel(path="work.ipynb")
+    kernel.run("kept = 7")
+    kernel.close()
+    move(server, kernel.id, "hibernate")
+    server.process.send_signal(signal.SIGTERM)
+    server.process.wait(timeout=60)
+    server.start(KEEP, port=server.port)
+    assert len(images(server)) == 1
+
+    async def used() -> None:
+        tab = await Tab(kernel.id).attach(server)
+        assert await result(tab, "print(kept)") == "7\n"
+        await tab.close()
+
+    asyncio.run(used())
+
+
+@pytest.mark.long
+def test_one_that_cannot_be_woken_says_so_in_the_cell_that_waits(server):
+    """The cell runs once it can be."""
+
+    async def story(tab: Tab) -> None:
+        await result(tab, "kept = 7")
+        await moved(server, tab.kernel_id, "hibernate")
+        (image,) = (server.machine.folder / "images").iterdir()
+        (image / "process" / "more").touch()
+        waiting = tab.run("print(kept)")
+        await until(lambda: "could not be woken" in tab.text(waiting))
+        shown = (await asyncio.to_thread(server.affinode))[1]
+        (kernel,) = [each for each in shown["kernels"] if each["id"] == tab.kernel_id]
+        assert kernel["hibernation"]["state"] == "hibernated"
+        assert "a file in it that was not written" in kernel["hibernation"]["refusal"]
+        (image / "process" / "more").unlink()
+        await until(lambda: tab.is_done(waiting))
+        assert tab.text(waiting).endswith("7\n")
+
+    with_tab(server, story)
+
+
+@pytest.mark.long
+def test_what_is_on_the_gpu_comes_back_with_the_next_cell(server):
+    server.stop()
+    server.machine.simulate("4GiB")
+    server.machine.start_controller("--settle=0")
+    server.start()
+
+    async def story(tab: Tab) -> None:
+        before = await result(tab, f"{SETUP}\nblock = Block(24, seed=7)\nprint(block.checksum())")
+        for _ in range(2):
+            await moved(server, tab.kernel_id, "hibernate")
+            known = server.machine.kernel(tab.kernel_id)
+            assert known["residency"] == "hibernated"
+            await until(lambda: server.machine.kernel(tab.kernel_id)["image_bytes"])
+            assert await result(tab, "print(block.checksum())") == before
+            assert server.machine.kernel(tab.kernel_id)["residency"] == "resident"
+
+    with_tab(server, story)
+
+
+@pytest.mark.long
+def test_a_parked_kernel_hibernates_by_itself(server):
+    server.stop()
+    server.machine.simulate("4GiB")
+    server.machine.start_controller("--settle=0", "--idle-park-after=1", "--park-when=idle")
+    server.start("--AffinodeExtension.hibernate_after_s=2")
+
+    async def story(tab: Tab) -> None:
+        before = await result(tab, f"{SETUP}\nblock = Block(24, seed=7)\nprint(block.checksum())")
+        await until(lambda: server.machine.kernel(tab.kernel_id)["image_bytes"])
+        assert await result(tab, "print(block.checksum())") == before
+
+    with_tab(server, story)
+
+
+@pytest.mark.long
+def test_a_way_that_is_stopped_leaves_the_kernel_as_it_was(server):
+    async def story(tab: Tab) -> None:
+        await result(tab, "big = bytearray(os.urandom(1 << 20) * 300) if (os := __import__('os')) else None")
+        going = asyncio.create_task(
+            asyncio.to_thread(server.affinode, f"kernels/{tab.kernel_id}/hibernate", "POST", {})
+        )
+        await until(lambda: images(server))
+        await moved(server, tab.kernel_id, "stay")
+        status, answer = await going
+        assert (status, answer["message"]) == (409, "it was stopped, and stays where it is")
+        assert images(server) == []
+        assert await result(tab, "print(len(big))") == f"{300 << 20}\n"
+
+    with_tab(server, story)
+
+
+def test_without_a_folder_for_images_nothing_is_done(keeping_machine):
+    keeping_machine.environment.pop("AFFINODE_HIBERNATE_DIR", None)
+    server = JupyterServer(keeping_machine)
+    server.start()
+    kernel = server.start_kernel()
+    refused = move(server, kernel.id, "hibernate", 409)
+    assert "hibernate_dir" in refused["message"]
+    assert "AFFINODE_HIBERNATES" not in kernel.environment()
+    assert "Not hibernated" in kernel.run("%gpu_hibernate").text
+    own = keeping_machine.folder / "own"
+    assert not list(own.glob("keep*.sock")), "no keeper runs"
+    kernel.shutdown()
+    server.stop()
