@@ -23,13 +23,13 @@ from .. import environment
 from .._version import __version__
 from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 from ..client.errors import refusal_advice
-from ..hibernation import criu
 from ..provisioning.default import LOCAL, OURS, DefaultProvisioner, site_choice
 from ..provisioning.preload import Unmanaged, preloadable_path, prove_preload
 from ..python_command import code_command
 from ..units import bytes_in_words
 from .check import Check
 from .host_checks import host_checks
+from .image_checks import image_checks
 
 CHILD_TIMEOUT_S = 60.0
 LAB_EXTENSION = "jupyter-affinode"
@@ -103,7 +103,7 @@ def examine(server: DefaultProvisioner | None = None) -> Iterator[Check]:
     yield _provisioner(server)
     yield _lab_extension()
     yield from host_checks(node["settings"].get("lot_bytes") or 0 if isinstance(node, dict) else 0)
-    yield _criu()
+    yield from image_checks()
 
 
 def _platform() -> Check:
@@ -112,17 +112,6 @@ def _platform() -> Check:
         return Check("platform", "ok", f"Linux {platform.release()} on {machine}")
     advice = "Kernels run as usual here, without GPU management; Linux on x86-64 or aarch64 is needed for it."
     return Check("platform", "fail", f"{system} on {machine}", advice)
-
-
-def _criu() -> Check:
-    """Check what hibernating needs; nothing else does."""
-    try:
-        return Check("hibernation", "ok", f"CRIU {asyncio.run(criu.check())} works here", is_detail=True)
-    except criu.CriuUnavailable as error:
-        level = (
-            "warn" if os.environ.get(environment.HIBERNATE_DIR) else "ok"
-        )  # where it is not wanted nothing is missing
-        return Check("hibernation", level, f"kernels cannot hibernate here: {error}", is_detail=True)
 
 
 def _shim() -> Check:

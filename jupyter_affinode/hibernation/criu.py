@@ -147,6 +147,23 @@ async def try_out() -> str:
     return version
 
 
+def advice() -> str:
+    """Return the one command that lets CRIU work here, for a user or an administrator."""
+    try:
+        called = command()
+    except CriuUnavailable:
+        return "Install CRIU 4.2 or newer: apt install criu, dnf install criu, or https://criu.org/Packages"
+    if is_privileged():
+        return f"CRIU's own words: {shlex.join([*called, 'check'])}"
+    if len(called) > 1:
+        return (
+            f"Name CRIU itself by {environment.CRIU}: started by another program it has no rights of its own."
+        )
+    if os.geteuid() == 0:
+        return "Give the container the capability SYS_ADMIN, or CHECKPOINT_RESTORE and SETPCAP."
+    return f"sudo setcap {CAPABILITIES} {called[0]}"
+
+
 def executables() -> list[Path]:
     """Return the programs that run CRIU: its own, and a loader that was named before it. Raises CriuUnavailable."""
     return [Path(word) for word in command() if word.startswith("/") and os.access(word, os.X_OK)]

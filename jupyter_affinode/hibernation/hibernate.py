@@ -111,11 +111,12 @@ async def hibernate(
         processes = tree.tree_of(pid)  # stopped now, so it is whole
         manifest = await asyncio.to_thread(image.finish, processes=processes, has_cuda=has_cuda, **known)
     except BaseException as error:
+        has_ended = bool(processes) and not tree.lives(processes[0])
         with contextlib.suppress(ProcessLookupError):
             processes = tree.tree_of(pid)
         tree.go_on(processes)
         image.give_up()
-        if isinstance(error, ProcessLookupError):
+        if has_ended and isinstance(error, Exception):
             raise CannotHibernate("its process ended meanwhile") from None
         if isinstance(error, (criu.CriuFailed, OSError)):
             raise CannotHibernate(str(error)) from None

@@ -6,6 +6,7 @@ a keeper and a controller of its own, as after the machine was started again. Pr
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -16,6 +17,9 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from live_machine import Machine  # noqa: E402
 from lone_kernel import LoneKernel, Refused  # noqa: E402
+
+from jupyter_affinode.hibernation.image import _digest as digest_of  # noqa: E402
+from jupyter_affinode.hibernation.signing import signature_of  # noqa: E402
 
 WORK = """
 import itertools, subprocess, threading, time
@@ -80,7 +84,57 @@ def refused(kernel: LoneKernel) -> None:
     assert kernel.is_hibernated()
 
 
-STEPS: dict[str, Callable[[LoneKernel], None]] = {"hibernate": hibernate, "wake": wake, "refused": refused}
+def ask_for_root(kernel: LoneKernel) -> None:
+    """Ask in the image for the rights of root, signed with the user's own key: nothing gets them."""
+    kernel.load()
+    kernel.start_keeper()
+    written = {path: path.read_bytes() for path in (kernel.image / "process").glob("core-*.img")}
+    manifest = (kernel.image / "manifest.json").read_bytes()
+    own, root = protobuf_number(os.geteuid()), b"\x80\x80\x00"  # 0, as long as ours
+    assert len(own) == len(root)
+    for path, content in written.items():
+        assert own in content
+        path.write_bytes(content.replace(own, root))
+    sign_again(kernel)
+    try:
+        kernel.wake()
+    except Refused as why:
+        print(f"refused: {why}")
+    else:
+        raise AssertionError("it was woken")
+    assert not kernel.lives()
+    for path, content in written.items():
+        path.write_bytes(content)
+    (kernel.image / "manifest.json").write_bytes(manifest)
+
+
+def protobuf_number(value: int) -> bytes:
+    """A number as CRIU writes it."""
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*found, value))
+
+
+def sign_again(kernel: LoneKernel) -> None:
+    """Sign the image as it is now."""
+    os.environ["XDG_STATE_HOME"] = kernel.environment["XDG_STATE_HOME"]
+    path = kernel.image / "manifest.json"
+    told = json.loads(path.read_text())
+    del told["signature"]
+    for name in told["files"]:
+        file = kernel.image / name
+        told["files"][name] = [file.stat().st_size, digest_of(file)]
+    path.write_text(json.dumps({**told, "signature": signature_of(told)}))
+
+
+STEPS: dict[str, Callable[[LoneKernel], None]] = {
+    "hibernate": hibernate,
+    "wake": wake,
+    "refused": refused,
+    "ask_for_root": ask_for_root,
+}
 
 
 def main() -> None:

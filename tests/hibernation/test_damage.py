@@ -40,12 +40,11 @@ def small_disk(lone: LoneKernel) -> Iterator[Path]:
 def fill(disk: Path) -> Path:
     """Leave no room on a disk."""
     path = disk / "full"
-    with path.open("wb") as file:
+    with path.open("wb", buffering=0) as file:
         part = 1 << 20
         while part >= 512:
             try:
                 file.write(bytes(part))
-                file.flush()
             except OSError:
                 part //= 2
     return path

@@ -104,5 +104,7 @@ def test_an_ordinary_user_hibernates_and_wakes_kernels_with_two_capabilities_of_
     said = step("refused", own, criu, *TIME, uid=USER)
     assert re.search(r"refused: this machine's clock is \d+ s behind the kernel's", said), said
     assert "Only root can wake it so" in said
+    said = step("ask_for_root", own, criu, uid=USER)
+    assert re.search(r"refused: .*(may not do it|rights)", said), said
     said = step("wake", own, criu, uid=USER)
     assert re.search(rf"it has uid {USER}, CapPrm:\s0000000000000000$", said, re.M), said

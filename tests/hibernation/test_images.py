@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from dataclasses import replace
 import pytest
 
 from jupyter_affinode.hibernation import criu, tree
+from jupyter_affinode.hibernation import hibernate as hibernate_module
 from jupyter_affinode.hibernation.hibernate import CannotWake, Recovered, recover, wake
 from jupyter_affinode.hibernation.image import (
     AWAY,
@@ -20,6 +22,7 @@ from jupyter_affinode.hibernation.image import (
     ImageRefused,
 )
 from jupyter_affinode.hibernation.machine import objection_to_waking, this_machine
+from jupyter_affinode.hibernation.signing import signature_of
 from jupyter_affinode.hibernation.store import image_of, images_in
 from jupyter_affinode.keeping.processes import ProcessName, name_of
 
@@ -280,3 +283,178 @@ async def test_a_process_that_has_the_number_of_an_images_is_left_alone_and_the_
     finally:
         other.kill()
         other.wait()
+
+
+# ---- attacks: who may write to a folder may try all of these
+
+
+def resigned(image, **changes):
+    """The image's manifest with changes, signed again: as the user's own program may write it."""
+    path = image.folder / MANIFEST
+    told = json.loads(path.read_text())
+    del told["signature"]
+    told.update(changes)
+    path.write_text(json.dumps({**told, "signature": signature_of(told)}))
+
+
+@pytest.mark.parametrize(
+    "name", ["../../secret", "/etc/passwd", "process/../../secret", "process/", "process/.x", "gpu-7", "a\n"]
+)
+def test_a_manifest_that_names_files_elsewhere_is_refused_though_it_is_signed(store, name):
+    image = made(store)
+    resigned(image, files={**image.manifest().files, name: [1, "0" * 64]})
+    with pytest.raises(ImageRefused, match="names a file elsewhere"):
+        image.manifest()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"version": 2, "signature": ' + b"9" * 100_000 + b"}",
+        b"[" * 200_000,
+        b'{"signature": "' + b"\xff" * 64 + b'", "version": 2}',
+        '{"signature": "ä", "version": 2}'.encode(),
+        b'{"signature": null, "version": 2}',
+        b'{"signature": "x", "version": 1e999}',
+        b"null",
+    ],
+)
+def test_a_manifest_of_giant_numbers_or_depth_is_refused(store, raw):
+    image = made(store)
+    (image.folder / MANIFEST).write_bytes(raw)
+    with pytest.raises(ImageRefused):
+        image.manifest()
+
+
+@pytest.mark.parametrize("what", [MANIFEST, "process/core-7.img", "process"])
+@pytest.mark.parametrize("how", ["fifo", "link", "hard link", "folder", "device"])
+def test_what_is_no_plain_file_of_the_users_is_refused_without_waiting(store, what, how):
+    image = made(store)
+    manifest, path = image.manifest(), image.folder / what
+    elsewhere = store.parent / "elsewhere"
+    path.rename(elsewhere)
+    if how == "fifo":
+        os.mkfifo(path, 0o600)
+    elif how == "link":
+        path.symlink_to(elsewhere)
+    elif how == "hard link" and elsewhere.is_file():
+        os.link(elsewhere, path)
+    elif how == "device" and os.geteuid() == 0:
+        os.mknod(path, 0o600 | 0o020000, os.makedev(1, 5))  # /dev/zero: it never ends
+    elif what != "process":
+        path.mkdir()
+    else:
+        return
+    with pytest.raises(ImageRefused):
+        image.manifest()
+        image.verify(manifest, pages=False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a file away takes root")
+@pytest.mark.parametrize("what", [MANIFEST, "process/core-7.img", "process", "."])
+def test_what_belongs_to_another_user_is_refused(store, what):
+    image = made(store)
+    manifest = image.manifest()
+    os.chown(image.folder / what, 54321, 54321)
+    with pytest.raises(ImageRefused):
+        image.manifest()
+        image.verify(manifest, pages=False)
+
+
+@pytest.mark.parametrize("how", ["open", "short", "link", "another user's"])
+def test_a_key_that_others_may_know_signs_and_proves_nothing(store, tmp_path, how):
+    image = made(store)
+    key = tmp_path / "state" / "affinode" / "image.key"
+    if how == "open":
+        key.chmod(0o644)
+    elif how == "short":
+        key.write_bytes(b"short")
+    elif how == "link":
+        key.rename(tmp_path / "key")
+        key.symlink_to(tmp_path / "key")
+    elif os.geteuid() == 0:
+        os.chown(key, 54321, 54321)
+    else:
+        pytest.skip("giving a file away takes root")
+    with pytest.raises(ImageRefused):
+        image.manifest()
+
+
+@pytest.mark.parametrize("what", ["image", "store"])
+async def test_giving_an_image_up_deletes_nothing_beyond_a_link(store, what):
+    image = made(store)
+    precious = store.parent / "precious"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("years")
+    if what == "image":
+        (image.folder / "process" / "way-out").symlink_to(precious)
+    else:
+        image.folder.rename(store.parent / "moved")
+        image.folder.symlink_to(precious)
+    image.give_up()
+    assert (precious / "thesis.tex").read_text() == "years"
+
+
+async def test_an_image_on_which_criu_works_is_looked_at_only_afterwards(store):
+    image = made(store)
+    with image.in_use():
+        looking = asyncio.get_running_loop().create_task(recover(image))
+        await asyncio.sleep(0.2)
+        assert not looking.done()
+        assert image.is_in_use()
+        with pytest.raises(OSError, match="CRIU works on its image still"), image.in_use():
+            pass
+    assert (await looking).manifest is not None
+
+
+async def test_an_image_counts_once_one_of_its_processes_has_been_ended(store):
+    alive = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        image = made(store, [GONE, name_of(alive.pid)])
+        assert (await recover(image)).manifest is not None
+        assert image.is_whole
+        assert alive.wait(timeout=30) == -9
+    finally:
+        alive.kill()
+        alive.wait()
+
+
+async def test_a_dead_process_that_was_not_taken_note_of_does_not_live(store):
+    dead = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    image = made(store, [name_of(dead.pid)])
+    dead.kill()
+    os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+    assert (await recover(image)).manifest is not None, "its image counts"
+    dead.wait()
+
+
+async def test_what_criu_started_is_ended_if_it_has_more_rights_than_its_keeper(store, monkeypatch):
+    image = made(store)
+    started: list[subprocess.Popen[bytes]] = []
+
+    async def works():
+        return "4.2"
+
+    async def restore(folder, lock):
+        """CRIU starts a process that has root's rights, as an image may ask for."""
+        manifest = image.manifest()
+        started.append(subprocess.Popen(["sleep", "600"]))
+        monkeypatch.setattr(
+            hibernate_module.tree, "tree_of", lambda pid: [name_of(started[0].pid)] if pid == GONE.pid else []
+        )
+        assert manifest.processes[0] == GONE
+
+    async def nothing_is_taken(ids):
+        return None
+
+    monkeypatch.setattr(tree, "free", nothing_is_taken)
+    monkeypatch.setattr(criu, "check", works)
+    monkeypatch.setattr(criu, "restore", restore)
+    monkeypatch.setattr(criu, "capabilities", lambda pid: 0)
+    monkeypatch.setattr(hibernate_module, "objection_to_waking", lambda origin: None)
+    if os.geteuid() != 0:
+        pytest.skip("a process with rights takes root")
+    with pytest.raises(CannotWake, match="has rights"):
+        await wake(image)
+    assert started[0].wait(timeout=30) == -9
+    assert image.is_whole
