@@ -10,7 +10,9 @@ from typing import Any
 from traitlets.config import Application, Config
 from traitlets.log import get_logger
 
-from .places import kernels_may_stay, starts_here
+from jupyter_affinode.keeping.surroundings import why_children_end
+
+from .places import kernels_may_stay, makes_units, starts_here
 from .spawner_mixin import GpuPolicy, has_spawn_exception
 
 OLDEST = (5, 0)
@@ -86,6 +88,10 @@ def _mixins(spawner: type) -> list[type]:
         from .docker import DockerGpuPolicy
 
         mixins.append(DockerGpuPolicy)
+    if makes_units(spawner):
+        from .systemd import SystemdGpuPolicy
+
+        mixins.append(SystemdGpuPolicy)
     return mixins or [GpuPolicy]
 
 
@@ -153,11 +159,8 @@ def _warn(c: Any, spawner: type[GpuPolicy]) -> None:
             "the Hub's end will end all servers, and what their kernels have on the GPU. To restart the Hub without"
             " that, set c.JupyterHub.cleanup_servers = False"
         )
-    if _configured(c, spawner, "keep_kernels") not in (None, "never") and not kernels_may_stay(spawner):
-        get_logger().warning(
-            "keep_kernels has no effect: what %s starts ends whole, kernels included, when a server is stopped",
-            spawner.__name__,
-        )
+    if _configured(c, spawner, "keep_kernels") not in (None, "never"):
+        _warn_of_kernels_that_end(c, spawner)
     asks = spawner.gpu_asks_from_hub and _configured(c, spawner, "gpu_memory")
     if asks and not _configured(c, spawner, "gpu_room_at") and not starts_here(spawner):
         get_logger().warning(
@@ -165,6 +168,25 @@ def _warn(c: Any, spawner: type[GpuPolicy]) -> None:
             " c.Spawner.gpu_room_at says where to ask",
             spawner.__name__,
         )
+
+
+def _warn_of_kernels_that_end(c: Any, spawner: type[GpuPolicy]) -> None:
+    """Say where kernels end although they are to be kept."""
+    if not spawner.gpu_starts_servers:
+        return  # that is for the child to say
+    if not kernels_may_stay(spawner):
+        get_logger().warning(
+            "keep_kernels has no effect: what %s starts ends whole, kernels included, when a server is stopped",
+            spawner.__name__,
+        )
+    elif makes_units(spawner):
+        from .systemd import ASKED, why_kernels_end
+
+        why = why_kernels_end({name: _configured(c, spawner, name) for name in ASKED})
+        if why is not None:
+            get_logger().warning("keep_kernels has no effect: %s", why)
+    elif (why := why_children_end()) is not None:
+        get_logger().warning("kernels that are kept end with the Hub: when it ends, %s", why)
 
 
 def is_configured(c: Any, trait: str) -> bool:

@@ -28,8 +28,13 @@ def starts_here(spawner: type) -> bool:
 
 
 def kernels_may_stay(spawner: type) -> bool:
-    """Return whether a server's end leaves programs alone that it started: containers, pods and units end whole."""
-    return any(each.__name__ == "LocalProcessSpawner" for each in spawner.__mro__)
+    """Return whether programs that a server started can be left alone at its end: containers and pods end whole."""
+    return any(each.__name__ == "LocalProcessSpawner" for each in spawner.__mro__) or makes_units(spawner)
+
+
+def makes_units(spawner: type) -> bool:
+    """Return whether servers of this class are systemd's units, as those of SystemdSpawner."""
+    return hasattr(spawner, "unit_extra_properties")
 
 
 def docker_is_here(client_arguments: dict[str, Any]) -> bool:

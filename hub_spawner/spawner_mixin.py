@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from traitlets import Bool, CaselessStrEnum, Float, Integer, List, TraitError, Unicode, validate
+from traitlets import Bool, CaselessStrEnum, Float, Integer, List, TraitError, Unicode, default, validate
 from traitlets.config import Configurable
 
 from jupyter_affinode import environment
@@ -120,8 +120,9 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
         default_value="never",
         help="""Which kernels outlive their server when it is stopped or culled: none; those whose GPU memory can be
         parked, or that have none; or all. The user's next server has them again, and tabs that are still open go on.
-        For spawners that start plain processes, as LocalProcessSpawner and SudoSpawner; others' kernels end with the
-        container, pod or unit. With "parked" a server parks its idle kernels when it is stopped.""",
+        For spawners that start plain processes or units, as LocalProcessSpawner, SudoSpawner and SystemdSpawner;
+        others' kernels end with the container or pod. With "parked" a server parks its idle kernels when it is
+        stopped.""",
     ).tag(config=True)
     keep_kernels_for_s = Float(
         2 * 86400.0,
@@ -145,8 +146,15 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
     gpu_starts_servers = True  # False: another spawner does
     _has_asked = False  # for the start that comes next
     _gave_environment = False
-    # Of stopped servers, by user and name: their kernels have them. The Hub makes a spawner for each start.
+    # Of servers, by user and name: kernels that outlive theirs have it. The Hub makes a spawner for each start.
     _kept_tokens: ClassVar[dict[tuple[str, str], str]] = {}
+
+    @default("will_resume")
+    def _default_will_resume(self) -> bool:
+        """Have the Hub keep what tabs that are open identify themselves with, and the server's token, which its kernels
+        have in their environment and the keeper asks with: when the server is stopped, and when it crashed.
+        """
+        return self.gpu_keeps_kernels()
 
     @validate("gpu_memory", "keep_kernels_memory")
     def _check_size(self, proposal: Any) -> str:
@@ -220,6 +228,8 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
         if self.gpu_keeps_kernels():
             self._take_token_again()
         started = await maybe_future(super().start())
+        if self.gpu_keeps_kernels():
+            self._kept_tokens[self.user.name, self.name] = str(self.api_token)
         if self.gpu_starts_servers and not self._gave_environment:
             self.log.warning(
                 "the server of %s was started without the GPU policy's environment, which %s did not ask for."
@@ -228,19 +238,6 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
                 type(self).__name__,
             )
         return started
-
-    async def stop(self, *args: Any, **kwargs: Any) -> Any:
-        """Stop the server as the spawner does; its kernels may stay, see `keep_kernels`.
-
-        The Hub is to keep what tabs that are open identify themselves with, and the server's token, which its kernels
-        have in their environment.
-        """
-        from jupyterhub.utils import maybe_future
-
-        if self.gpu_keeps_kernels():
-            self.will_resume = True
-            self._kept_tokens[self.user.name, self.name] = str(self.api_token)
-        return await maybe_future(super().stop(*args, **kwargs))
 
     async def progress(self) -> AsyncIterator[Event]:
         """Yield how the request for room stands, and then the spawner's own progress."""

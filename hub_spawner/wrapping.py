@@ -7,6 +7,7 @@ from typing import Any
 from traitlets import Type
 from traitlets.utils.importstring import import_item
 
+from .places import kernels_may_stay
 from .spawner_mixin import GpuPolicy
 
 CHILD_CLASS = "child_class"  # as wrapspawner calls it; other classes may have it as a plain attribute
@@ -28,6 +29,13 @@ class WrappingGpuPolicy(GpuPolicy):
             self._derive_child(name)
             if self.has_trait(name):
                 self.observe(lambda change: self._derive_child(change.name), name)
+
+    def gpu_keeps_kernels(self) -> bool:
+        """Return whether kernels of the server may outlive it: that is for the child to say."""
+        children = [getattr(self, name) for name in child_names(type(self))]
+        return self.keep_kernels != "never" and any(
+            isinstance(child, type) and kernels_may_stay(child) for child in children
+        )
 
     def _derive_child(self, name: str) -> None:
         """Have the class of child spawners that `name` holds be one with the policy."""

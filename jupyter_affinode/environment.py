@@ -20,6 +20,7 @@ is shim/src/base/environment.h. A shim takes them as they are at its program's f
 | AFFINODE_KEEP_KERNELS_FOR_S | spawner → server | for how many seconds |
 | AFFINODE_KEEP_KERNELS_PER_USER | spawner → server | how many of a user at a time |
 | AFFINODE_KEEP_KERNELS_MEMORY | spawner → server | with how much host memory |
+| AFFINODE_STAYS | server → Hub | "1": this process is to go on when its server's unit ends |
 | AFFINODE_HIBERNATE_DIR | spawner, a user → server, command line | where images of hibernated kernels are |
 | AFFINODE_HIBERNATES | provisioner → startup file, magics | a file that is there while output would be lost |
 | AFFINODE_CRIU | admin, a user → keeper | how CRIU is called, if it is not `criu` |
@@ -63,6 +64,7 @@ KEEP_KERNELS = "AFFINODE_KEEP_KERNELS"
 KEEP_KERNELS_FOR_S = "AFFINODE_KEEP_KERNELS_FOR_S"
 KEEP_KERNELS_PER_USER = "AFFINODE_KEEP_KERNELS_PER_USER"
 KEEP_KERNELS_MEMORY = "AFFINODE_KEEP_KERNELS_MEMORY"
+STAYS = "AFFINODE_STAYS"
 HIBERNATE_DIR = "AFFINODE_HIBERNATE_DIR"
 HIBERNATES = "AFFINODE_HIBERNATES"
 CRIU = "AFFINODE_CRIU"
@@ -327,7 +329,7 @@ def real_driver() -> Path | None:
 
 def controller_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment to start a controller with: no shim, no kernel's identity, simulated if asked."""
-    started = dict(os.environ if environ is None else environ)
+    started = {**(os.environ if environ is None else environ), STAYS: "1"}
     preloads = [
         name for name in started.pop("LD_PRELOAD", "").replace(":", " ").split() if SHIM_NAME[:-3] not in name
     ]

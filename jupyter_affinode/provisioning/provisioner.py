@@ -22,7 +22,7 @@ from jupyter_client.provisioning import LocalProvisioner
 from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..client.kernel_messages import KernelMessages, PlacedOn
 from ..client.starting import ensure_controller
-from ..environment import HIBERNATES
+from ..environment import HIBERNATES, STAYS
 from ..keeping.processes import Adopted, InImage, ProcessName, name_of
 from ..threads import on_own_thread
 from .kernelspec import scheduling_fields
@@ -86,6 +86,7 @@ class AffinodeProvisioner(LocalProvisioner):
         self.outlives_server = self.keeps
         if self.keeps:
             kwargs.update(independent=True, **_lasting_output())
+            kwargs["env"] = {**kwargs["env"], STAYS: "1"}
         self._said_dying = self._is_forgotten = False
         self.managed = False
         _report_interrupts(self.parent)

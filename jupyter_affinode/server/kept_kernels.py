@@ -34,6 +34,7 @@ from ..keeping.client import Ended, Keeper, KeeperRefused, KeeperUnavailable, Ke
 from ..keeping.messages import Undelivered
 from ..keeping.processes import ProcessName
 from ..keeping.records import IMAGE, PROCESS, Owner, Record
+from ..keeping.surroundings import why_children_end
 from ..provisioning.kernelspec import scheduling_fields
 from ..provisioning.provisioner import AffinodeProvisioner
 from ..time_of_day import clock_in_words
@@ -47,12 +48,6 @@ HAND_OVER_S = 8.0  # for all kernels: a Hub kills its servers 10 s after it aske
 PARK_S = 5.0  # of these
 OFF_THE_GPU = ("none", "parked")
 ENDS_AFTER_S = 1.0  # a kernel that does not outlive its server, where that was killed
-CONTAINERS_FIRST = (
-    "tini",
-    "dumb-init",
-    "docker-init",
-    "catatonit",
-)  # programs that end when their one child does
 
 
 @dataclass(frozen=True)
@@ -148,10 +143,8 @@ class KeptKernels:
         """
         if self._which == "never" and not (is_there() or self._images.folder):
             return
-        if self._which != "never" and ends_with_container():
-            self._log.warning(
-                "Kernels of this server end with it, since its container does: keep_kernels is in vain."
-            )
+        if self._which != "never" and (why := why_children_end()) is not None:
+            self._log.warning("keep_kernels has no effect: when this server ends, %s.", why)
         if self._is_used:
             self._readers.watch(settings)
             self._readers.hibernation = self.hibernation if self._images.folder else None
@@ -260,7 +253,10 @@ class KeptKernels:
         if not manager.ready.done():
             manager.ready.set_result(None)
         if not os.path.exists(manager.connection_file):
-            manager.write_connection_file()
+            try:
+                manager.write_connection_file()
+            except OSError as error:  # other programs cannot connect to it; this server can
+                self._log.warning("The connection file of kernel %s cannot be written: %s", kernel_id, error)
         manager._connection_file_written = True  # it goes when the kernel ends
         all_kernels._kernels[kernel_id] = manager
         all_kernels._kernel_connections[kernel_id] = 0
@@ -569,18 +565,6 @@ class KeptKernels:
         manager._connection_file_written = False
         self._given_away.append(manager)
         self._told.pop(kernel_id, None)
-
-
-def ends_with_container(pid: int | None = None, parent: int | None = None, first: str | None = None) -> bool:
-    """Return whether a process's container ends when the process does; by default this one's."""
-    pid = os.getpid() if pid is None else pid
-    parent = os.getppid() if parent is None else parent
-    if first is None:
-        try:
-            first = Path("/proc/1/comm").read_text().strip()
-        except OSError:
-            first = ""
-    return pid == 1 or (parent == 1 and first in CONTAINERS_FIRST)
 
 
 def _at_hub() -> AtHub | None:

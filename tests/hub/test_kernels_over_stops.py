@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import signal
+from pathlib import Path
 
 import pytest
 from gpu_cells import SETUP
+from jupyterhub.spawner import Spawner
 from live_hub import NAVIGATE, xsrf
 from live_server import exists
+from traitlets import Bool, Dict
 from traitlets.config import Config
 from traitlets.utils.importstring import import_item
 from user_servers import ANA, BOB, UserServer, gpu_hub
 
+from hub_spawner import enabling, systemd
 from hub_spawner.enabling import _enabled as enabled
 
 
@@ -70,6 +76,32 @@ def test_a_stopped_server_leaves_its_kernels_parked_and_the_next_one_has_them(hu
     kernel.shutdown()
     wait_until(lambda: not exists(pid))
     stop(hub, wait_until)
+
+
+@pytest.mark.long
+def test_a_server_that_crashed_leaves_its_kernels_and_their_tokens(hub, wait_until):
+    """The keeper asks with the server's token; of a server that it did not stop the Hub would delete it."""
+    ana = start(hub)
+    kernel = ana.start_kernel()
+    pid, token = kernel.pid, kernel.environment()["JUPYTERHUB_API_TOKEN"]
+    os.kill(server_pid(hub), signal.SIGKILL)
+    wait_until(lambda: hub.spawn("ana")[0] == 202, message=hub.log)  # only now does the Hub see it
+    hub.follow("ana").whole()
+    assert [each["id"] for each in ana.request("GET", "/api/kernels")[1]] == [kernel.id]
+    assert kernel.pid == pid
+    assert hub.ask("GET", "/user", token=token)[0] == 200 and server_tokens(hub) == 1
+    kernel.shutdown()
+    stop(hub, wait_until)
+
+
+def server_pid(hub):
+    """The process of ana's server."""
+    (pid,) = {
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if b"jupyterhub.singleuser" in path.read_bytes() and path.stat().st_uid == ANA
+    }
+    return pid
 
 
 @pytest.mark.long
@@ -141,9 +173,57 @@ def test_kernels_of_a_user_who_is_deleted_or_renamed_end(hub, wait_until):
 
 @pytest.mark.parametrize(
     ("spawner", "says"),
-    [("kubespawner.KubeSpawner", True), ("jupyterhub.spawner.LocalProcessSpawner", False)],
+    [
+        ("kubespawner.KubeSpawner", True),
+        ("dockerspawner.DockerSpawner", True),
+        ("jupyterhub.spawner.LocalProcessSpawner", False),
+        ("wrapspawner.WrapSpawner", False),  # that is for its child to say
+    ],
 )
 def test_a_hub_whose_servers_end_whole_says_so(caplog, spawner, says):
     with caplog.at_level(logging.WARNING):
         enabled(Config(Spawner={"keep_kernels": "all"}), import_item(spawner))
     assert ("keep_kernels has no effect" in caplog.text) is says
+
+
+class SystemdSpawner(Spawner):
+    """With the traits of systemdspawner's."""
+
+    unit_extra_properties = Dict().tag(config=True)
+    dynamic_users = Bool(False).tag(config=True)
+    isolate_tmp = Bool(False).tag(config=True)
+
+    def start(self): ...
+    def stop(self, now=False): ...
+    def poll(self): ...
+
+
+@pytest.mark.parametrize(
+    ("configured", "runs", "says"),
+    [
+        ({}, True, None),
+        ({}, False, "systemd does not run this machine"),
+        ({"isolate_tmp": True}, True, "a /tmp that ends with it"),
+        ({"unit_extra_properties": {"PrivateTmp": "yes"}}, True, "a /tmp that ends with it"),
+        ({"dynamic_users": True}, True, "a user that ends with it"),
+        ({"unit_extra_properties": {"KillMode": "mixed"}}, True, "KillMode=mixed"),
+    ],
+)
+def test_a_hub_of_units_says_where_kernels_cannot_be_kept(
+    caplog, monkeypatch, tmp_path, configured, runs, says
+):
+    monkeypatch.setattr(systemd, "RUNNING", tmp_path if runs else tmp_path / "none")
+    c = Config(Spawner={"keep_kernels": "all"}, SystemdSpawner=configured)
+    with caplog.at_level(logging.WARNING):
+        made = enabled(c, SystemdSpawner)(config=c)
+    assert made.gpu_keeps_kernels() is (says is None)
+    assert (says or "") in caplog.text and ("keep_kernels has no effect" in caplog.text) is (says is not None)
+
+
+def test_a_hub_that_ends_whole_says_that_kernels_do(caplog, monkeypatch):
+    monkeypatch.setattr(enabling, "why_children_end", lambda: "its container ends with it")
+    with caplog.at_level(logging.WARNING):
+        enabled(
+            Config(Spawner={"keep_kernels": "all"}), import_item("jupyterhub.spawner.LocalProcessSpawner")
+        )
+    assert "kernels that are kept end with the Hub: when it ends, its container ends with it" in caplog.text

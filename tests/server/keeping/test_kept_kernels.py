@@ -17,8 +17,6 @@ from live_server import ENDLESS, JupyterServer, exists
 from tab import Tab
 from waiting import until
 
-from jupyter_affinode.server.kept_kernels import ends_with_container
-
 KEEP = "--AffinodeExtension.keep_kernels=all"
 COUNTING = """
 import itertools, pathlib, time
@@ -459,14 +457,6 @@ async def attached_once(server: JupyterServer, kernel_id: str) -> None:
     """Have a tab been attached to a kernel, so that there is one to read for."""
     tab = await Tab(kernel_id).attach(server)
     await tab.close()
-
-
-@pytest.mark.parametrize(
-    ("pid", "parent", "first", "ends"),
-    [(1, 0, "jupyter-lab", True), (7, 1, "tini", True), (7, 1, "systemd", False), (70, 7, "tini", False)],
-)
-def test_a_server_that_is_its_container_says_that_keeping_is_in_vain(pid, parent, first, ends):
-    assert ends_with_container(pid, parent, first) is ends
 
 
 @pytest.mark.long
