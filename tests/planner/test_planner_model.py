@@ -432,6 +432,21 @@ def test_a_park_that_host_memory_has_no_room_for_is_refused_without_a_disk_and_n
     assert [bool(each["spills"]) for each in counts] == [False, True]
 
 
+def test_where_kernels_hibernate_no_park_is_refused_for_long_and_each_is_woken_by_its_next_cell():
+    """A kernel hibernates once in five minutes at most, so some parks are refused until then."""
+    machine = {"settings": Settings(), "speeds": Speeds(), "gpu_bytes": 140 * GIB, "host_bytes": 60 * GIB}
+    chance = random.Random(7)
+    cells = [[(chance.uniform(400, 900), 1.0, 20) for _ in range(8)] for _ in range(12)]
+    waits = []
+    for after_s in (None, 0):
+        sessions = [session(f"k{number}", its) for number, its in enumerate(cells)]
+        outcome = replay(sessions, hibernate_after_s=after_s, compute_share=0.1, **machine).run()
+        assert bool(outcome.counts["hibernations"]) is (after_s is not None)
+        assert outcome.cells == 12 * 8
+        waits.append(sum(outcome.waits_s))
+    assert waits[1] < waits[0]
+
+
 def test_a_disk_is_not_written_where_moves_under_way_give_enough_host_memory_back():
     machine = {"settings": Settings(), "speeds": Speeds(), "gpu_bytes": 140 * GIB, "host_bytes": 126 * GIB}
     outcome = replay(short_of_host_memory(7), disk_bytes=400 * GIB, compute_share=0.1, **machine).run()

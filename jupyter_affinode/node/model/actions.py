@@ -66,9 +66,10 @@ class ReadBack:
 
 @dataclass(frozen=True)
 class Hibernate:
-    """Have the server of a parked kernel, or its keeper, put all of it into an image on disk."""
+    """Have the server of a parked kernel, or its keeper, put all of it into an image on disk: `bytes` of GPU memory."""
 
     kernel_id: str
+    bytes: int
     reason: str
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from ...settings.policy import Settings
-from ..model.actions import Action, Hibernate, RefusePark
+from ..model.actions import Action, Hibernate, RefusePark, Spill
 from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Kernel, Node, Residency
 from .admission.admission import LAST_RESERVES, serve_queue
@@ -41,9 +41,9 @@ def decide(now: float, node: Node, settings: Settings) -> list[Action]:
     mend_splits(plan)
     prefetch(plan)
     give_lots(plan)
-    hibernate_long_parked(plan)
     for action in plan.host.relieve():  # below the host's reserve, retained copies go first
         plan.act(action)
+    hibernate_long_parked(plan)
     plan.say_refusals()
     return plan.actions
 
@@ -117,8 +117,13 @@ def hibernate_long_parked(plan: Plan) -> None:
         for kernel in filter(MAY_EVER, plan.node.kernels)
         if plan.now - kernel.parked_since >= (kernel.hibernates_after_s or math.inf)
     ]
-    for kernel_id in plan.host.disk.hibernates(due, plan.now, plan.is_free) if due else ():
-        plan.act(Hibernate(kernel_id, "it was parked for long"))
+    if not due:
+        return
+    written = {each.kernel_id: each.bytes for each in plan.actions if isinstance(each, Spill | Hibernate)}
+    found = plan.host.disk.hibernates(due, plan.now, plan.is_free, written)
+    for kernel in due:
+        if kernel.id in found:
+            plan.act(Hibernate(kernel.id, sum(kernel.parked_bytes.values()), "it was parked for long"))
 
 
 def give_lots(plan: Plan) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from drawn import examples
@@ -10,7 +11,16 @@ from hypothesis import strategies as st
 from late_figures import GPU, LateFigures, grower
 from scenes import START
 
-from jupyter_affinode.node.model.actions import DenyRoom, GiveLots, GrantRoom, Park, Resume, Trim
+from jupyter_affinode.node.model.actions import (
+    DenyRoom,
+    GiveLots,
+    GrantRoom,
+    Hibernate,
+    Park,
+    Resume,
+    Spill,
+    Trim,
+)
 from jupyter_affinode.node.model.snapshot import (
     Gpu,
     Host,
@@ -23,6 +33,7 @@ from jupyter_affinode.node.model.snapshot import (
 )
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.queue import waiters, waits_since
+from jupyter_affinode.node.policy.resources.disk import LEAST_AWAKE_S
 from jupyter_affinode.node.policy.victims.eligibility import eligible_at
 from jupyter_affinode.settings.policy import MIB, Settings
 
@@ -47,6 +58,7 @@ def host_uses(draw):
         park_takes_bytes=draw(st.none() | SIZES),
         park_short_bytes=draw(st.sampled_from([0, 0, 500 * MIB])),
         budget_bytes=draw(st.none() | SIZES),
+        spillable_bytes=draw(st.sampled_from([0, 0, 100 * MIB, 700 * MIB])),
     )
 
 
@@ -56,9 +68,13 @@ def hosts(draw):
     headroom = draw(st.none() | st.integers(0, limit))
     lots = draw(st.sampled_from([0, 0, 256 * MIB, 2000 * MIB]))
     makes_lots = draw(st.booleans())
+    disk = draw(st.sampled_from([0, 0, 500 * MIB, 4000 * MIB]))
+    daily = draw(st.sampled_from([0, 500 * MIB, 4000 * MIB]))
+    host = Host(free, total_bytes=4000 * MIB, lot_bytes=lots, makes_lots=makes_lots)
+    host = replace(host, disk_limit_bytes=disk, disk_free_bytes=disk, disk_daily_bytes=daily)
     if headroom is None:
-        return Host(free, total_bytes=4000 * MIB, lot_bytes=lots, makes_lots=makes_lots)
-    return Host(free, {"/user": headroom}, 4000 * MIB, {"/user": limit}, lots, makes_lots=makes_lots)
+        return host
+    return replace(host, headroom_bytes={"/user": headroom}, limit_bytes={"/user": limit})
 
 
 @st.composite
@@ -101,6 +117,9 @@ def kernels(draw, number):
         may_park_in_parts=draw(st.booleans()),
         may_resume_in_parts=draw(st.booleans()),
         may_hand_over=draw(st.booleans()),
+        hibernates_after_s=draw(st.sampled_from([None, None, 60.0, math.inf])),
+        awake_since=draw(st.sampled_from([0.0, 0.0, NOW - 10])),
+        parked_since=draw(MOMENTS),
         host=draw(host_uses()),
     )
 
@@ -138,6 +157,27 @@ def test_never_two_actions_for_one_kernel_and_none_for_one_under_way(node, polic
     assert len(ids) == len(set(ids))
     moving = {kernel.id for kernel in node.kernels if kernel.is_moving}
     assert not moving & set(ids)
+
+
+@given(nodes(), POLICIES)
+@settings(max_examples=examples(100), deadline=None)
+def test_no_kernel_hibernates_that_waits_is_used_or_was_woken_a_moment_ago_nor_beyond_the_days_bytes(
+    node, policy
+):
+    actions, written = decide(NOW, node, policy), 0
+    by_id = {kernel.id: kernel for kernel in node.kernels}
+    waiting = {waiter.kernel.id for waiter in waiters(node, policy)}
+    for action in actions:
+        if isinstance(action, Hibernate):
+            kernel = by_id[action.kernel_id]
+            assert kernel.hibernates_after_s is not None and kernel.residency is Residency.PARKED
+            assert kernel.id not in waiting and kernel.wants_since is None
+            assert not (kernel.cell_open or kernel.is_held(NOW) or kernel.is_dying or kernel.left_bytes)
+            assert NOW - kernel.awake_since >= LEAST_AWAKE_S
+            assert action.bytes == sum(kernel.parked_bytes.values())
+        if isinstance(action, Hibernate | Spill):
+            written += action.bytes
+    assert written <= node.host.disk_daily_bytes
 
 
 @given(nodes(), POLICIES)

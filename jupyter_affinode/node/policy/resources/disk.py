@@ -39,7 +39,7 @@ class DiskRoom:
     """The room on disk that this pass leaves."""
 
     def __init__(self, kernels: Sequence[Kernel], host: Host):
-        self._limit_bytes = host.disk_limit_bytes
+        self._kernels, self._limit_bytes = kernels, host.disk_limit_bytes
         self._used: dict[str, int] = {}  # by user
         self._retained = [kernel for kernel in kernels if kernel.host.disk_retained_bytes]
         charged_users = {kernel.charged_user for kernel in kernels}
@@ -86,16 +86,16 @@ class DiskRoom:
         kernels: Iterable[Kernel],
         now: float,
         is_free: Callable[[Kernel], bool],
-        spills: Mapping[str, int] = NO_BYTES,
+        written: Mapping[str, int] = NO_BYTES,
     ) -> Mapping[str, int]:
         """Return which kernels could hibernate now, in this order, and the host memory that each gives back then.
 
-        `spills`: what may be written beside that.
+        `written`: what kernels write beside that, by their ids.
         """
         daily, found = self._daily.copy(), dict[str, int]()
         ready = [each for each in filter(MAY_EVER, kernels) if may_hibernate(each, now) and is_free(each)]
-        for kernel in kernels if spills and ready else ():
-            daily.take(kernel.charged_user, spills.get(kernel.id, 0))
+        for kernel in self._kernels if written and ready else ():
+            daily.take(kernel.charged_user, written.get(kernel.id, 0))
         for kernel in sorted(ready, key=lambda each: (each.last_activity, each.id)):
             size = sum(kernel.parked_bytes.values())
             if size <= daily.left_for(kernel.charged_user):

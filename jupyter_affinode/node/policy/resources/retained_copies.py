@@ -110,8 +110,11 @@ class RetainedCopies:
             if kernel_id not in self._to_disk:
                 chosen.append(Trim(kernel_id, keeps, reason))
             else:
+                whole = sum(each.parked_bytes.values())
                 hibernates = kernel_id in self._hibernates
-                chosen.append(Hibernate(kernel_id, reason) if hibernates else Spill(kernel_id, size, reason))
+                chosen.append(
+                    (Hibernate if hibernates else Spill)(kernel_id, whole if hibernates else size, reason)
+                )
             self.drop(kernel_id, size)  # the rest of it can follow
             self._count(self.coming, each, size)
         return chosen

@@ -275,7 +275,7 @@ def test_images_are_written_within_the_bytes_of_a_day_of_each_user():
     (refused,) = decide(NOW, machine, IDLE)
     assert isinstance(refused, RefusePark)  # 20 GiB take three of them, and the day has two
     machine = replace(machine, host=replace(machine.host, disk_daily_bytes=24 * GIB))
-    assert decide(NOW, machine, IDLE) == [Hibernate(f"old{n}", WHY) for n in range(3)]
+    assert decide(NOW, machine, IDLE) == [Hibernate(f"old{n}", 8 * GIB, WHY) for n in range(3)]
 
 
 def hibernating(name, size, *, idle, after_s=math.inf, **fields):
@@ -290,11 +290,13 @@ def test_what_cannot_be_spilled_hibernates_the_least_recently_used_first():
         hibernating("old", 8 * GIB, idle=900),
     )
     for disk in ({"limit": 0}, {"limit": 1 * GIB}):
-        assert decide(NOW, node(*kernels, available=3 * GIB, **disk), IDLE) == [Hibernate("old", WHY)]
+        assert decide(NOW, node(*kernels, available=3 * GIB, **disk), IDLE) == [
+            Hibernate("old", 8 * GIB, WHY)
+        ]
     (action,) = decide(NOW, node(*kernels, available=3 * GIB), IDLE)
     assert isinstance(action, Spill)
     low = node(*kernels[1:], available=RESERVE - GIB, limit=0)
-    assert decide(NOW, low, IDLE) == [Hibernate("old", "host memory is short")]
+    assert decide(NOW, low, IDLE) == [Hibernate("old", 8 * GIB, "host memory is short")]
 
 
 @pytest.mark.parametrize(
@@ -322,7 +324,7 @@ def test_a_kernel_hibernates_once_it_was_parked_for_as_long_as_its_owner_says():
     early, late = (hibernating(f"{idle}", 8 * GIB, idle=idle, after_s=600) for idle in (599, 600))
     need = hibernating("need", 8 * GIB, idle=9000)
     assert decide(NOW, node(early, late, need, available=60 * GIB, limit=0), IDLE) == [
-        Hibernate("600", "it was parked for long")
+        Hibernate("600", 8 * GIB, "it was parked for long")
     ]
 
 
