@@ -40,6 +40,7 @@ from .system.closing import let_closes_be_interrupted
 from .system.service_manager import ServiceManager
 
 YOUNG_MAX = 50_000  # objects before the garbage collector looks; a pass makes some ten thousand, and drops them itself
+ENDS_S = 10.0  # what ending takes beside that
 LOG_NAME = "node.log"
 LOG_BYTES_MAX = 4 * 1024 * 1024
 LOG_FORMAT = "%(asctime)s.%(msecs)03d %(levelname).1s %(message)s"
@@ -261,7 +262,9 @@ def _spare_passes() -> None:
 
 def _told_to_end(controller: Controller, manager: ServiceManager, number: signal.Signals) -> None:
     controller.log.info("%s: the controller ends; kernels resume by themselves", number.name)
-    if number is signal.SIGTERM and controller.state.settings.hibernate_at_end_s and manager.may_shut_down():
+    within_s = controller.state.settings.hibernate_at_end_s
+    if number is signal.SIGTERM and within_s and manager.may_shut_down():
+        manager.ends_within(within_s + ENDS_S)
         controller.begin_end()
     else:
         controller.finished.set()

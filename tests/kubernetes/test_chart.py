@@ -79,6 +79,14 @@ def test_the_controllers_pod_has_no_rights_on_its_node(values):
     assert container["resources"]["requests"]["memory"] == container["resources"]["limits"]["memory"]
 
 
+def test_a_pod_that_has_kernels_hibernate_at_its_end_is_given_the_time_for_that():
+    seconds = [
+        pod({**LEAST, "settings": settings})["terminationGracePeriodSeconds"]
+        for settings in ({}, {"hibernate_at_end_s": 100})
+    ]
+    assert seconds == [15, 115]
+
+
 def test_no_network_reaches_the_controller_but_those_of_the_metrics_and_of_the_hub():
     (closed,) = of_kind(rendered(LEAST), "NetworkPolicy")
     assert closed["spec"]["policyTypes"] == ["Ingress", "Egress"]

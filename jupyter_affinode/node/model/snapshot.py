@@ -244,7 +244,7 @@ class Kernel:
         return most if budget_bytes is None else min(most, budget_bytes)
 
     @property
-    def image_bytes(self) -> int:
+    def context_copy_bytes(self) -> int:
         """Return the host memory that the driver takes for its CUDA context when that is parked too; no budget limits
         it.
         """

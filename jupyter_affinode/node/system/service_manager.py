@@ -35,6 +35,10 @@ class ServiceManager:
             self._beat_handle.cancel()
         self._tell("STOPPING=1")
 
+    def ends_within(self, seconds: float) -> None:
+        """Ask the manager for so much time before it kills this controller."""
+        self._tell(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
+
     def may_shut_down(self) -> bool:
         """Return whether a signal to end may come from the machine's shutdown: systemd says so, or is not there."""
         if not self._address:

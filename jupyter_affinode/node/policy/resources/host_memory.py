@@ -113,7 +113,7 @@ class HostRoom:
         self.take_lots(kernel, lot_bytes)
         for place in self._lot_places if kernel.host.awaits_bytes else ():
             self._left[place] -= kernel.host.awaits_bytes
-        takes = kernel.takes_within(budget_bytes, lot_bytes) + kernel.image_bytes
+        takes = kernel.takes_within(budget_bytes, lot_bytes) + kernel.context_copy_bytes
         self.take(kernel, takes)
         return takes
 
@@ -132,7 +132,7 @@ class HostRoom:
 
     def budget(self, kernel: Kernel) -> int:
         """Return the new host memory that a park of the kernel may take, beside lots and the driver's own copy."""
-        return max(self._left_for(kernel, self._lots) - kernel.image_bytes, 0)
+        return max(self._left_for(kernel, self._lots) - kernel.context_copy_bytes, 0)
 
     def takes_back(self, kernel: Kernel, size: int) -> tuple[int, int]:
         """Return how much of `size` bytes the kernel can read from disk now, in whole slabs, and how much of that into
@@ -225,7 +225,7 @@ class HostRoom:
         """
         left = self._left[MACHINE] - beside_bytes
         for kernel in kernels:
-            most = kernel.movable_bytes + SLACK_BYTES + kernel.image_bytes
+            most = kernel.movable_bytes + SLACK_BYTES + kernel.context_copy_bytes
             left = min(left, self._left_for(kernel)) - most
         return left >= 0
 
@@ -243,7 +243,7 @@ class HostRoom:
         return needs
 
     def _reckon(self, kernel: Kernel) -> Needs:
-        probable, image = kernel.takes_bytes, kernel.image_bytes
+        probable, image = kernel.takes_bytes, kernel.context_copy_bytes
         least = max(kernel.short_bytes, min(probable, LEAST_BYTES))
         lots = makes = 0
         if self._lots or self._host.makes_lots:
@@ -266,7 +266,7 @@ class HostRoom:
         needs = self.needs(kernel)
         if not self._host.makes_lots or needs.makes_bytes < LEAST_BYTES:
             return 0
-        beside = needs.lot_bytes + needs.makes_bytes + kernel.image_bytes
+        beside = needs.lot_bytes + needs.makes_bytes + kernel.context_copy_bytes
         return self._lots + needs.makes_bytes if self._left_for(kernel, beside) >= 0 else 0
 
     def may_be_tried(self, kernel: Kernel) -> bool:

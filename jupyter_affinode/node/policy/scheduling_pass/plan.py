@@ -104,7 +104,7 @@ class Plan:
         else:
             size = self._expect(kernel, kernel.host.budget_bytes)
             # The driver may have taken its part already; to count it twice here only means to look again later.
-            size += kernel.host.retained_bytes + kernel.image_bytes
+            size += kernel.host.retained_bytes + kernel.context_copy_bytes
             self._passes(kernel, max(size, kernel.movable_bytes))
 
     def is_free(self, kernel: Kernel) -> bool:
