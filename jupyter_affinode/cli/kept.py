@@ -78,6 +78,8 @@ def _in_words(kept: Kept) -> str:
     kernel = _as_kernel(kept)
     since = clock_in_words(kept.kept_since - time.time())
     where = f"hibernated at {since}, {bytes_in_words(kept.bytes)} on disk"
+    if kept.deleted_at is not None:
+        where += f"; deleted at {clock_in_words(kept.deleted_at - time.time())} unless it is woken before"
     if kept.record.place != IMAGE and kept.has_server:
         where = "a server has it"
     elif kept.record.place != IMAGE:

@@ -53,7 +53,7 @@ def _folder(folder: Path) -> Check:
     return Check(
         "images",
         "ok",
-        f"{folder} is not encrypted{unseen}: an image holds whatever its notebook held",
+        f"{folder} is not encrypted{unseen}: an image has all that its notebook had",
         "A folder with fscrypt, or a disk with dm-crypt, encrypts images, GPU memory included.",
         is_detail=True,
     )

@@ -43,6 +43,7 @@ class Kept:
     quiet_s: float
     bytes: int = 0  # of its image, if it is in one
     has_server: bool = False  # one that runs
+    deleted_at: float | None = None  # by the time of day, once it was said that its image is deleted by age
 
 
 @dataclass(frozen=True)
@@ -280,4 +281,5 @@ def _kept(told: dict[str, Any]) -> Kept:
         told["quiet_s"],
         told.get("bytes", 0),
         told.get("has_server", False),
+        told.get("deleted_at"),
     )

@@ -48,6 +48,11 @@ class Hibernated:
         """When its image is deleted by age, by the time of day; None: never."""
         return deletion_at(self.since, self.record.image_keep_s, self.image.warned_at)
 
+    @property
+    def announced_end(self) -> float | None:
+        """When its image is deleted by age, once that has been said."""
+        return None if self.image.warned_at is None else self.deleted_at
+
 
 class HibernatedKernels:
     """All that are known. What another keeper left in a store is known from `look_in` on."""

@@ -561,7 +561,7 @@ def _view_of_image(kernel: Hibernated) -> Answer:
         "state": CLOSED,
         "quiet_s": time.time() - kernel.since,
         "bytes": kernel.bytes,
-        "deleted_at": kernel.deleted_at,
+        "deleted_at": kernel.announced_end,
     }
 
 

@@ -108,7 +108,18 @@ class AffinodeExtension(
     images_for_s = Float(
         30 * 86400.0,
         min=0.0,
-        help="""After how many seconds the image of a hibernated kernel is deleted; 0: never.""",
+        help="""After how many seconds the image of a hibernated kernel is deleted, a day after the keeper's log said
+        so; 0: never.""",
+    ).tag(config=True)
+    images_limit = Unicode(
+        "",
+        help="""How much the images of a user's hibernated kernels may take on disk together, as "200GiB"; empty: any.
+        A kernel whose image would be beyond that is not hibernated, and goes on.""",
+    ).tag(config=True)
+    images_spare = Unicode(
+        "256MiB",
+        help="""How much of the disk of `hibernate_dir` images leave free. Where users share a disk, this bounds the
+        images of all.""",
     ).tag(config=True)
 
     _follows = False  # whether kernels and controller are followed
@@ -135,13 +146,13 @@ class AffinodeExtension(
     def _keep_kernels_memory_default(self) -> str:
         return os.environ.get(KEEP_KERNELS_MEMORY, "")
 
-    @validate("keep_kernels_memory")
-    def _check_keep_kernels_memory(self, proposal: Any) -> str:
+    @validate("keep_kernels_memory", "images_limit", "images_spare")
+    def _check_size(self, proposal: Any) -> str:
         text = str(proposal["value"]).strip()
         try:
             size_in_bytes(text or "0")
         except ValueError as error:
-            raise TraitError(f"keep_kernels_memory: {error}") from None
+            raise TraitError(f"{proposal['trait'].name}: {error}") from None
         return text
 
     @default("hibernate_dir")
@@ -195,7 +206,13 @@ class AffinodeExtension(
                 size_in_bytes(self.keep_kernels_memory or "0"),
             ),
             which="never" if self._aside is not None else self.keep_kernels,
-            images=ImageSettings(self.hibernate_dir, self.hibernate_after_s, self.images_for_s),
+            images=ImageSettings(
+                self.hibernate_dir,
+                self.hibernate_after_s,
+                self.images_for_s,
+                size_in_bytes(self.images_limit or "0"),
+                size_in_bytes(self.images_spare or "0"),
+            ),
             hibernation_changed=self._hibernation_changed,
             name=_hubs_name(),
             log=self.log,

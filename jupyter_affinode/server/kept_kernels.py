@@ -61,13 +61,16 @@ class Limits:
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """Where images of hibernated kernels go ("": kernels do not hibernate), after how long a kernel hibernates, and for
-    how long its image stays (0: not by itself; for ever).
+    """Where images of hibernated kernels go ("": kernels do not hibernate), after how long a kernel hibernates, for
+    how long its image stays (0: not by itself; for ever), how much all of a user's take (0: any), and what they leave
+    free of the disk.
     """
 
     folder: str = ""
     after_s: float = 0.0
     keep_s: float = 0.0
+    most_bytes: int = 0
+    spare_bytes: int = 0
 
 
 class KeptKernels:
@@ -453,6 +456,8 @@ class KeptKernels:
             hibernate_dir=self._images.folder,
             hibernate_after_s=self._images.after_s,
             image_keep_s=self._images.keep_s,
+            image_bytes_max=self._images.most_bytes,
+            image_spare_bytes=self._images.spare_bytes,
         )
 
     def _delivered(self, kernel_id: str, reader: str, channel: str, header: bytes) -> None:

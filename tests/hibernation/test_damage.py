@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,19 @@ from waiting import wait_until
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 DISK_MIB = 300
+# Has a child with the number that it is told (clone3 with set_tid), and waits for it.
+TAKER = """
+import ctypes, os, sys
+number = (ctypes.c_int32 * 1)(int(sys.argv[1]))
+SIGCHLD, CLONE3 = 17, 435
+told = (ctypes.c_uint64 * 11)(0, 0, 0, 0, SIGCHLD, 0, 0, 0, ctypes.addressof(number), 1, 0)
+child = ctypes.CDLL(None).syscall(CLONE3, told, ctypes.sizeof(told))
+if child == 0:
+    os.execvp("sleep", ["sleep", "600"])
+print(child, flush=True)
+if child > 0:
+    os.waitpid(child, 0)
+"""
 
 
 @pytest.fixture
@@ -154,30 +169,19 @@ def test_a_flipped_bit_of_gpu_memory_is_never_handed_to_the_program(lone):
 def test_a_kernel_whose_number_is_taken_waits_until_it_is_free(lone):
     lone.check()
     lone.hibernate()
-    try:
-        taker = process_with_number(lone.pid)
-    except OSError as error:
-        pytest.skip(f"no number can be chosen here: {error}")
+    wait_until(lambda: not Path(f"/proc/{lone.pid}").exists())
+    taker = lone.machine.start(sys.executable, "-c", TAKER, str(lone.pid), stdout=subprocess.PIPE)
+    assert taker.stdout is not None
+    if taker.stdout.readline() != f"{lone.pid}\n".encode():
+        pytest.skip("no number can be chosen here")
+    wait_until(lambda: Path(f"/proc/{lone.pid}/comm").read_text() == "sleep\n")
     said = refusal(lone, "wake")
     assert f"its process id {lone.pid} is sleep's now" in said
     assert taker.poll() is None and lone.is_hibernated()
-    taker.kill()
-    taker.wait()
+    os.kill(lone.pid, signal.SIGKILL)
+    taker.wait(timeout=60)
     lone.wake()
     lone.check()
-
-
-def process_with_number(pid: int) -> subprocess.Popen[bytes]:
-    """A process that has this number."""
-    last = Path("/proc/sys/kernel/ns_last_pid")
-    for _ in range(200):
-        last.write_text(str(pid - 1))
-        taker = subprocess.Popen(["sleep", "600"])
-        if taker.pid == pid:
-            return taker
-        taker.kill()
-        taker.wait()
-    raise OSError("others were faster")
 
 
 def test_files_that_others_change_meanwhile_are_as_they_are_and_those_that_must_be_there_are_named(lone):

@@ -43,7 +43,7 @@ def store(tmp_path):
     return folder
 
 
-def made(store, processes=(GONE,), kernel_id="one") -> Image:
+def made(store, processes=(GONE,), kernel_id="one", record=None) -> Image:
     """A whole image, of processes that CRIU had written."""
     image = image_of(store, kernel_id)
     image.begin()
@@ -54,7 +54,7 @@ def made(store, processes=(GONE,), kernel_id="one") -> Image:
         (image.process_folder / f"core-{process.pid}.img").write_bytes(b"core")
     (image.folder / "gpu-7").write_bytes(bytes(4096))
     image.finish(
-        record={"kernel_id": kernel_id},
+        record=record or {"kernel_id": kernel_id},
         undelivered={"messages": {}, "dropped": {}, "inputs": []},
         processes=list(processes),
         has_cuda=True,
