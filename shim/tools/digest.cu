@@ -1,4 +1,4 @@
-// The digest of 2 MiB chunks of device memory; tools/digest_ptx.sh turns it into src/mover/copying/digest_ptx.h.
+// The digest of 2 MiB chunks of device memory; digest_ptx.sh turns it into digest.ptx.
 //
 // NH, the universal hash of UMAC (Black, Halevi, Krawczyk, Krovetz, Rogaway: "UMAC: Fast and Secure Message
 // Authentication", CRYPTO 1999), over 32-bit words with a key as long as the message, four times with the key shifted by

@@ -11,7 +11,7 @@ SHIM = Path(__file__).resolve().parents[2] / "shim"
 SOURCES = SHIM / "src"
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 FOR_ALL = "protocol.h"
-MADE = "driver/entry_points.h"  # by the build
+MADE = ("driver/entry_points.h", "mover/digest_ptx.h")  # by the build
 
 
 def layers() -> list[str]:
@@ -40,7 +40,7 @@ def test_every_include_names_a_file_from_the_folder_of_the_sources() -> None:
     assert not [
         (str(file), str(header))
         for file, header in includes()
-        if str(header) != MADE and not (SOURCES / header).is_file()
+        if str(header) not in MADE and not (SOURCES / header).is_file()
     ]
 
 

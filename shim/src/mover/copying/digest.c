@@ -13,7 +13,7 @@
 #include "base/monotonic_futex.h"
 #include "base/per_process.h"
 #include "driver/real_driver.h"
-#include "mover/copying/digest_ptx.h"
+#include "mover/digest_ptx.h"
 
 #define PASSES 4
 #define CHUNK_WORDS (CHUNK_BYTES / 4)
