@@ -1,5 +1,4 @@
-/* The host copy of one block, chunk by chunk. It outlives the resume: what has not changed by the next park is not copied
- * again.  */
+/* The host copy of one block, chunk by chunk. It outlives the resume, so that the next park copies only what has changed.  */
 #pragma once
 
 #include <stdbool.h>
@@ -9,33 +8,33 @@
 #include "host/slabs.h"
 
 enum chunk_kind {
-	CHUNK_NONE,  /* no copy */
-	CHUNK_STALE, /* a slot, whose contents are of no use */
-	CHUNK_ZERO,  /* nothing but zeros: no slot */
-	CHUNK_HELD,  /* the contents are in the slot */
-	CHUNK_SPILLED, /* the contents are at the place in the spill file: no slot */
+	CHUNK_NONE,  /* there is no copy, and no slot for one */
+	CHUNK_STALE, /* the slot is reserved, and has contents of an earlier time */
+	CHUNK_ZERO,  /* the contents are zeros, which need no slot */
+	CHUNK_HELD,  /* the slot has the contents */
+	CHUNK_SPILLED, /* the spill file has the contents; there is no slot */
 };
 
 struct chunk {
-	struct digest digest; /* of what is held, if `digested` */
-	struct host_slot slot;     /* of STALE and HELD */
-	uint32_t place;            /* of SPILLED */
+	struct digest digest; /* of the contents, where `digested` is set */
+	struct host_slot slot;     /* where the kind is STALE or HELD */
+	uint32_t place;            /* where the kind is SPILLED */
 	uint8_t kind;
 	bool digested;
-	bool was_on_disk; /* HELD, and read from there: what is wrong with it is so for good */
+	bool was_on_disk; /* HELD was read from the disk: if it is wrong, there is no other copy to read again */
 };
 
 struct copy {
 	size_t bytes;
 	size_t count;
-	struct copy *next; /* for lists of copies that are taken from their blocks */
+	struct copy *next; /* links copies that were taken from their blocks */
 	struct chunk chunks[];
 };
 
-/* An empty copy of `bytes`; NULL: no memory.  */
+/* Return an empty copy of `bytes`, or NULL for want of memory.  */
 struct copy *copy_new(size_t bytes);
 
-/* Bytes of the chunk at `index`: CHUNK_BYTES, but for a last one of a block that is no multiple.  */
+/* Return the bytes of the chunk at `index`. The last one of a block may be shorter than CHUNK_BYTES.  */
 static inline size_t chunk_size(const struct copy *copy, size_t index)
 {
 	size_t left = copy->bytes - index * CHUNK_BYTES;
@@ -48,27 +47,26 @@ static inline bool chunk_has_slot(const struct chunk *chunk)
 	return chunk->kind == CHUNK_STALE || chunk->kind == CHUNK_HELD;
 }
 
-/* Give the chunk's slot or place back, if it has one: the kind is NONE afterwards.  */
+/* Give the chunk's slot or place back, if it has one. Its kind is NONE afterwards.  */
 void chunk_drop(struct chunk *chunk);
 
-/* What is HELD in its slot has been written to the place: it is SPILLED from now on.  */
+/* Make a HELD chunk, which has been written to that place, SPILLED, and give its slot back.  */
 void chunk_to_disk(struct chunk *chunk, uint32_t place);
 
-/* What is SPILLED has been read into the slot: it is HELD there from now on.  */
+/* Make a SPILLED chunk, which has been read into that slot, HELD, and give its place back.  */
 void chunk_from_disk(struct chunk *chunk, const struct host_slot *slot);
 
-/* Give everything back; NULL is allowed. By any thread.  */
+/* Give back all that a copy holds, and the copy; NULL is allowed. Called by any thread.  */
 void copy_drop(struct copy *copy);
 
-
-/* Move a copy that holds slots to the list, and count what they take.  */
+/* Move a copy that holds slots from its block to `list`, and add what they take to `bytes`.  */
 void copy_take(struct copy **copy, struct copy **list, uint64_t *bytes);
 
-/* A stretch of chunks that lie side by side on the GPU, and in one slab or in the spill file.  */
+/* Chunks that lie side by side on the GPU, and also in one slab or in the spill file: one copy moves them all.  */
 struct stretch {
 	struct context *context;
 	CUdeviceptr device;
 	struct host_slot host;
-	uint32_t place; /* 0: in a slab */
+	uint32_t place; /* in the spill file; 0 if they lie in the slab of `host` */
 	size_t bytes;
 };

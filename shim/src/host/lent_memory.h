@@ -12,43 +12,49 @@
 struct lot;
 struct slab;
 
-/* Take a lot of `bytes` that is lent, mapped already or now; the descriptor is closed. What cannot be mapped has ended at
- * once. By the link thread.  */
+/* Take a lot of `bytes` that the controller lends, map it unless it is mapped still, and close the descriptor. A lot that cannot
+ * be mapped has ended at once. Called by the link thread.  */
 void lots_add(int descriptor, uint64_t bytes, uint32_t number);
 
-/* Have the lot of that descriptor unmapped when it is not lent to us any more; the descriptor is closed. By the link thread.  */
+/* Have the lot of that descriptor unmapped once it is given back, and close the descriptor. Called by the link thread.  */
 void lots_forget(int descriptor);
 
-/* The number of a lot that has ended since, to be told; false: none.  */
+/* Take the number of a lot that has ended, which the controller is to be told. Return false if there is none.  */
 bool lots_next_ended(uint32_t *number);
 
-/* The controller is gone. The next does not know these numbers, nor what stays mapped: that has to go.  */
+/* Forget what the controller that is gone lent: the next one knows neither the numbers nor what stays mapped, so that is
+ * unmapped as soon as it can be.  */
 void lots_forget_numbers(void);
 
-/* End the lots in which nothing is, and unmap all that can be: false, if any is left. Their ends are to be told.  */
+/* End the lots in which nothing is, and unmap all that can be. Return false if any is left. The controller is told of the ends by
+ * lots_next_ended.  */
 bool lots_let_go(void);
 
-/* Slabs that could be taken now.  */
+/* Return how many slabs lots_take can return now.  */
 size_t lots_available(void);
 
-/* A free slab of a lot, the one that was made there before if there is one; NULL: none.  */
+/* Take a free slab of a lot, if there is one the slab that was made there before, since that is registered still. Return NULL if
+ * none is free.  */
 struct slab *lots_take(void);
 
-/* Give a slab back that stays with its lot, and its registration with it; false: it may not, and must end.  */
+/* Give a slab back that stays registered with its lot, for the next time that the lot is lent. Return false if the lot is to be
+ * unmapped: then the slab must end, and lots_give follows.  */
 bool lots_keep(struct slab *slab);
 
-/* Whether a slab that stayed has to end, since its lot is to be unmapped.  */
+/* Return whether a slab that stayed has to end, since its lot is to be unmapped.  */
 bool lots_has_to_go(const struct slab *slab);
 
-/* Whether no slab of this one's lot has contents. With the slabs' lock.  */
+/* Return whether no slab of this slab's lot has contents. Called with the slabs' lock held.  */
 bool lots_is_unused(const struct slab *slab);
 
-/* Give a slab back that is ending.  */
+/* Give a slab back that has ended: its memory is the lot's again.  */
 void lots_give(struct slab *slab);
 
-/* End the lots in which nothing is; and unmap those that have ended and may not stay.  */
+/* End the lots in which nothing is.  */
 void lots_end_empty(void);
+
+/* Unmap the lots that have ended and may not stay.  */
 void lots_unmap_ended(void);
 
-/* Bytes of the lots that are lent to us.  */
+/* Return the bytes of all lots that are lent to this process.  */
 uint64_t lots_bytes(void);

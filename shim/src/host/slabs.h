@@ -15,10 +15,10 @@ struct slab {
 	unsigned char *base;
 	struct lot *lot;      /* shared memory that the controller touched and lent; NULL: mapped by this process for itself */
 	uint32_t used;        /* a bit for each slot */
-	bool away;            /* given back with its lot and not to be touched, but registered still; no slot is free */
-	CUcontext registered; /* the context it was registered in; NULL: copies go the slow way */
-	bool unpinned;        /* not to be registered as it is used: beside copies, or since the context is to leave the GPU */
-	bool refused;         /* the driver would not register it */
+	bool away;            /* was given back with its lot: not to be touched, though registered still; no slot is free */
+	CUcontext registered; /* the context it was registered in; NULL: copies go by the ring (bounce_ring.h) */
+	bool unpinned;        /* is not registered for now: copies are under way, or the context is to leave the GPU */
+	bool refused;         /* the driver would not register it, and is not asked again */
 	struct slab *next;
 };
 
@@ -33,61 +33,63 @@ static inline unsigned char *slot_memory(const struct host_slot *slot)
 }
 
 struct slab_order {
-	size_t slots;       /* wanted in all, those that are free already included */
-	size_t at_least;    /* so many will do, where memory is short */
-	uint64_t budget;    /* new bytes allowed beside lots; UINT64_MAX: any */
-	int node;           /* NUMA node to prefer; -1: any */
-	CUcontext context;  /* to register in; NULL: what is new stays unregistered */
-	bool (*stop)(void); /* asked between slabs, by any thread */
+	size_t slots;       /* how many are wanted, those that are free already included */
+	size_t at_least;    /* how many suffice where memory is short */
+	uint64_t budget;    /* the most new bytes beside lots; UINT64_MAX: any */
+	int node;           /* the NUMA node to prefer; -1: any */
+	CUcontext context;  /* where new slabs are registered; NULL: they stay unregistered */
+	bool (*stop)(void); /* whether to make no more; asked between slabs, by any thread */
 };
 
 /* Make slabs until there are enough free slots: of lots first, then of private memory, touched and registered by several
- * threads. 0, -EAGAIN: `stop` said so, or -ENOMEM: host memory is short; what was made by then stays.
+ * threads. Return 0, -EAGAIN if `stop` said so, or -ENOMEM if host memory is short. What was made by then stays.
  *
- * Not beside the copies: registering waits for copies under way (seen on an H200: 32 GiB took 5.5 s that way, and 1.7 s
- * one after the other).  */
+ * It is not called while copies are under way, since registering waits for them (seen on an H200: 32 GiB took 5.5 s that way, and
+ * 1.7 s one after the other).  */
 int slabs_make(const struct slab_order *order);
 
-/* Take what lots have that came since, as it is: nothing is registered. How many slabs; they can be had beside copies.  */
+/* Make slabs of all lots that came since, without registering them, so that it may be called while copies are under way. Return how
+ * many.  */
 size_t slabs_take_lots(void);
 
-/* Free slots.  */
+/* Return how many slots are free.  */
 size_t slots_free(void);
 
-/* The next free slots, side by side in one slab, `want` at most: how many, 0: none is left.  */
+/* Take the next free slots that lie side by side in one slab, `want` at most. Return how many; 0 if none is left.  */
 size_t slots_take(size_t want, struct host_slot *first);
 
-/* Make a slab of a lot ready ahead of its use, registered in `context` unless that is NULL; false: there is nothing
- * to do.  */
+/* Make one slab of a lot ready ahead of its use, and register it in `context` unless that is NULL. Return false if there was none
+ * to make.  */
 bool slabs_prepare_lot(CUcontext context);
 
-/* Register in `context` slabs that have contents and are not registered, `most` at most; before each `stop` is asked. False: there
- * are no more, but for those that the driver would not register.  */
+/* Register in `context` slabs that have contents and are not registered, `most` at most; before each, `stop` is asked. Return false
+ * if no more are left but those that the driver refused.  */
 bool slabs_register_some(CUcontext context, size_t most, bool (*stop)(void));
 
-/* Give registrations up, and let no thread make them again: contents and slots stay. Between slabs `stop` is asked.  */
+/* Give all registrations up, and let no thread make them again. Contents and slots stay. Between slabs `stop` is asked.  */
 void slabs_unregister(bool (*stop)(void));
 
 void slot_give(const struct host_slot *slot);
 
-/* Whether any slab is without a used slot.  */
+/* Return whether any slab has no used slot.  */
 bool slabs_any_unused(void);
 
-/* Give slabs without any used slot back to the system; false: not all, since a context is being ended. Off the GPU
- * too, but for what is registered with the driver still, which would come back to pages that are gone.  */
+/* Give slabs without any used slot back to the system. Return false if some are left, since a context is being ended. At context
+ * depth slabs that are registered still are left too: the driver would come back to pages that are gone.  */
 bool slabs_release_unused(void);
 
-/* The same beside copies, while another process waits for the memory. The controller can lend only whole lots, so a lot's slabs are
- * released together, when all are unused: unregistering waits for all copies under way, and takes half a millisecond a slab (H200).  */
+/* Do the same while copies are under way and another process waits for the memory. The controller can lend only whole lots, so the slabs
+ * of a lot are released together, once all are unused: unregistering waits for all copies under way, and takes half a millisecond a
+ * slab (H200).  */
 void slabs_hand_over(void);
 
-/* Give back what stayed of lots that have to go.  */
+/* End the slabs that stayed with lots which have to be unmapped.  */
 void slabs_release_forgotten(void);
 
-/* Bytes in all slabs, in those of lots, and in used slots. Callable by any thread.  */
+/* Return the bytes in all slabs, in those of lots, and in used slots. Called by any thread.  */
 size_t slabs_bytes(void);
 size_t slabs_lot_bytes(void);
 size_t slots_bytes(void);
 
-/* A context is gone, and perhaps registrations with it. By any thread.  */
+/* Note that a context is gone, and perhaps registrations with it. Called by any thread.  */
 void slabs_forget_registrations(void);

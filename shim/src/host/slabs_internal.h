@@ -4,22 +4,23 @@
 
 #include "host/slabs.h"
 
-/* Put a slab that was made, or came back with its lot, into the list. By any thread.  */
+/* Put a slab that was made, or came back with its lot, into the list. Called by any thread.  */
 void slab_add(struct slab *slab);
 
-/* The list's first. The mover alone changes the list while no thread makes slabs.  */
+/* Return the first of the list. While no thread makes slabs, the mover alone changes the list.  */
 struct slab *slabs_first(void);
 
-/* Begin to give out slots from the list's start; how many are free.  */
+/* Have slots given out from the start of the list again. Return how many are free.  */
 size_t slabs_rewind(void);
 
-/* Where the slabs of the last order are to be registered; NULL: nowhere.  */
+/* Return the context in which slabs of the last order are registered; NULL: none is.  */
 CUcontext slabs_registered_in(void);
-/* With the driver, from that context, which is current, unless it is; it may say no. By any thread.  */
+/* Register a slab with the driver in that context, which is current, unless it is registered; the driver may refuse. Called by any
+ * thread.  */
 void slab_register(struct slab *slab, CUcontext context);
 
-/* False: the driver still has it.  */
+/* Have the driver forget a slab's registration. Return false if it refused: then the memory must stay.  */
 bool slab_unregister(struct slab *slab);
 
-/* Mend what ends of contexts may have undone since the last look.  */
+/* Note which registrations ended with their contexts since the last call.  */
 void slabs_look_at_registrations(void);
