@@ -2,6 +2,7 @@
  * The lock of the owner guards a map.  */
 #pragma once
 
+#include <errno.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -52,17 +53,17 @@ static inline struct range *range_beginning(const struct range_map *map, uint64_
 	return at > 0 && map->ranges[at - 1].address == address ? &map->ranges[at - 1] : NULL;
 }
 
-/* False: no memory.  */
-static inline bool range_add(struct range_map *map, uint64_t address, size_t size, void *thing)
+/* 0, or -ENOMEM.  */
+static inline int range_add(struct range_map *map, uint64_t address, size_t size, void *thing)
 {
 	size_t at = range_index_after(map, address);
 
 	if (!array_has_room(map->ranges, map->count, map->room))
-		return false;
+		return -ENOMEM;
 	memmove(map->ranges + at + 1, map->ranges + at, (map->count - at) * sizeof(*map->ranges));
 	map->ranges[at] = (struct range){address, size, thing};
 	map->count++;
-	return true;
+	return 0;
 }
 
 static inline void range_remove(struct range_map *map, struct range *range)

@@ -103,7 +103,7 @@ static bool put_off(const struct thunk_target *target, W a0, W a1, W a2)
 	CUcontext context = NULL;
 
 	return target->what == IS_PUT_OFF && !atomic_load(&gate.dying) && shadows_current(&context) &&
-	       deferred_add(target->real, context, a0, a1, a2);
+	       deferred_add(target->real, context, a0, a1, a2) == 0;
 }
 
 static W call_int(const struct thunk_target *target, INT_PARAMETERS)

@@ -1,5 +1,6 @@
 #include "context_depth/context_depth.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -50,11 +51,11 @@ void context_depth_start(void)
 		why = REASON_DRIVER_TOO_OLD;
 	if (!why)
 		why = device_count_known() ? gpu_memory_start(device_at(0)->uuid) : REASON_NO_GPU_KNOWN;
-	if (!why && !gpu_locks_make())
+	if (!why && gpu_locks_make() != 0)
 		why = REASON_NO_LOCK_FILE;
 	if (!why)
 		migration_start();
-	shadows_start();
+	shadow_devices_start();
 	if (why)
 		checkpoint_refuse(why);
 	started_ns = clock_ns();
@@ -69,17 +70,17 @@ int checkpoint_state(void)
 	return driver.cuCheckpointProcessGetState(getpid(), &state) == CUDA_SUCCESS ? state : -1;
 }
 
-bool checkpoint_lock_gpus(const uint8_t *to, uint64_t ns)
+int checkpoint_lock_gpus(const uint8_t *to, uint64_t ns)
 {
 	uint64_t until = clock_ns() + ns;
 
 	/* Our processes share it for microseconds at a time; another one's resume takes longer.  */
-	while (!(to ? gpu_lock_other(to) : gpu_lock_all())) {
+	while ((to ? gpu_lock_other(to) : gpu_lock_all()) != 0) {
 		if (clock_ns() > until)
-			return false;
+			return -EBUSY;
 		clock_sleep_ns(GPU_LOCK_POLL_NS);
 	}
-	return true;
+	return 0;
 }
 
 struct device *checkpoint_only_device(enum reason *why)

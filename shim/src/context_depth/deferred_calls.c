@@ -1,5 +1,6 @@
 #include "context_depth/deferred_calls.h"
 
+#include <errno.h>
 #include <pthread.h>
 
 #include "base/log.h"
@@ -19,16 +20,17 @@ static struct call calls[MAX_CALLS];
 static OF_PROCESS unsigned count;
 static OF_PROCESS bool accepting; /* the process is off the GPU */
 
-bool deferred_add(void *real, CUcontext context, W a0, W a1, W a2)
+int deferred_add(void *real, CUcontext context, W a0, W a1, W a2)
 {
-	bool room;
+	int error = 0;
 
 	pthread_mutex_lock(&calls_lock);
-	room = accepting && count < MAX_CALLS;
-	if (room)
+	if (accepting && count < MAX_CALLS)
 		calls[count++] = (struct call){real, context, {a0, a1, a2}};
+	else
+		error = -EBUSY;
 	pthread_mutex_unlock(&calls_lock);
-	return room;
+	return error;
 }
 
 void deferred_begin(void)

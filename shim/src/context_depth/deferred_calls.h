@@ -10,8 +10,8 @@
 /* From now on calls may be put off.  */
 void deferred_begin(void);
 
-/* Note a call to be made with `context` current; false: there is no more place, or the process is back already.  */
-bool deferred_add(void *real, CUcontext context, W a0, W a1, W a2);
+/* Note a call to be made with `context` current: 0, or -EBUSY if there is no more place or the process is back already.  */
+int deferred_add(void *real, CUcontext context, W a0, W a1, W a2);
 
 /* Make them all, and take no more; by the mover, before any other call reaches the driver.  */
 void deferred_make(void);

@@ -26,8 +26,8 @@ uint64_t checkpoint_age_ns(void);
 /* PROCESS_RUNNING, …; -1: the driver does not say.  */
 int checkpoint_state(void);
 
-/* Lock all of the process's GPUs, or another one alone (its UUID), waiting `ns` at most.  */
-bool checkpoint_lock_gpus(const uint8_t *to, uint64_t ns);
+/* Lock all of the process's GPUs, or another one alone (its UUID), waiting `ns` at most: 0 or -EBUSY.  */
+int checkpoint_lock_gpus(const uint8_t *to, uint64_t ns);
 
 /* The one device and context in use; NULL, or *why not, which is NO_REASON before. While the driver answers.  */
 struct device *checkpoint_only_device(enum reason *why);

@@ -179,7 +179,7 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 	snprintf(why, size, "%s", "");
 	if (!in_the_way)
 		slabs_unregister(call_waits);
-	if (!in_the_way && !checkpoint_lock_gpus(device->uuid, LOCK_TO_GO_NS))
+	if (!in_the_way && checkpoint_lock_gpus(device->uuid, LOCK_TO_GO_NS) != 0)
 		in_the_way = REASON_ANOTHER_RESUMES;
 	if (!in_the_way && !gpu_lock_is_held(device->uuid))
 		in_the_way = REASON_NO_LOCK;
@@ -193,7 +193,7 @@ enum affinode_status checkpoint_out(char *why, size_t size)
 		in_the_way = REASON_HOST_MEMORY_SHORT;
 	if (!in_the_way && call_waits())
 		in_the_way = REASON_CALL_WAITS;
-	if (!in_the_way && (!shadows_take() || books_close(DRAIN_NS) != 0))
+	if (!in_the_way && (shadow_devices_take() != 0 || books_close(DRAIN_NS) != 0))
 		in_the_way = REASON_CALL_IN_PROGRESS;
 	if (!in_the_way) {
 		deferred_begin();

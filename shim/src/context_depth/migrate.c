@@ -71,7 +71,7 @@ void migration_start(void)
 		const struct gpu_listed *own = find(device_at(device)->uuid);
 
 		for (unsigned i = 0; own && i < gpu_count; i++)
-			if (&gpus[i] != own && !unlike(own, &gpus[i]) && gpu_lock_make(gpus[i].uuid))
+			if (&gpus[i] != own && !unlike(own, &gpus[i]) && gpu_lock_make(gpus[i].uuid) == 0)
 				found = true;
 	}
 	migration_set_possible(found);

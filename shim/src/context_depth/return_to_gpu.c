@@ -168,10 +168,11 @@ static bool is_on(const uint8_t *gpu)
 }
 
 /* That GPU's lock alone: others come back on theirs meanwhile. Where its file was removed, all of them, made anew.  */
-static bool lock_to_come_back(const uint8_t *gpu)
+static int lock_to_come_back(const uint8_t *gpu)
 {
-	return checkpoint_lock_gpus(gpu, LOCK_TO_COME_BACK_NS) &&
-	       (gpu_lock_is_held(gpu) || checkpoint_lock_gpus(NULL, LOCK_TO_COME_BACK_NS));
+	int error = checkpoint_lock_gpus(gpu, LOCK_TO_COME_BACK_NS);
+
+	return error || gpu_lock_is_held(gpu) ? error : checkpoint_lock_gpus(NULL, LOCK_TO_COME_BACK_NS);
 }
 
 enum affinode_status checkpoint_in(const uint8_t *to, char *why, size_t size)
@@ -187,7 +188,7 @@ enum affinode_status checkpoint_in(const uint8_t *to, char *why, size_t size)
 	}
 	if (to && memcmp(checkpoint_left.device->uuid, to, 16) == 0)
 		to = NULL;
-	if (!lock_to_come_back(to ? to : checkpoint_left.device->uuid)) {
+	if (lock_to_come_back(to ? to : checkpoint_left.device->uuid) != 0) {
 		snprintf(why, size, "%s", reason_words(REASON_ANOTHER_RESUMES));
 		return AFFINODE_NO_GPU_ROOM;
 	}

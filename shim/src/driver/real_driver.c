@@ -1,5 +1,6 @@
 #include "driver/real_driver.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -61,20 +62,19 @@ static get_proc_address_fn get_proc_address(void)
 	return (get_proc_address_fn)real;
 }
 
-bool driver_resolve(void)
+int driver_resolve(void)
 {
 	get_proc_address_fn get = get_proc_address();
-	bool complete = true;
-	int status;
+	int status, error = 0;
 
 	if (!get)
-		return false;
+		return -ENOSYS;
 #define DRIVER_RESOLVE(name, version, parameters)                                                                   \
 	do {                                                                                                        \
 		void *address = NULL;                                                                               \
 		if (get(#name, &address, version, 0, &status) != CUDA_SUCCESS || !address) {                        \
 			log_line("the driver has no " #name);                                                       \
-			complete = false;                                                                           \
+			error = -ENOSYS;                                                                            \
 		}                                                                                                   \
 		memcpy(&driver.name, &address, sizeof(address));                                                    \
 	} while (0);
@@ -90,5 +90,5 @@ bool driver_resolve(void)
 	DRIVER_OPTIONAL(DRIVER_RESOLVE_OPTIONAL)
 #undef DRIVER_RESOLVE_OPTIONAL
 	creates_by_itself = is_drivers_own((void *)driver.cuMemCreate);
-	return complete;
+	return error;
 }

@@ -111,5 +111,5 @@ bool driver_allocates_by_another(void);
 void driver_note_get_proc_address(void *real);
 void driver_note_handle(void *handle);
 
-/* Fill `driver`; false if the driver is too old to move memory. Calls the dynamic linker: never on our own threads.  */
-bool driver_resolve(void);
+/* Fill `driver`: 0, or -ENOSYS if the driver is too old to move memory. Calls the dynamic linker: never on our own threads.  */
+int driver_resolve(void);

@@ -146,10 +146,10 @@ struct context *context_of_green(const void *green)
 	return context;
 }
 
-static bool ready_for_none(struct context *context)
+static CUresult ready_for_none(struct context *context)
 {
 	(void)context;
-	return true;
+	return CUDA_SUCCESS;
 }
 
 static void told_to_none(struct context *context)
@@ -170,17 +170,21 @@ void contexts_set_users(const struct context_users *now)
 
 /* Walk the copy path once with the witness, on the application's thread: whatever the driver loads lazily for a copy
  * is loaded here, where the dynamic linker's lock cannot be held by a thread that waits for us.  */
-static bool walk_copy_path(struct context *context)
+static CUresult walk_copy_path(struct context *context)
 {
 	static const unsigned char zeros[WITNESS_BYTES];
 	unsigned char back[WITNESS_BYTES];
+	CUresult result = driver.cuMemcpyHtoDAsync(context->witness, zeros, sizeof(zeros), context->stream);
 
-	return driver.cuMemcpyHtoDAsync(context->witness, zeros, sizeof(zeros), context->stream) == CUDA_SUCCESS &&
-	       driver.cuMemsetD32Async(context->witness, 0, sizeof(zeros) / 4, context->stream) == CUDA_SUCCESS &&
-	       driver.cuEventRecord(context->events[0], context->stream) == CUDA_SUCCESS &&
-	       driver.cuEventSynchronize(context->events[0]) == CUDA_SUCCESS &&
-	       driver.cuMemcpyDtoHAsync(back, context->witness, sizeof(back), context->stream) == CUDA_SUCCESS &&
-	       driver.cuStreamSynchronize(context->stream) == CUDA_SUCCESS;
+	if (result == CUDA_SUCCESS)
+		result = driver.cuMemsetD32Async(context->witness, 0, sizeof(zeros) / 4, context->stream);
+	if (result == CUDA_SUCCESS)
+		result = driver.cuEventRecord(context->events[0], context->stream);
+	if (result == CUDA_SUCCESS)
+		result = driver.cuEventSynchronize(context->events[0]);
+	if (result == CUDA_SUCCESS)
+		result = driver.cuMemcpyDtoHAsync(back, context->witness, sizeof(back), context->stream);
+	return result == CUDA_SUCCESS ? driver.cuStreamSynchronize(context->stream) : result;
 }
 
 static bool is_complete(struct context *context)
@@ -206,8 +210,8 @@ static void make_ready(struct context *context)
 		context->stream = stream;
 	if (!context->witness && driver.cuMemAlloc(&witness, WITNESS_BYTES) == CUDA_SUCCESS)
 		context->witness = witness;
-	if (context->stream && context->witness && users->make_ready(context) && !context->ready)
-		context->ready = walk_copy_path(context);
+	if (context->stream && context->witness && users->make_ready(context) == CUDA_SUCCESS && !context->ready)
+		context->ready = walk_copy_path(context) == CUDA_SUCCESS;
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
 	driver.cuCtxPopCurrent(&popped);
 }
@@ -460,15 +464,19 @@ void contexts_failed_text(char *text, size_t size)
 		 error, name ? name : "?");
 }
 
-bool gpu_synchronise(void)
+CUresult gpu_synchronise(void)
 {
-	bool done = true;
+	CUresult result = CUDA_SUCCESS;
 
-	for (struct context *context = contexts_first(); context && done; context = context->next)
-		done = !context->handle || (driver.cuCtxSetCurrent(context->handle) == CUDA_SUCCESS &&
-					    driver.cuCtxSynchronize() == CUDA_SUCCESS);
+	for (struct context *context = contexts_first(); context && result == CUDA_SUCCESS; context = context->next) {
+		if (!context->handle)
+			continue;
+		result = driver.cuCtxSetCurrent(context->handle);
+		if (result == CUDA_SUCCESS)
+			result = driver.cuCtxSynchronize();
+	}
 	driver.cuCtxSetCurrent(NULL);
-	return done;
+	return result;
 }
 
 void contexts_ending(void)

@@ -41,7 +41,7 @@ struct context *context_of_green(const void *green);
 
 /* The parts of the shim that keep something in each context.  */
 struct context_users {
-	bool (*make_ready)(struct context *context); /* false: the driver refused; the context is current */
+	CUresult (*make_ready)(struct context *context); /* while the context is current */
 	void (*forget)(struct context *context);     /* the driver took it along */
 	void (*forget_host_memory)(void);            /* so with what was registered in it */
 };
@@ -98,5 +98,5 @@ CUresult contexts_failed(void);
 /* What happened, for the user.  */
 void contexts_failed_text(char *text, size_t size);
 
-/* Wait for every context's work, per-thread default streams included; false on error.  */
-bool gpu_synchronise(void);
+/* Wait for every context's work, per-thread default streams included.  */
+CUresult gpu_synchronise(void);

@@ -82,16 +82,15 @@ static bool is_temporary(int error)
 	return error == EMFILE || error == ENFILE || error == ENOMEM || error == EINTR;
 }
 
-/* A folder that is root's has files made by the controller; flock needs no more than an open descriptor.  */
+/* The lock file, opened, or a negative errno. A folder that is root's has files made by the controller; flock needs no more than
+ * an open descriptor.  */
 static int lock_file(const uint8_t gpu[16], bool make)
 {
 	char folder[4096], path[4400];
 	int fd, n;
 
-	if (discovery_lock_folder(folder, sizeof(folder)) != 0) {
-		errno = ENOENT;
-		return -1;
-	}
+	if (discovery_lock_folder(folder, sizeof(folder)) != 0)
+		return -ENOENT;
 	n = snprintf(path, sizeof(path), "%s/gpu-", folder);
 	for (int i = 0; i < 16 && n < (int)sizeof(path) - 8; i++)
 		n += snprintf(path + n, sizeof(path) - (size_t)n, "%02x", gpu[i]);
@@ -101,8 +100,8 @@ static int lock_file(const uint8_t gpu[16], bool make)
 		fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 	/* A process with no descriptor left for a look that needs none must not wait for a file that is not there.  */
 	if (fd < 0 && is_temporary(errno))
-		errno = access(path, F_OK) == 0 ? EMFILE : ENOENT;
-	return fd;
+		return access(path, F_OK) == 0 ? -EMFILE : -ENOENT;
+	return fd < 0 ? -errno : fd;
 }
 
 static void unlock_all(void)
@@ -118,52 +117,52 @@ static void unlock_all(void)
 	all_held = false;
 }
 
-/* False: another process has it. Where no lock file can be had, that is no reason to wait.  */
-static bool lock_one(const uint8_t gpu[16], bool make)
+/* 0, or -EBUSY: another process has it. Where no lock file can be had, that is no reason to wait.  */
+static int lock_one(const uint8_t gpu[16], bool make)
 {
 	struct lock *lock = lock_of(gpu);
 	int fd = lock && !lock->exclusive ? lock_file(gpu, make) : -1;
 
 	if (fd < 0)
-		return true;
+		return 0;
 	if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
 		bool is_held = errno == EWOULDBLOCK;
 
 		close(fd); /* a file system without locks is as none */
-		return !is_held;
+		return is_held ? -EBUSY : 0;
 	}
 	if (is_removed(fd)) { /* since it was opened: once more */
 		close(fd);
-		return false;
+		return -EBUSY;
 	}
 	lock->exclusive = fd + 1;
-	return true;
+	return 0;
 }
 
-bool gpu_lock_all(void)
+int gpu_lock_all(void)
 {
-	bool held = true;
+	int error = 0;
 
 	pthread_mutex_lock(&lock_lock);
-	for (int i = 0; i < device_count_known() && held && !all_held; i++)
-		held = lock_one(device_at(i)->uuid, true);
-	if (held)
-		all_held = true;
-	else
+	for (int i = 0; i < device_count_known() && !error && !all_held; i++)
+		error = lock_one(device_at(i)->uuid, true);
+	if (error)
 		unlock_all();
+	else
+		all_held = true;
 	pthread_mutex_unlock(&lock_lock);
-	return held;
+	return error;
 }
 
-bool gpu_lock_other(const uint8_t gpu[16])
+int gpu_lock_other(const uint8_t gpu[16])
 {
-	bool held;
+	int error;
 
 	pthread_mutex_lock(&lock_lock);
 	unlock_all();
-	held = lock_one(gpu, false);
+	error = lock_one(gpu, false);
 	pthread_mutex_unlock(&lock_lock);
-	return held;
+	return error;
 }
 
 void gpu_unlock_all(void)
@@ -185,22 +184,26 @@ bool gpu_lock_is_held(const uint8_t gpu[16])
 	return held;
 }
 
-bool gpu_lock_make(const uint8_t gpu[16])
+int gpu_lock_make(const uint8_t gpu[16])
 {
 	int fd = lock_file(gpu, true);
 
-	if (fd >= 0)
-		close(fd);
-	return fd >= 0;
+	if (fd < 0)
+		return fd;
+	close(fd);
+	return 0;
 }
 
-bool gpu_locks_make(void)
+int gpu_locks_make(void)
 {
-	bool made = true;
+	int error = 0;
 
-	for (int i = 0; i < device_count_known(); i++)
-		made = gpu_lock_make(device_at(i)->uuid) && made;
-	return made;
+	for (int i = 0; i < device_count_known(); i++) {
+		int last = gpu_lock_make(device_at(i)->uuid);
+
+		error = last ? last : error;
+	}
+	return error;
 }
 
 /* The file, opened if it is there, with the lock held: 0, -ENOENT, or -EBUSY: it cannot be told now.  */
@@ -213,8 +216,8 @@ static int open_shared(struct lock *lock)
 		lock->shared = 0;
 	}
 	fd = lock->shared ? lock->shared - 1 : lock_file(lock->uuid, false);
-	error = fd >= 0 ? 0 : is_temporary(errno) ? -EBUSY : -ENOENT;
-	lock->shared = fd + 1;
+	error = fd >= 0 ? 0 : is_temporary(-fd) ? -EBUSY : -ENOENT;
+	lock->shared = fd >= 0 ? fd + 1 : 0;
 	atomic_store(&lock->look_at_ns, error == -ENOENT ? clock_ns() + LOOK_EVERY_NS : 0);
 	return error;
 }

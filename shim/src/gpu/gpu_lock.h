@@ -14,25 +14,26 @@
 
 #include "gpu/devices.h"
 
-/* All of this process's GPUs exclusively, or none; never blocks; true if they are held already. Where no lock file
- * can be had it succeeds: taking memory is all or nothing at memory depth, so the lock only keeps two from failing
+/* Lock all of this process's GPUs exclusively, or none: 0, also if they are held already, or -EBUSY; never blocks. Where no lock
+ * file can be had it succeeds: taking memory is all or nothing at memory depth, so the lock only keeps two from failing
  * in turn.  */
-bool gpu_lock_all(void);
+int gpu_lock_all(void);
 
-/* That GPU's alone, exclusively, whatever was held before, and only where its file is there for others to heed; never
- * blocks. True without a file, too: gpu_lock_is_held says.  */
-bool gpu_lock_other(const uint8_t gpu[16]);
+/* Lock that GPU alone exclusively, whatever was held before, and only where its file is there for others to heed: 0 or -EBUSY; never
+ * blocks. 0 without a file, too: gpu_lock_is_held says.  */
+int gpu_lock_other(const uint8_t gpu[16]);
 
 void gpu_unlock_all(void);
 
 /* Whether this GPU's lock really is held by one of the above.  */
 bool gpu_lock_is_held(const uint8_t gpu[16]);
 
-/* Make the lock files, so that other processes begin to heed them; false: not for every GPU of this process.  */
-bool gpu_locks_make(void);
+/* Make the lock files, so that other processes begin to heed them: 0, or a negative errno if one of this process's GPUs has
+ * none.  */
+int gpu_locks_make(void);
 
-/* The one of any GPU.  */
-bool gpu_lock_make(const uint8_t gpu[16]);
+/* The same for any GPU.  */
+int gpu_lock_make(const uint8_t gpu[16]);
 
 /* Whether any of this process's GPUs has a lock file, as of a second ago: without one there is nothing to share.  */
 bool gpu_locks_are_used(void);

@@ -230,18 +230,19 @@ static void wait_for_thread(struct piece *piece)
 	pthread_mutex_unlock(&queue_lock);
 }
 
-static bool make_pieces(struct ring *ring)
+static CUresult make_pieces(struct ring *ring)
 {
-	for (unsigned i = 0; i < PIECES; i++) {
+	CUresult result = CUDA_SUCCESS;
+
+	for (unsigned i = 0; i < PIECES && result == CUDA_SUCCESS; i++) {
 		struct piece *piece = &ring->pieces[i];
 
 		piece->ring = ring;
 		piece->pinned = ring->pinned + i * PIECE_BYTES;
-		if (!piece->event && driver.cuEventCreate(&piece->event, CU_EVENT_BLOCKING_SYNC |
-								   CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
-			return false;
+		if (!piece->event)
+			result = driver.cuEventCreate(&piece->event, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING);
 	}
-	return true;
+	return result;
 }
 
 /* What the driver does not take back stays counted: it is still there.  */
@@ -253,18 +254,19 @@ static void unpin(struct ring *ring)
 }
 
 /* Events that were made before one was refused are kept for the next time.  */
-static bool make(struct ring *ring)
+static CUresult make(struct ring *ring)
 {
 	void *pinned = NULL;
+	CUresult result = driver.cuMemHostAlloc(&pinned, RING_BYTES, CU_MEMHOSTALLOC_PORTABLE);
 
-	if (driver.cuMemHostAlloc(&pinned, RING_BYTES, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS)
-		return false;
+	if (result != CUDA_SUCCESS)
+		return result;
 	ring->pinned = pinned;
 	atomic_fetch_add(&pinned_bytes, RING_BYTES);
-	if (make_pieces(ring))
-		return true;
-	unpin(ring);
-	return false;
+	result = make_pieces(ring);
+	if (result != CUDA_SUCCESS)
+		unpin(ring);
+	return result;
 }
 
 static struct ring *ring_of(struct context *context)
@@ -288,7 +290,7 @@ bool staging_is_possible(struct context *context)
 
 	if (!ring || ring->refused)
 		return false;
-	ring->refused = !ring->pinned && !make(ring);
+	ring->refused = !ring->pinned && make(ring) != CUDA_SUCCESS;
 	return !ring->refused;
 }
 

@@ -287,27 +287,27 @@ void spill_found_again(void)
 }
 
 /* Another step of places, mapped before any is used.  */
-static bool grow(void)
+static int grow(void)
 {
 	const size_t step = PLACES_A_STEP * CHUNK_BYTES, words = PLACES_A_STEP / PLACES_IN_WORD;
 	uint64_t *taken = realloc(file.taken, (file.steps + 1) * words * sizeof(*taken));
 	void *mapping;
 
 	if (!taken)
-		return false;
+		return -ENOMEM;
 	file.taken = taken;
 	if (file.mapping)
 		mapping = mremap(file.mapping, file.steps * step, (file.steps + 1) * step, MREMAP_MAYMOVE);
 	else
 		mapping = mmap(NULL, step, PROT_READ, MAP_SHARED | MAP_NORESERVE, file.descriptor, 0);
 	if (mapping == MAP_FAILED)
-		return false;
+		return -errno;
 	madvise(mapping, (file.steps + 1) * step, MADV_DONTFORK);
 	madvise(mapping, (file.steps + 1) * step, MADV_DONTDUMP);
 	file.mapping = mapping;
 	memset(file.taken + file.steps * words, 0, words * sizeof(*taken));
 	file.steps++;
-	return true;
+	return 0;
 }
 
 uint32_t spill_take(void)
@@ -321,7 +321,7 @@ uint32_t spill_take(void)
 	if (at == count && atomic_load(&places_taken) < count)
 		for (at = 0; is_taken(at);)
 			at++;
-	if (at == count && !grow())
+	if (at == count && grow() != 0)
 		at = UINT32_MAX;
 	if (at != UINT32_MAX) {
 		file.taken[at / PLACES_IN_WORD] |= 1ull << at % PLACES_IN_WORD;

@@ -94,10 +94,10 @@ static void take_descriptors(const struct cmsghdr *cmsg, struct received *receiv
 	}
 }
 
-/* What a message carries beside its bytes: the sender's user, and descriptors.  */
-static bool read_control(struct msghdr *message, struct received *received)
+/* What a message carries beside its bytes: descriptors, and the sender's user. 0, or -EPERM: it is another.  */
+static int read_control(struct msghdr *message, struct received *received)
 {
-	bool ours = false;
+	int error = -EPERM;
 
 	for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(message); cmsg; cmsg = CMSG_NXTHDR(message, cmsg)) {
 		struct ucred sender;
@@ -106,12 +106,12 @@ static bool read_control(struct msghdr *message, struct received *received)
 			continue;
 		if (cmsg->cmsg_type == SCM_CREDENTIALS && cmsg->cmsg_len >= CMSG_LEN(sizeof(sender))) {
 			memcpy(&sender, CMSG_DATA(cmsg), sizeof(sender));
-			ours = sender.uid == getuid();
+			error = sender.uid == getuid() ? 0 : -EPERM;
 		} else if (cmsg->cmsg_type == SCM_RIGHTS) {
 			take_descriptors(cmsg, received);
 		}
 	}
-	return ours;
+	return error;
 }
 
 /* One message of exactly `size` bytes from our own user; 0, -EAGAIN, or -EPROTO: it was another.  */
@@ -122,7 +122,7 @@ static int receive(int fd, void *bytes, size_t size, struct ipc_sender *sender, 
 	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
 				 .msg_controllen = sizeof(control)};
 	ssize_t n;
-	bool ours;
+	int error;
 
 	received->count = 0;
 	if (sender) {
@@ -134,8 +134,8 @@ static int receive(int fd, void *bytes, size_t size, struct ipc_sender *sender, 
 		return errno == EWOULDBLOCK || errno == EINTR ? -EAGAIN : -errno;
 	if (sender)
 		sender->size = message.msg_namelen;
-	ours = read_control(&message, received);
-	if (ours && (size_t)n == size && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
+	error = read_control(&message, received);
+	if (!error && (size_t)n == size && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
 		return 0;
 	close_received(received);
 	return -EPROTO;
@@ -175,17 +175,17 @@ void ipc_socket_answer(int fd, const struct ipc_sender *to, const struct ipc_rep
 	(void)sent;
 }
 
-/* Until the socket is ready for `events`; false: the time is over.  */
-static bool wait_ready(int fd, short events, uint64_t until_ns)
+/* Until the socket is ready for `events`: 0, or -ETIMEDOUT.  */
+static int wait_ready(int fd, short events, uint64_t until_ns)
 {
 	for (;;) {
 		struct pollfd pollfd = {.fd = fd, .events = events};
 		uint64_t now = clock_ns();
 
 		if (now >= until_ns)
-			return false;
+			return -ETIMEDOUT;
 		if (poll(&pollfd, 1, (int)((until_ns - now) / MS_NS) + 1) > 0)
-			return true;
+			return 0;
 	}
 }
 
@@ -197,13 +197,13 @@ static int exchange(int fd, const struct ipc_request *request, struct ipc_reply 
 	while (send(fd, request, sizeof(*request), MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
 		if (errno != EWOULDBLOCK && errno != EINTR)
 			return -errno;
-		if (!wait_ready(fd, POLLOUT, until)) /* many ask at once */
+		if (wait_ready(fd, POLLOUT, until) != 0) /* many ask at once */
 			return -ETIMEDOUT;
 	}
 	for (;;) {
 		int error;
 
-		if (!wait_ready(fd, POLLIN, until))
+		if (wait_ready(fd, POLLIN, until) != 0)
 			return -ETIMEDOUT;
 		error = receive(fd, reply, sizeof(*reply), NULL, received);
 		if (error != -EAGAIN)

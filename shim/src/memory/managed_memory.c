@@ -52,7 +52,7 @@ void managed_note(CUdeviceptr address, size_t size, const struct device *device)
 
 	pthread_mutex_lock(&managed_lock);
 	forget(address); /* it went with its context, unseen */
-	if (managed && range_add(&ranges, address, size, managed)) {
+	if (managed && range_add(&ranges, address, size, managed) == 0) {
 		*managed = (struct managed){.size = size, .device = device_index(device)};
 		atomic_fetch_add(&total, size);
 	} else {

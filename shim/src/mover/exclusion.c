@@ -1,5 +1,6 @@
 /* The mover and the application's calls keep out of each other's way: waits for the GPU that are given up in time, calls
  * that step aside while memory is read, and calls that keep the mover from working.  */
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -72,8 +73,8 @@ void mover_wait_for_copies(void)
 }
 
 /* At the closed gate: whatever the GPU waits for may be waiting there too, so beyond DRAIN_NS the link thread opens it.
- * False: it did.  */
-static bool bounded(void (*work)(void *), void *data)
+ * 0, or -ETIMEDOUT: it did.  */
+static int bounded(void (*work)(void *), void *data)
 {
 	int armed = WAIT_ARMED;
 
@@ -83,37 +84,37 @@ static bool bounded(void (*work)(void *), void *data)
 	link_wake();
 	work(data);
 	if (atomic_compare_exchange_strong(&bounded_wait, &armed, WAIT_NONE))
-		return true;
+		return 0;
 	atomic_store(&bounded_wait, WAIT_NONE);
-	return false;
+	return -ETIMEDOUT;
 }
 
-static void synchronise(void *done)
+static void synchronise(void *result)
 {
-	*(bool *)done = gpu_synchronise();
+	*(CUresult *)result = gpu_synchronise();
 }
 
 /* Streams were seen idle, so this is nearly always at once; it covers the per-thread default streams, which no
  * other thread can ask about.  */
-bool mover_synchronise_bounded(void)
+int mover_synchronise_bounded(void)
 {
-	bool done = false;
+	CUresult result;
+	int error = bounded(synchronise, &result);
 
-	if (!bounded(synchronise, &done))
-		return false;
-	if (!done)
-		gate_open();
-	return done;
+	if (error || result == CUDA_SUCCESS)
+		return error;
+	gate_open();
+	return -EIO;
 }
 
-bool mover_read_bounded(void (*read)(void *), void *data)
+int mover_read_bounded(void (*read)(void *), void *data)
 {
-	bool in_time;
+	int error;
 
 	mover_set_copying(true); /* the gate may be open before the end */
-	in_time = bounded(read, data);
+	error = bounded(read, data);
 	mover_set_copying(false);
-	return in_time;
+	return error;
 }
 
 bool mover_has_holders(void)

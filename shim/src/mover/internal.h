@@ -77,11 +77,11 @@ bool mover_wait_for_commit(struct moved *moved);
  * away waits. Set and cleared at a closed gate, or when nothing is touched any more.  */
 void mover_set_copying(bool copying);
 
-/* Wait for every context's work at the closed gate, a short while at most; false: it is open again.  */
-bool mover_synchronise_bounded(void);
+/* Wait for every context's work at the closed gate, a short while at most: 0, or a negative errno with the gate open again.  */
+int mover_synchronise_bounded(void);
 
-/* Read the application's memory behind the closed gate; false: that took so long that the gate is open again.  */
-bool mover_read_bounded(void (*read)(void *), void *data);
+/* Read the application's memory behind the closed gate: 0, or -ETIMEDOUT if that took so long that the gate is open again.  */
+int mover_read_bounded(void (*read)(void *), void *data);
 
 /* How many have stepped aside so far.  */
 unsigned mover_steps_aside(void);

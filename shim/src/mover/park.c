@@ -76,7 +76,7 @@ static bool is_revoked(struct moved *moved)
 static enum reason synchronise_or_open(enum reason why)
 {
 	if (!why)
-		return mover_synchronise_bounded() ? NO_REASON : REASON_GPU_COMPUTES;
+		return mover_synchronise_bounded() == 0 ? NO_REASON : REASON_GPU_COMPUTES;
 	gate_open();
 	return why;
 }
@@ -137,18 +137,18 @@ static bool digest_behind_gate(struct moved *moved, struct survey *survey)
 {
 	struct look look = {.survey = survey};
 	uint64_t begin = clock_ns();
-	bool in_time = true;
+	int late = 0;
 
 	if (moved->move.kind == MOVE_PREEMPT)
 		read_memory(&look);
 	else
-		in_time = mover_read_bounded(read_memory, &look);
+		late = mover_read_bounded(read_memory, &look);
 	log_line("park: digested behind the gate in %.1f ms", (double)(clock_ns() - begin) / 1e6);
 	if (look.result != CUDA_SUCCESS)
 		outcome_is(moved, AFFINODE_FAILED, REASON_NOT_READ);
-	else if (!in_time)
+	else if (late)
 		outcome_is(moved, AFFINODE_REVOKED, REASON_CALL_CAME);
-	return in_time && look.result == CUDA_SUCCESS;
+	return !late && look.result == CUDA_SUCCESS;
 }
 
 /* What a park that hands over begins with (protocol.h).  */
@@ -385,7 +385,7 @@ static void park_from_parked(struct moved *moved)
 {
 	struct survey survey;
 
-	if (!survey_begin(&survey, true))
+	if (survey_begin(&survey, true) != 0)
 		outcome_is(moved, AFFINODE_NO_HOST_ROOM, REASON_HOST_MEMORY_SHORT);
 	else if (survey.item_count == 0)
 		outcome_is(moved, AFFINODE_NOTHING, REASON_FREED_ALREADY);
@@ -428,7 +428,7 @@ void park(struct moved *moved)
 		return outcome_is(moved, AFFINODE_BUSY, why);
 	calls_at_start = calls_made();
 	blocks_reap(false);
-	if (survey_begin(&survey, true))
+	if (survey_begin(&survey, true) == 0)
 		return park_with(moved, &survey);
 	survey_end(&survey);
 	driver.cuCtxSetCurrent(NULL);

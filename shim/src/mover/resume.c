@@ -308,9 +308,9 @@ void resume(struct moved *moved)
 		return;
 	}
 	blocks_reap(false); /* what was freed while the mover had something else to do */
-	if (!survey_begin(&arrival.survey, false))
+	if (survey_begin(&arrival.survey, false) != 0)
 		outcome_is(moved, AFFINODE_FAILED, REASON_HOST_MEMORY_SHORT);
-	else if (moved->move.kind == MOVE_RESUME_ALONE && !gpu_lock_all())
+	else if (moved->move.kind == MOVE_RESUME_ALONE && gpu_lock_all() != 0)
 		outcome_is(moved, AFFINODE_NO_GPU_ROOM, REASON_ANOTHER_RESUMES);
 	else
 		resume_blocks(&arrival);

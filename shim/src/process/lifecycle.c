@@ -90,12 +90,13 @@ void shim_prepare(void)
 	pthread_once(&once, register_fork);
 }
 
-static bool make_context_ready(struct context *context)
+static CUresult make_context_ready(struct context *context)
 {
-	if (!transfers_make_ready(context))
-		return false;
-	digest_make_ready(context);
-	return true;
+	CUresult result = transfers_make_ready(context);
+
+	if (result == CUDA_SUCCESS)
+		digest_make_ready(context); /* without it contents are copied all the same */
+	return result;
 }
 
 static void forget_context(struct context *context)
@@ -129,7 +130,7 @@ void shim_start(void)
 	log_open();
 	connect_folders();
 	depth_say_if_left_out();
-	if (!driver_resolve()) {
+	if (driver_resolve() != 0) {
 		log_line("this driver lacks what is needed to move memory");
 		atomic_store(&life, LIFE_INERT);
 		return;

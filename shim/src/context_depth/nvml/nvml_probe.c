@@ -26,19 +26,19 @@ static char program[PATH_MAX];
 static char **environment;
 
 /* Beside the shim itself, not beside a link to it.  */
-static bool find_program(void)
+static int find_program(void)
 {
 	char library[PATH_MAX], *slash;
 	Dl_info found;
 
 	if (!dladdr(&environment, &found) || !found.dli_fname || !realpath(found.dli_fname, library))
-		return false;
+		return -ENOENT;
 	slash = strrchr(library, '/');
 	if (!slash || (size_t)(slash - library) + sizeof("/" PROGRAM) > sizeof(program))
-		return false;
+		return -ENAMETOOLONG;
 	memcpy(program, library, (size_t)(slash - library));
 	strcpy(program + (slash - library), "/" PROGRAM);
-	return access(program, X_OK) == 0;
+	return access(program, X_OK) == 0 ? 0 : -errno;
 }
 
 static bool begins(const char *text, const char *with)
@@ -54,7 +54,7 @@ static bool is_passed_on(const char *variable)
 }
 
 /* A copy: the application may change its own at any time.  */
-static bool copy_environment(void)
+static int copy_environment(void)
 {
 	size_t count = 0, kept = 0;
 
@@ -62,24 +62,24 @@ static bool copy_environment(void)
 		count++;
 	environment = calloc(count + 1, sizeof(*environment));
 	if (!environment)
-		return false;
+		return -ENOMEM;
 	for (size_t i = 0; i < count && environ[i]; i++) {
 		if (!is_passed_on(environ[i]))
 			continue;
 		environment[kept] = strdup(environ[i]);
 		if (!environment[kept++])
-			return false;
+			return -ENOMEM;
 	}
-	return true;
+	return 0;
 }
 
 enum reason gpu_memory_start(const uint8_t gpu[16])
 {
 	struct gpu_memory memory;
 
-	if (!find_program())
+	if (find_program() != 0)
 		return REASON_PROBE_NOT_FOUND;
-	if (!copy_environment() || spawn_start() != 0)
+	if (copy_environment() != 0 || spawn_start() != 0)
 		return REASON_NVML_NO_MEMORY;
 	return gpu_memory_ask(gpu, FIRST_LOOK_NS, &memory);
 }

@@ -13,13 +13,6 @@
 /* A wrapper of `real` that answers from shadows; NULL: none for this name. As hook_for.  */
 void *shadow_for(const char *name, int version, void *real);
 
-/* Note what never changes; on the application's thread.  */
-void shadows_start(void);
-
-/* Note what is asked of this moment; by the mover, before the driver is told to hold the process. False: a call has been
- * reading what was noted before for too long.  */
-bool shadows_take(void);
-
 /* --- what threads have current (shadow_current_context.c) */
 
 /* The calling thread's current context, NULL too; false: not known.  */
@@ -46,8 +39,13 @@ void shadows_forget_contexts(void);
 
 /* --- what devices are like (shadow_devices.c): CUDA_SUCCESS, the driver's error, or SHADOW_NONE */
 
+/* Note what never changes; on the application's thread.  */
 void shadow_devices_start(void);
-bool shadow_devices_take(void);
+
+/* Note what is asked of this moment: 0, or -EBUSY if a call has been reading what was noted before for too long. By the mover,
+ * before the driver is told to hold the process.  */
+int shadow_devices_take(void);
+
 /* What was noted at the start is true of other GPUs now: ask anew at the next shadow_devices_take. By the mover.  */
 void shadow_devices_moved(void);
 CUresult shadow_device_count(int *count);

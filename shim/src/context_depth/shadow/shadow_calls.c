@@ -313,13 +313,3 @@ void *shadow_for(const char *name, int version, void *real)
 
 	return hook ? hook_instance(hook, real) : NULL;
 }
-
-void shadows_start(void)
-{
-	shadow_devices_start();
-}
-
-bool shadows_take(void)
-{
-	return shadow_devices_take();
-}

@@ -1,4 +1,5 @@
 /* What was asked of the driver once, to be said again while it cannot be asked.  */
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -156,7 +157,7 @@ void shadow_devices_moved(void)
 	devices_moved = true;
 }
 
-bool shadow_devices_take(void)
+int shadow_devices_take(void)
 {
 	/* too large for a thread's stack; the mover's alone */
 	static struct taken now;
@@ -174,13 +175,13 @@ bool shadow_devices_take(void)
 			device_ask(&moved[i], i);
 	}
 	if (!taken_turn())
-		return false;
+		return -EBUSY;
 	taken = now;
 	if (devices_moved)
 		memcpy(devices, moved, sizeof(devices));
 	devices_moved = false;
 	pthread_mutex_unlock(&taken_lock);
-	return true;
+	return 0;
 }
 
 static bool is_known(CUdevice ordinal)

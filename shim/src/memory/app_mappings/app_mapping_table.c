@@ -18,7 +18,7 @@ struct mapping *mappings_nth(size_t n)
 	return n < handles.count ? handles.ranges[n].thing : NULL;
 }
 
-bool table_add_mapping(struct mapping *mapping)
+int table_add_mapping(struct mapping *mapping)
 {
 	mapping->handle = next_handle++;
 	return range_add(&handles, mapping->handle, 1, mapping);
@@ -44,7 +44,7 @@ struct alias *table_add_alias(struct mapping *mapping, CUdeviceptr address, size
 	if (table_first_alias(address, size))
 		return NULL;
 	alias = calloc(1, sizeof(*alias));
-	if (!alias || !range_add(&aliases, address, size, alias)) {
+	if (!alias || range_add(&aliases, address, size, alias) != 0) {
 		free(alias);
 		return NULL;
 	}

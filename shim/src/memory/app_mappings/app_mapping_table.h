@@ -11,8 +11,8 @@ extern pthread_mutex_t mappings_lock;
 /* All of them, in no order that means anything; NULL after the last.  */
 struct mapping *mappings_nth(size_t n);
 
-/* Give it a handle of ours, and remember it; false: no memory. Take it out again.  */
-bool table_add_mapping(struct mapping *mapping);
+/* Give it a handle of ours, and remember it: 0, or -ENOMEM. Take it out again.  */
+int table_add_mapping(struct mapping *mapping);
 void table_remove_mapping(struct mapping *mapping);
 struct mapping *table_find_handle(CUmemGenericAllocationHandle handle);
 

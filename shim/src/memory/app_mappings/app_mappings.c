@@ -62,7 +62,7 @@ CUmemGenericAllocationHandle mapping_adopt(CUmemGenericAllocationHandle real, si
 					.part_bytes = size, .resident = true, .parts_created = 1,
 					.mapping = mapping, .id = block_new_id()};
 	pthread_mutex_lock(&mappings_lock);
-	if (table_add_mapping(mapping))
+	if (table_add_mapping(mapping) == 0)
 		real = mapping->handle;
 	else
 		free(mapping);

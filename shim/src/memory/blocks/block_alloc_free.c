@@ -70,7 +70,7 @@ static struct block *block_new(struct context *context, size_t size, size_t mapp
 	block->size = size;
 	block->mapped = mapped;
 	block->id = block_new_id();
-	if (!block_cut_in_parts(block)) {
+	if (block_cut_in_parts(block) != 0) {
 		free(block);
 		return NULL;
 	}
@@ -102,7 +102,7 @@ CUresult block_allocate(size_t size, CUdeviceptr *address)
 	context_make_ready(context);
 	peers = context->device->peers;
 	result = mapped < size ? CUDA_ERROR_OUT_OF_MEMORY : block_reserve_and_map(block);
-	if (result == CUDA_SUCCESS && !blocks_insert(block)) {
+	if (result == CUDA_SUCCESS && blocks_insert(block) != 0) {
 		block_unmap(block);
 		driver.cuMemAddressFree(block->address, mapped);
 		result = CUDA_ERROR_NOT_SUPPORTED;
@@ -138,7 +138,7 @@ CUresult block_import(const CUmemGenericAllocationHandle *handles, unsigned part
 	if (result == CUDA_SUCCESS) {
 		result = block_map(block);
 		block->resident = true;
-		if (result == CUDA_SUCCESS && !blocks_insert(block))
+		if (result == CUDA_SUCCESS && blocks_insert(block) != 0)
 			result = CUDA_ERROR_OUT_OF_MEMORY;
 		if (result != CUDA_SUCCESS && block_unmap_parts(block) == CUDA_SUCCESS)
 			driver.cuMemAddressFree(block->address, mapped);

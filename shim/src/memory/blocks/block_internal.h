@@ -8,8 +8,8 @@
 /* Guards the table, and what of a block others than the mover look at.  */
 extern pthread_mutex_t blocks_lock;
 
-/* False: no memory.  */
-bool blocks_insert(struct block *block);
+/* Put the block into the table: 0, or -ENOMEM.  */
+int blocks_insert(struct block *block);
 
 /* With the lock held: take the block that begins there, imported or not, out of the table; NULL: none.  */
 struct block *blocks_take(CUdeviceptr address, bool imported);
@@ -28,8 +28,8 @@ CUresult block_set_access(struct block *block);
 void block_take_access(struct block *block, uint32_t devices);
 
 /* Once in a block's life, before it is in the table: from then on the page's samples ask where its parts begin. At most
- * BLOCK_PARTS_MAX parts; false: no memory for their handles.  */
-bool block_cut_in_parts(struct block *block);
+ * BLOCK_PARTS_MAX parts. 0, or -ENOMEM for want of memory for their handles.  */
+int block_cut_in_parts(struct block *block);
 
 void block_forget_sync_memops(const struct block *block);
 

@@ -1,4 +1,5 @@
 /* The physical memory of blocks: how it comes, goes, and which devices may reach it.  */
+#include <errno.h>
 #include <stdlib.h>
 
 #include "base/log.h"
@@ -17,7 +18,7 @@
 #define PART_BYTES_MAX (128ull << 20)
 #define PARTS_AT_LEAST 4
 
-bool block_cut_in_parts(struct block *block)
+int block_cut_in_parts(struct block *block)
 {
 	size_t granularity = block->context->device->granularity;
 
@@ -31,7 +32,7 @@ bool block_cut_in_parts(struct block *block)
 	block->parts = (unsigned)((block->mapped + block->part_bytes - 1) / block->part_bytes);
 	if (block->parts > 1)
 		block->handles = calloc(block->parts, sizeof(*block->handles));
-	return block->parts < 2 || block->handles;
+	return block->parts < 2 || block->handles ? 0 : -ENOMEM;
 }
 
 /* A mapping's block, and a small one, have one part.  */

@@ -26,15 +26,15 @@ static struct block *nth(size_t index)
 	return blocks.ranges[index].thing;
 }
 
-bool blocks_insert(struct block *block)
+int blocks_insert(struct block *block)
 {
-	bool room;
+	int error;
 
 	pthread_mutex_lock(&blocks_lock);
-	room = range_add(&blocks, block->address, block->size, block);
+	error = range_add(&blocks, block->address, block->size, block);
 	pthread_mutex_unlock(&blocks_lock);
 	blocks_changed();
-	return room;
+	return error;
 }
 
 struct block *blocks_take(CUdeviceptr address, bool imported)

@@ -10,17 +10,20 @@
 /* Eight stretches of 32 MiB are 5 ms at 50 GiB/s: that long a revoked park goes on.  */
 _Static_assert(TRANSFERS_UNDER_WAY * SLAB_BYTES <= 256ull << 20, "a revoked park would go on for too long");
 
-static bool make_event(CUevent *event)
+static CUresult make_event(CUevent *event)
 {
-	return *event || driver.cuEventCreate(event, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
+	return *event ? CUDA_SUCCESS : driver.cuEventCreate(event, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING);
 }
 
-bool transfers_make_ready(struct context *context)
+CUresult transfers_make_ready(struct context *context)
 {
-	for (int i = 0; i < TRANSFERS_UNDER_WAY; i++)
-		if (!make_event(&context->events[i]))
-			return false;
-	return make_event(&context->marks[0]) && make_event(&context->marks[1]);
+	CUresult result = CUDA_SUCCESS;
+
+	for (int i = 0; i < TRANSFERS_UNDER_WAY && result == CUDA_SUCCESS; i++)
+		result = make_event(&context->events[i]);
+	for (int i = 0; i < 2 && result == CUDA_SUCCESS; i++)
+		result = make_event(&context->marks[i]);
+	return result;
 }
 
 /* A free event of the ring: its last copy is done.  */

@@ -7,8 +7,8 @@
 #include "gpu/contexts.h"
 #include "host/host_copy.h"
 
-/* Make the context's events, by which copies are bounded and waited for. Return false if the driver refused.  */
-bool transfers_make_ready(struct context *context);
+/* Make the context's events, by which copies are bounded and waited for.  */
+CUresult transfers_make_ready(struct context *context);
 
 /* Begin a copy, out of the GPU or in. Wait first until few copies are under way in that context, so that a park that is revoked
  * ends soon. Does nothing for an empty stretch.  */

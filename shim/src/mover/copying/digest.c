@@ -174,7 +174,7 @@ static CUresult make(struct digester *digester, const uint32_t *k)
 	return result == CUDA_SUCCESS ? try_it(digester, k) : result;
 }
 
-bool digest_make_ready(struct context *context)
+void digest_make_ready(struct context *context)
 {
 	bool lacked_room = context->digests_lack_room;
 	const uint32_t *k = key();
@@ -182,22 +182,21 @@ bool digest_make_ready(struct context *context)
 	CUresult result;
 
 	if (context->digester)
-		return true;
+		return;
 	digester = k ? calloc(1, sizeof(*digester)) : NULL;
 	if (!digester)
-		return false;
+		return;
 	result = make(digester, k);
 	context->digests_lack_room = result == CUDA_ERROR_OUT_OF_MEMORY;
 	if (result == CUDA_SUCCESS) {
 		context->digester = digester;
-		return true;
+		return;
 	}
 	release(digester);
 	if (!context->digests_lack_room)
 		log_line("no digests in this context: everything is copied, and nothing is verified or goes to disk");
 	else if (!lacked_room)
 		log_line("no room for digests: until there is, everything is copied, and nothing is verified or goes to disk");
-	return false;
 }
 
 void digest_forget(struct context *context)

@@ -16,9 +16,9 @@ struct digested {
 	bool zero;
 };
 
-/* Load the module into the current context and try it against the host's own computation; false: this context has no
- * digests. Calls into the dynamic linker: on the application's thread only.  */
-bool digest_make_ready(struct context *context);
+/* Load the module into the current context and try it against the host's own computation. If that fails, this context has
+ * no digests. Calls into the dynamic linker: on the application's thread only.  */
+void digest_make_ready(struct context *context);
 
 /* Fill in `digest` and `zero` of each item, all of them in that context's device's memory. Waits for it. By the mover
  * alone.  */

@@ -1,5 +1,6 @@
 #include "mover/copying/move_plan.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,7 +39,7 @@ static size_t keep_those(struct block **blocks, size_t count, bool on_gpu)
 	return kept;
 }
 
-static bool ensure_copies(struct survey *survey, bool on_gpu)
+static int ensure_copies(struct survey *survey, bool on_gpu)
 {
 	for (size_t i = 0; i < survey->block_count; i++) {
 		struct block *block = survey->blocks[i];
@@ -46,11 +47,11 @@ static bool ensure_copies(struct survey *survey, bool on_gpu)
 		if (!block->copy)
 			block->copy = copy_new(block->mapped);
 		if (!block->copy)
-			return false;
+			return -ENOMEM;
 		survey->item_count += on_gpu ? chunks_on_gpu(block) : chunks(block) - chunks_on_gpu(block);
 		survey->lane_count += i == 0 || survey->blocks[i - 1]->context != block->context;
 	}
-	return true;
+	return 0;
 }
 
 static void fill(struct survey *survey, bool on_gpu)
@@ -80,25 +81,25 @@ static void fill(struct survey *survey, bool on_gpu)
 	survey->begins[survey->block_count] = survey->item_count;
 }
 
-bool survey_begin(struct survey *survey, bool on_gpu)
+int survey_begin(struct survey *survey, bool on_gpu)
 {
 	size_t count;
 
 	memset(survey, 0, sizeof(*survey));
 	survey->blocks = blocks_list(&count);
 	if (!survey->blocks)
-		return false;
+		return -ENOMEM;
 	survey->block_count = keep_those(survey->blocks, count, on_gpu);
 	qsort(survey->blocks, survey->block_count, sizeof(struct block *), by_context_and_address);
-	if (!ensure_copies(survey, on_gpu))
-		return false;
+	if (ensure_copies(survey, on_gpu) != 0)
+		return -ENOMEM;
 	survey->items = calloc(survey->item_count + 1, sizeof(*survey->items));
 	survey->lanes = calloc(survey->lane_count + 1, sizeof(*survey->lanes));
 	survey->begins = calloc(survey->block_count + 1, sizeof(*survey->begins));
 	if (!survey->items || !survey->lanes || !survey->begins)
-		return false;
+		return -ENOMEM;
 	fill(survey, on_gpu);
-	return true;
+	return 0;
 }
 
 void survey_end(struct survey *survey)

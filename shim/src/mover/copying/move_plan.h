@@ -45,8 +45,8 @@ struct survey {
 };
 
 /* Of what can move and has its contents on the GPU, or has not. The caller keeps the blocks from being freed until survey_end.
- * False: no memory.  */
-bool survey_begin(struct survey *survey, bool on_gpu);
+ * 0, or -ENOMEM.  */
+int survey_begin(struct survey *survey, bool on_gpu);
 void survey_end(struct survey *survey);
 
 /* The part with that item.  */

@@ -52,7 +52,7 @@ int main(int argc, char **argv)
 			sizes[place] = 0;
 		} else {
 			sizes[place] = 1 + test_random(&random) % PLACE;
-			CHECK(range_add(&map, place * PLACE, sizes[place], &sizes[place]));
+			CHECK_EQUAL(range_add(&map, place * PLACE, sizes[place], &sizes[place]), 0);
 		}
 		is_sorted();
 		CHECK(range_first(&map, address, size) == expected(address, size));
