@@ -165,11 +165,6 @@ class _Queue:
         another GPU of the same kind. Only where the CUDA_VISIBLE_DEVICES that its process began with allows it. Turn it
         off where it matters on which GPU a kernel is.""",
     )
-    backfill: bool = setting(
-        False,
-        """Let a kernel further back in the queue resume first where room is left that cannot help those ahead of it.
-        Raises use of the GPU where kernels differ much in size.""",
-    )
     ageing_s: float = setting(
         60.0,
         """Time of waiting that is worth one priority class: with classes from -5 to 5 no kernel is overtaken by one

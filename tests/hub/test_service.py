@@ -280,7 +280,7 @@ def test_the_policy_is_changed_where_the_form_was_and_no_further(hub, node, admi
     assert "The policy of gpu1 is set." in text_of(answer)
     policy = node.machine.ask("GET", "/policy")[1]
     assert (policy["idle_timeout_s"], policy["quotas"], policy["hold_max_s"]) == (90, "*=60GiB", 7200)
-    assert policy["backfill"] is (form["backfill"] == "true")
+    assert policy["allow_migration"] is (form["allow_migration"] == "true")
     bad = act(hub, admin, "policy", node="gpu1", **fields | {"low_watermark": "plenty"})
     assert "Refused: low_watermark: 'plenty' is no number." in text_of(bad)
 

@@ -33,7 +33,6 @@ WAYS = {
     "time_slice": replace(QUICK, when_full="time_slice", time_slice_s=10.0),
     "terminate_newest": replace(QUICK, when_full="terminate_newest", time_slice_s=20.0),
     "context": replace(QUICK, depth="context"),
-    "backfill": replace(QUICK, backfill=True),
     "limits": replace(QUICK, quotas="*=35GiB", opt_out="3"),
     "computing": replace(QUICK, max_computing_per_gpu=1),
     "computing in turns": replace(QUICK, max_computing_per_gpu=1, when_full="time_slice", time_slice_s=20.0),

@@ -3,14 +3,12 @@
 **Estimates** are upper bounds while nothing changes. They rest on what is known: which moves are under way, when
 kernels become eligible if they stay idle, when holds end, and when time slices are over. For the waiter at place n on a
 GPU there must be room for all before it too, and kernels are parked for it when those have been served. Where that
-never adds up there is no estimate: nothing tells for how long a kernel goes on computing. Three kinds of waiters get
-none: those that backfill lets others pass, since only the first on a GPU is kept from waiting longer (backfill.py);
-those without a compute slot (compute_slots.py); and those behind them.
+never adds up there is no estimate: nothing tells for how long a kernel goes on computing. Waiters without
+a compute slot (compute_slots.py), and those behind them, get none either.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -88,11 +86,7 @@ class _View:
         self._found: dict[tuple[bool, bool], tuple[ParkableByGpu, Parks, Blockers]] = {}
         self._sinces = [waiter.since for waiter in self.plan.queue]
         self._granted: dict[str, float] = {}  # by GPU: when those looked at have had what they need
-        self._waiting = Counter(
-            uuid for waiter in self.plan.queue for uuid, need in waiter.needs.items() if need
-        )
-        self._passed: set[str] = set()  # GPUs where others may go before one of those looked at
-        self._slotless: set[str] = set()  # … and where one of those looked at may not compute yet
+        self._slotless: set[str] = set()  # GPUs where one of those looked at may not compute yet
         # by GPU: kernels that will compute there before those looked at next
         self._waiters_on: dict[str, set[str]] = {}
         for waiter in self.plan.queue:
@@ -124,8 +118,6 @@ class _View:
         latest = self._grant(waiter, looks)
         if latest is not None and waiter.room is None:
             latest += resume_s(kernel, plan.node.speeds)
-        if self._may_be_passed(waiter, ahead):
-            latest = None
         code = next((each.code for each in looks if each.code is not WaitReason.TURN), WaitReason.TURN)
         if is_behind:
             code = WaitReason.OTHERS_FIRST
@@ -177,17 +169,6 @@ class _View:
             if need:
                 self._granted[uuid] = max(granted, self._granted.get(uuid, 0.0))
         return granted
-
-    def _may_be_passed(self, waiter: Waiter, ahead: Mapping[str, int]) -> bool:
-        """Return whether others may be served before the waiter, or before one ahead of it that is not the first."""
-        if not self.plan.settings.backfill:
-            return False
-        gpus = {uuid for uuid, need in waiter.needs.items() if need}
-        is_first_or_last = all(not ahead.get(uuid) or self._waiting[uuid] <= 2 for uuid in gpus)
-        if is_first_or_last and not gpus & self._passed:
-            return False
-        self._passed |= gpus
-        return True
 
     def arguments(self, waiter: Waiter, code: WaitReason) -> Mapping[str, int | str]:
         """Return what a sentence about the wait needs: its size, and which quota is used up."""

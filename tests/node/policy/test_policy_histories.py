@@ -23,9 +23,7 @@ POLICIES = st.sampled_from(
         BASE,
         BASE.changed(park_when="idle"),
         BASE.changed(ageing_s=0.0),
-        BASE.changed(backfill=True),
         BASE.changed(when_full="time_slice"),
-        BASE.changed(when_full="time_slice", backfill=True),
     ]
 )
 
@@ -53,14 +51,14 @@ def test_quotas_are_kept_and_every_kernel_gets_the_gpu_in_the_end(made, limit, s
     run(machine_of(made, policy, seed), more_s=4000.0)
 
 
-@given(notebooks(groups=False, least=2), st.sampled_from([0.0, 2.0, 4.0]), st.booleans())
+@given(notebooks(groups=False, least=2), st.sampled_from([0.0, 2.0, 4.0]))
 @FEW
-def test_with_time_slices_no_kernel_waits_longer_than_the_bound(made, ageing_s, backfill):
+def test_with_time_slices_no_kernel_waits_longer_than_the_bound(made, ageing_s):
     """While others may overtake, and then a time slice and two moves for each that is still before it.
 
     Each waiter needs at most all others to be parked, one after the other, each after its time slice.
     """
-    policy = BASE.changed(when_full="time_slice", ageing_s=ageing_s, backfill=backfill)
+    policy = BASE.changed(when_full="time_slice", ageing_s=ageing_s)
     machine = run(machine_of(made, policy))
     turn_s = policy.time_slice_s + 2 * MOVE_S + 4 * STEP_S
     bound = overtaking_s(policy) + (2 * len(made) + 1) * turn_s

@@ -17,7 +17,6 @@ CASES = {
     "idle": {"park_when": "idle"},
     "slices": {"when_full": "time_slice"},
     "end": {"when_full": "terminate_newest"},
-    "backfill": {"backfill": True},
     "limits": {"quotas": "*=120GiB, @*=4TiB"},
     "short of host memory": {"park_when": "idle", "host_reserve_bytes": (1 << 44) - 8 * GIB},
 }
@@ -46,7 +45,7 @@ def test_work_is_bounded_where_every_kernel_waits_and_looks_for_victims(name):
     assert work_of(decide, NOW, large, settings) < 2.5 * work_of(decide, NOW, small, settings)
 
 
-@pytest.mark.parametrize("name", ["wait", "backfill", "limits"])
+@pytest.mark.parametrize("name", ["wait", "limits"])
 def test_twice_the_waiters_are_at_most_about_twice_the_work(name):
     settings = SETTINGS.changed(**CASES[name])
     few, many = (crowded_node(1000, 64, waiting) for waiting in (300, 600))

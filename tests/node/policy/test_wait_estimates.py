@@ -21,7 +21,7 @@ from jupyter_affinode.settings.policy import GIB, Settings
 GPU, NOW, STEP_S = "GPU-0", 10_000.0, 0.25
 TOTAL = 80 * GIB
 SLICES = Settings(when_full="time_slice", time_slice_s=30.0)
-MODES = [Settings(), SLICES, Settings(backfill=True)]
+MODES = [Settings(), SLICES]
 MODES += [mode.changed(max_computing_per_gpu=2) for mode in MODES]
 
 
@@ -193,32 +193,6 @@ def is_served_by_its_estimate(machine, name):
     while machine.now < promised + STEP_S:
         machine.step()
     return machine.served.get(name, math.inf) <= promised
-
-
-@pytest.mark.parametrize("backfill", [False, True])
-def test_no_moment_is_promised_to_a_waiter_that_others_may_pass(backfill):
-    kernels = [resident("idle", 6, last_activity=NOW - 20)]  # and 2 GiB are free
-    kernels += [
-        Kernel(f"w{place}", Residency.QUEUED, {GPU: 0}, {GPU: size * GIB}, wants_since=NOW - 5 + place)
-        for place, size in enumerate([5, 3, 1])
-    ]
-    machine = StillMachine({each.id: each for each in kernels}, Settings(backfill=backfill), 72 * GIB)
-    told = estimate_waits(NOW, machine.node(), machine.settings)
-    assert told["w0"].estimate_s is not None
-    assert (told["w1"].estimate_s is None) == backfill
-    while machine.now < NOW + 60:
-        machine.step()
-    assert ("w1" in machine.served) != backfill
-
-
-def test_backfill_leaves_the_first_its_room_though_there_is_none_for_the_margin():
-    kernels = [resident("idle", 2, last_activity=NOW - 3), resident("busy", 12, calls_in_flight=1)]
-    kernels += [
-        Kernel(name, Residency.QUEUED, {GPU: 0}, {GPU: size * GIB}, wants_since=since)
-        for name, size, since in [("w0", 4, NOW - 2), ("w1", 1, NOW - 1)]
-    ]
-    machine = StillMachine({each.id: each for each in kernels}, Settings(backfill=True), 64 * GIB)
-    assert is_served_by_its_estimate(machine, "w0")
 
 
 def test_an_estimate_allows_for_the_park_of_a_large_kernel_that_used_the_gpu_just_now():

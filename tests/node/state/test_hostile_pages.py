@@ -111,7 +111,6 @@ class Play:
         return Settings().changed(
             depth=pick(["context", "memory"]),
             allow_migration=pick([True, True, False]),
-            backfill=pick([True, False]),
             when_full=pick(["wait", "time_slice", "terminate_newest"]),
             park_when=pick(["needed", "idle"]),
             idle_timeout_s=pick([0.5, 60.0]),

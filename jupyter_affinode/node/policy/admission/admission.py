@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 
 from ....units import bytes_in_words, duration_in_words
 from ...model.actions import DenyRoom, GrantRoom
@@ -12,7 +12,6 @@ from ..queue import in_service_order, served_keys
 from ..reclaim.preemption import preempt_for_slots
 from ..reclaim.reclaim import reclaim
 from ..scheduling_pass.plan import Plan
-from .backfill import delays_none
 from .migration import migrate
 
 DENY_AFTER_S = 0.5  # the shortest wait of an allocation before it is denied because it can never fit
@@ -22,51 +21,44 @@ LAST_RESERVES = 0  # the margin when no kernel is left that could be parked
 def serve_queue(plan: Plan) -> None:
     """Give room to waiters in the queue's order (queue.py).
 
-    No waiter overtakes another of the same GPU unless that delays none (backfill.py). A waiter does not block others if
-    it could never be served as things are, if it has just failed, or if no kernel can be parked for it for lack of host
-    memory (reclaim.py). A waiter for its own user's or group's quota does not block the GPU either; its share of the
-    quota is reserved. A waiter for a compute slot blocks only those that need one too (compute_slots.py). Some may
-    migrate (migration.py).
+    No waiter overtakes another of the same GPU. A waiter does not block others if it could never be served as things
+    are, if it has just failed, or if no kernel can be parked for it for lack of host memory (reclaim.py). A waiter for
+    its own user's or group's quota does not block the GPU either; its share of the quota is reserved. A waiter for a
+    compute slot blocks only those that need one too (compute_slots.py). Some may migrate (migration.py).
     """
-    heads: dict[str, Waiter] = {}  # by GPU: the first that waits for it in vain
-    slotless: dict[str, Waiter] = {}  # … and the first that may not compute beside others there
-    backfill = plan.settings.backfill
+    blocked: set[str] = set()  # GPUs for which a waiter waits in vain
+    slotless: set[str] = set()  # … and those where one may not compute beside others
     for place, waiter in in_service_order(plan.queue, plan.served, plan.now, plan.settings):
         kernel = waiter.kernel
         if not plan.is_free(kernel) or kernel.served_after > plan.now:
             continue
-        if waiter.room is None and slotless and _first_ahead(waiter, slotless) is not None:
-            if not migrate(plan, waiter, heads.keys() | slotless.keys()):
+        if waiter.room is None and _is_behind(waiter, slotless):
+            if not migrate(plan, waiter, blocked | slotless):
                 _block_behind(plan, slotless, waiter, reserves=False)
-        elif heads and _first_ahead(waiter, heads) is not None:
-            if backfill and _may_backfill(plan, waiter, heads):
-                _give(plan, waiter, plan.limits.needs(waiter))
-            elif not migrate(plan, waiter, heads.keys() | slotless.keys()):
-                _block_behind(plan, heads, waiter)
+        elif _is_behind(waiter, blocked):
+            if not migrate(plan, waiter, blocked | slotless):
+                _block_behind(plan, blocked, waiter)
         elif is_unschedulable(plan, waiter):
             if waiter.room is not None:
                 _deny_when_sure(plan, waiter, waiter.room)
             else:
-                migrate(plan, waiter, heads.keys() | slotless.keys())
+                migrate(plan, waiter, blocked | slotless)
         elif waiter.room is None and kernel.resume_retry_at > plan.now:
             pass
         elif waiter.room is None and (lacking := plan.slots.lacking(kernel, waiter.needs)):
-            if not migrate(plan, waiter, heads.keys() | slotless.keys()):
+            if not migrate(plan, waiter, blocked | slotless):
                 preempt_for_slots(plan, lacking, waiter)
                 _block_behind(plan, slotless, waiter, reserves=False)
         else:
             needs = plan.limits.needs(waiter)
-            if not _serve(plan, waiter, needs, place, heads.keys() | slotless.keys()):
+            if not _serve(plan, waiter, needs, place, blocked | slotless):
                 is_passed = kernel.id in plan.barred or _lacks_limit_alone(plan, needs)
-                _block_behind(plan, None if is_passed else heads, waiter)
+                _block_behind(plan, None if is_passed else blocked, waiter)
 
 
-def _first_ahead(waiter: Waiter, heads: Mapping[str, Waiter]) -> Waiter | None:
-    """Return the first waiter for one of its GPUs, if one is ahead of it."""
-    for uuid, need in waiter.needs.items():
-        if need and uuid in heads:
-            return heads[uuid]
-    return None
+def _is_behind(waiter: Waiter, blocked: Set[str]) -> bool:
+    """Return whether another waits ahead of the waiter for one of its GPUs."""
+    return bool(blocked) and any(need and uuid in blocked for uuid, need in waiter.needs.items())
 
 
 def is_unschedulable(plan: Plan, waiter: Waiter) -> bool:
@@ -99,29 +91,12 @@ def _lacks_limit_alone(plan: Plan, needs: Mapping[str, int]) -> bool:
     return bool(short) and len(plan.limits.among(short)) == len(short)
 
 
-def _block_behind(
-    plan: Plan, heads: dict[str, Waiter] | None, waiter: Waiter, *, reserves: bool = True
-) -> None:
-    """Have a waiter that is not served block those behind it on its GPUs (in `heads`) and in its quotas."""
-    if heads is not None:
-        for uuid, need in waiter.needs.items():
-            if need and uuid not in heads:
-                heads[uuid] = waiter
+def _block_behind(plan: Plan, blocked: set[str] | None, waiter: Waiter, *, reserves: bool = True) -> None:
+    """Have a waiter that is not served block those behind it on its GPUs (in `blocked`) and in its quotas."""
+    if blocked is not None:
+        blocked.update(uuid for uuid, need in waiter.needs.items() if need)
     if reserves:
         plan.limits.reserve(waiter, plan.room)
-
-
-def _may_backfill(plan: Plan, waiter: Waiter, heads: Mapping[str, Waiter]) -> bool:
-    """Return whether a waiter can be served now although others wait ahead of it."""
-    is_room = plan.fits(waiter.needs, plan.settings.margin_bytes)  # mostly there is none
-    if not is_room or not plan.fits(plan.limits.counts(waiter), 0) or _is_too_fresh(plan, waiter):
-        return False
-    if is_unschedulable(plan, waiter) or (waiter.room is None and waiter.kernel.resume_retry_at > plan.now):
-        return False
-    if waiter.room is None and plan.slots.most is not None:
-        return False  # it would compute, and perhaps be one too many when there is room for those ahead
-    ahead = {uuid: heads[uuid] for uuid, need in waiter.needs.items() if need and uuid in heads}
-    return delays_none(plan, waiter.needs, ahead)
 
 
 def _serve(plan: Plan, waiter: Waiter, needs: Mapping[str, int], place: int, taken: Collection[str]) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from snapshots import NEEDED, NOW, A, B, asks, busy, node, parked, parks, resident
 
 from jupyter_affinode.node.model.actions import GrantRoom, Resume
-from jupyter_affinode.node.model.snapshot import Gpu, Reservation, Residency, RoomRequest
+from jupyter_affinode.node.model.snapshot import Gpu, Reservation, Residency
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.queue import waiters
 from jupyter_affinode.settings.policy import GIB, MIB
@@ -88,15 +88,6 @@ def test_a_migration_without_room_does_not_hold_up_a_gpus_own_waiter():
     assert isinstance(action, GrantRoom)
 
 
-def test_backfill_beside_a_waiter_that_also_waits_for_an_allocation_on_the_other_gpu():
-    request = RoomRequest((1, 1), B, 9 * GIB, NOW - 5)
-    native = asks(busy("native", GIB, gpu=B), GIB, waits=1, gpu=B)
-    fill = NEEDED.changed(backfill=True)
-    crowd = [replace(deep("k"), rooms=(request,)), busy("x"), busy("y", 9 * GIB, gpu=B), native]
-    (action,) = decided(*crowd, policy=fill, gpus=gpus(a=1, b=6))
-    assert isinstance(action, GrantRoom) and action.kernel_id == "native"
-
-
 def test_a_kernel_that_never_fits_a_gpu_does_not_close_it_to_others():
     large, small = deep("large", 16 * GIB, waits=9), deep("small", GIB, waits=1)
     (action,) = decided(large, small, busy("x"), gpus=gpus(a=0, b=8))
@@ -167,10 +158,10 @@ def crowds(draw):
     return node(*kernels, gpus=measured, reservations=reserved)
 
 
-@given(crowds(), st.sampled_from(["wait", "time_slice"]), st.booleans())
+@given(crowds(), st.sampled_from(["wait", "time_slice"]))
 @settings(deadline=None, max_examples=100)
-def test_no_gpu_is_given_twice_and_no_waiter_is_passed_in_its_own_queue(crowd, when_full, backfill):
-    policy = NEEDED.changed(when_full=when_full, backfill=backfill)
+def test_no_gpu_is_given_twice_and_no_waiter_is_passed_in_its_own_queue(crowd, when_full):
+    policy = NEEDED.changed(when_full=when_full)
     actions = decide(NOW, crowd, policy)
     assert len({action.kernel_id for action in actions}) == len(actions)
     room = {uuid: gpu.free_bytes for uuid, gpu in crowd.gpus.items()}
@@ -185,8 +176,6 @@ def test_no_gpu_is_given_twice_and_no_waiter_is_passed_in_its_own_queue(crowd, w
         assert action.gpu in (None, *kernel.migration_targets) and uuid == (action.gpu or uuid)
         assert (action.gpu is None) == bool(kernel.parked_bytes.get(uuid))
     assert min(room.values()) >= 0, "over-committed"
-    if backfill:
-        return
     passed = {}  # by GPU: the kernels that wait for it there and were not served
     for waiter in waiters(crowd, policy):
         (home,) = waiter.needs

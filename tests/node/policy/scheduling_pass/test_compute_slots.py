@@ -74,8 +74,7 @@ def test_no_waiter_goes_before_one_that_may_not_compute():
     on_both = replace(on_both, resident_bytes={A: 0, B: 0}, parked_bytes={A: GIB, B: GIB})
     behind = parked("behind", waits=1, gpu=B)
     gpus = {uuid: Gpu(uuid, 40 * GIB, 80 * GIB, NOW - 0.01) for uuid in (A, B)}
-    for settings in (TWO, TWO.changed(backfill=True)):
-        assert resumed(settings, busy("a"), busy("b"), on_both, behind, gpus=gpus) == []
+    assert resumed(TWO, busy("a"), busy("b"), on_both, behind, gpus=gpus) == []
     assert resumed(TWO, busy("a"), on_both, behind, gpus=gpus) == ["both", "behind"]
 
 
@@ -171,9 +170,7 @@ POLICIES = st.sampled_from(
     [
         BASE,
         BASE.changed(park_when="idle"),
-        BASE.changed(backfill=True),
         BASE.changed(when_full="time_slice"),
-        BASE.changed(when_full="time_slice", backfill=True),
     ]
 )
 

@@ -160,8 +160,8 @@ class SharedGpus(Scene):
                 self.served.append((self.now, waiter))
             elif not (kernel.is_moving or kernel.is_ending or kernel.id in parked_now):
                 left.append(waiter)
-        if self.settings.backfill or self.settings.quotas:
-            return  # a waiter over its quota is passed by, and so is one that is not delayed
+        if self.settings.quotas:
+            return  # a waiter over its quota is passed by
         self._check_turns(queue, served, left)
         for waiter in queue:
             for other in left if waiter.kernel.id in served else ():
