@@ -30,17 +30,18 @@ struct ipc_sender {
 	socklen_t size;
 };
 
-/* The name of a process's socket is made of its 16 random bytes. A descriptor, or a negative errno.  */
+/* Listen on the process's socket, whose name is made of its 16 random bytes. Return a descriptor or a negative errno.  */
 int ipc_socket_listen(const uint8_t process[16]);
 
-/* One request of our own user; -EAGAIN: no more. Whatever else comes is dropped.  */
+/* Receive a request of this user's. Return 0, or -EAGAIN if there is none; anything else that comes is dropped.  */
 int ipc_socket_take(int fd, struct ipc_request *request, struct ipc_sender *sender);
 
-/* Without waiting, with `count` descriptors, IPC_DESCRIPTORS_MAX at most. A process that does not read its answer
- * does not get it.  */
+/* Send an answer with `count` descriptors, IPC_DESCRIPTORS_MAX at most, without waiting: a process that does not read its answers
+ * loses them.  */
 void ipc_socket_answer(int fd, const struct ipc_sender *to, const struct ipc_reply *reply, const int *fds,
 		       unsigned count);
 
-/* Ask, and wait some seconds at most: 0 with *count descriptors to be closed, or a negative errno with none.  */
+/* Ask a process, and wait some seconds at most. Return 0 and *count descriptors, which the caller closes, or a negative errno and
+ * none.  */
 int ipc_socket_ask(const uint8_t process[16], const struct ipc_request *request, struct ipc_reply *reply,
 		   int fds[IPC_DESCRIPTORS_MAX], unsigned *count);

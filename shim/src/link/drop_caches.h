@@ -7,20 +7,20 @@
 
 #include "protocol.h"
 
-/* The controller's wish (DROP_CACHES). False: it is not served here.  */
+/* Take the controller's request (DROP_CACHES). Return false if nothing in this process can serve it.  */
 bool caches_ask(const struct affinode_command *command);
 
-/* The answer to it, once; false: there is none yet.  */
+/* Take the answer to it, once. Return false if there is none yet.  */
 bool caches_take_answer(uint32_t *epoch, int *status);
 
-/* The controller is gone, and its wish with it.  */
+/* Forget the request, since the controller is gone.  */
 void caches_forget(void);
 
-/* Whether the calls of this moment are those that drop caches, which are not taken for use of the GPU.  */
+/* Return whether caches are being dropped now: calls meanwhile are not taken for use of the GPU.  */
 bool caches_are_dropping(void);
 
-/* By ctypes. A descriptor that becomes readable when there is a wish; negative errno. It stays ours.  */
+/* Called by ctypes. Return a descriptor that is readable while there is a request, or a negative errno. The caller does not close it.  */
 int affinode_caches_fd(void);
-/* Whether to drop caches now; then affinode_caches_end with 0, or an affinode_status, must follow.  */
+/* Return whether to drop caches now. Then affinode_caches_end must follow, with 0 or an affinode_status.  */
 int affinode_caches_begin(void);
 void affinode_caches_end(int status);

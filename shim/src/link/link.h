@@ -1,4 +1,4 @@
-/* The link thread: talks with the node controller, keeps the page, never calls CUDA.  */
+/* The link's thread: it talks with the node controller and writes the page's samples. It never calls CUDA.  */
 #pragma once
 
 #include <stdbool.h>
@@ -8,13 +8,13 @@
 #include "driver/cuda_types.h"
 #include "gpu/contexts.h"
 
-/* Start the thread; 0 or a negative errno.  */
+/* Start the thread. Return 0 or a negative errno.  */
 int link_start(void);
 
-/* The process is about to end: waiting calls get CUDA_ERROR_DEINITIALIZED.  */
+/* Note that the process is about to end: waiting calls return CUDA_ERROR_DEINITIALIZED.  */
 void shim_set_dying(void);
 
 void link_begin_again(void);
 
-/* The page's sampler (page_set_sampler).  */
+/* Write the page's samples. Given to page_set_sampler.  */
 void page_take_sample(void);

@@ -15,14 +15,15 @@ union link_message {
 	struct affinode_heartbeat heartbeat;
 };
 
-/* A non-blocking connection to a controller run by us or by root; negative errno.  */
+/* Connect, without blocking later, to a controller that this user or root runs. Return the socket or a negative errno.  */
 int link_socket_connect(void);
 
-/* Send HELLO with the page; 0 or a negative errno.  */
+/* Send HELLO with the page. Return 0 or a negative errno.  */
 int link_socket_hello(int fd);
 
-/* One message, and in *descriptor what came with it for the caller to close, -1: nothing; 0, -EAGAIN, -EPROTO (malformed: drop the peer), or another negative errno.  */
+/* Receive a message, and in *descriptor what came with it, for the caller to close; -1 if nothing did. Return 0, -EAGAIN, -EPROTO for a
+ * malformed one, after which the caller hangs up, or another negative errno.  */
 int link_socket_receive(int fd, union link_message *message, int *descriptor);
 
-/* Whether `size` bytes are a well-formed message for the shim: 0 or -EPROTO. Strings come out NUL-terminated.  */
+/* Return 0 if `size` bytes are a well-formed message for the shim, else -EPROTO. Strings in it end with a NUL afterwards.  */
 int link_message_check(union link_message *message, size_t size);

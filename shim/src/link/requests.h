@@ -13,23 +13,24 @@
 
 /* One call's wait for room, over all its attempts; begins as zeros.  */
 struct room_wait {
-	unsigned promises; /* of room, after each of which the GPU was full again */
+	unsigned promises; /* how often room was granted and the GPU was full again */
 	uint64_t since_ns;
 	uint32_t controllers;
-	uint64_t alone_ns; /* without a controller, since the last */
+	uint64_t alone_ns; /* how long no controller has been there, since the last one */
 	struct told_wait told;
 	bool said_alone;
-	unsigned refused; /* by another library, while the GPU had room */
+	unsigned refused; /* how often another library refused although the GPU had room */
 };
 
-/* An allocation met a full GPU: ask for room and wait, outside the gate. CUDA_SUCCESS: try again;
- * CUDA_ERROR_OUT_OF_MEMORY: there will be none; else what the call is to return.  */
+/* Ask for room for an allocation that met a full GPU, and wait outside the gate. Return CUDA_SUCCESS to try again,
+ * CUDA_ERROR_OUT_OF_MEMORY if there will be no room, or else what the call is to return.  */
 CUresult ask_for_room(const struct device *device, uint64_t bytes, struct room_wait *wait);
 
-/* Put a request and wait: an affinode_status, or -ENOTCONN, -ETIMEDOUT, -EBUSY (too many at once).  */
+/* Send a request and wait for its answer. Return an affinode_status, or -ENOTCONN, -ETIMEDOUT, or -EBUSY for too many at once.  */
 int ask_controller(uint32_t kind, uint64_t argument, uint64_t timeout_ns, char *text, size_t size);
 
-/* For the link thread. A message yet unsent, in order; `begin` starts over for a new controller.  */
+/* For the link's thread: take the next message that was not sent yet, if there is one; send all again to a new controller; and let
+ * all requests fail, since the controller is gone.  */
 struct ask_message {
 	bool is_room;
 	union {

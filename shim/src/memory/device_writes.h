@@ -6,6 +6,6 @@
 
 #include "base/reasons.h"
 
-/* Why the memory stays where it is, from a look at the process's descriptors that is not older than a few seconds, or a new
- * one (`now`); NO_REASON: no such device is open. By any thread.  */
+/* Return why the memory stays on the GPU, or NO_REASON if no such device is open. The process's descriptors are read anew for `now`, else
+ * every few seconds. Called by any thread.  */
 enum reason device_writes_reason(bool now);

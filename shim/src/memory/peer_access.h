@@ -4,9 +4,10 @@
 
 #include "gpu/contexts.h"
 
-/* `accessor` may reach all that `owner` has, had and will have; and no longer. Inside the gate, or holding the mover.  */
+/* Let `accessor` reach all memory of `owner`, also what it will have; and no longer. Called inside the gate, or with the mover kept
+ * from working.  */
 void peers_enabled(struct context *accessor, struct context *owner);
 void peers_disabled(CUcontext accessor, CUcontext owner);
 
-/* The context goes, and what it was allowed, and allowed.  */
+/* Forget what a context that ends was allowed to reach, and which contexts could reach its memory.  */
 void peers_drop_context(CUcontext handle);

@@ -1,13 +1,13 @@
-/* Stream-ordered memory pools. Their memory stays on the GPU, but what they only keep for later can go.  */
+/* Stream-ordered memory pools. Memory in use stays on the GPU; memory that a pool only caches can be given back.  */
 #pragma once
 
 #include "gpu/contexts.h"
 
-/* The application allocates from the device's pools; it made a pool; it is about to end one.  */
+/* Note that the application allocates from the device's pools, that it made a pool, or that it is about to end one.  */
 void pools_note_device(const struct device *device);
 void pool_note(CUmemoryPool pool);
 void pool_forget(CUmemoryPool pool);
 
-/* Give back to the GPU what pools and graphs keep but do not use; bytes, as far as the driver tells. For the mover, with
- * the rest parked: the pools fill again when they are used. A driver that cannot is no error.  */
+/* Give back to the GPU what pools and graphs cache, and return how many bytes that was, as far as the driver tells. Called by the mover
+ * once the rest is parked: pools fill again when they are used. A driver without such calls is no error.  */
 uint64_t pools_trim(void);

@@ -6,10 +6,10 @@
 #include "gpu/contexts.h"
 #include "protocol.h"
 
-/* Keyed by (kind of key, value): pointers, handles and arrays do not collide.  */
+/* What a key is of: the same number may be a pointer, a handle and an array.  */
 enum unmovable_key { UNMOVABLE_POINTER = 0, UNMOVABLE_HANDLE = 1, UNMOVABLE_ARRAY = 2 };
 
-/* In a context, with which it goes unless it is removed before; NULL: unknown, counted for the first device.  */
+/* Count memory in a context, until it is removed or the context ends. A `context` of NULL is not known: it counts for the first device.  */
 void unmovable_add(enum unmovable_key kind, uint64_t key, enum affinode_unmovable reason, const struct context *context,
 	       uint64_t bytes);
 void unmovable_drop_context(const struct context *context);

@@ -8,30 +8,30 @@
 
 #include "protocol.h"
 
-/* Something changed: look. Async-signal-safe, never blocks.  */
+/* Have the link's thread look what changed. Async-signal-safe, never blocks.  */
 void link_wake(void);
 
-/* The event descriptor that this writes to; -1: the link has no thread.  */
+/* The event descriptor that link_wake writes to; -1: the link has no thread.  */
 extern _Atomic int link_wake_fd;
 
 bool link_is_connected(void);
 void link_set_connected(bool now);
 
-/* For a process that has met no controller: look for one now. How often one was looked for in vain so far, and whether it may come
- * all the same, since one is being started or has no time to answer.  */
+/* For a process that has met no controller: have one looked for now (link_look), count the tries in vain (link_looks), and tell whether
+ * one may still come, since it is being started or has no time to answer (link_may_come).  */
 void link_look(void);
-bool link_must_connect(void); /* once for each time */
+bool link_must_connect(void); /* true once for each link_look */
 void link_note_attempt(bool may_come);
 uint32_t link_looks(void);
 bool link_may_come(void);
 
-/* The controller's last words for the user.  */
+/* Copy what the controller told the user last.  */
 void link_notice_text(char *text, size_t size);
 
 /* What a call's wait has told the user so far; begins as zeros.  */
 struct told_wait {
 	bool printed;   /* a line on stderr, which stays in the notebook's output */
-	bool alone;     /* … that no controller answers */
+	bool alone;     /* that line said that no controller answers */
 	bool displayed; /* shown by the kernel's waiting display, until the wait ends */
 };
 

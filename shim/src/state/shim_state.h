@@ -7,23 +7,23 @@
 
 #define AFFINODE_SHIM_VERSION "0.1.0"
 
-/* AFFINODE_DISABLE is set: hand out the driver's own pointers and do nothing.  */
+/* Return whether AFFINODE_DISABLE is set: then the shim hands out the driver's own pointers and does nothing else.  */
 bool shim_is_disabled(void);
 
-/* Running: cuInit succeeded in this process (not in its parent) and the threads are up.  */
+/* Return whether the shim runs: cuInit succeeded in this process (not in its parent) and the threads are up.  */
 bool shim_is_on(void);
 void shim_set_on(bool now);
 
 enum affinode_state shim_state(void);
 bool shim_is_parked(void); /* parked or queued */
 
-/* Move to `to` if the state is `from`; tells page and link. False: it was another.  */
+/* Change the state from `from` to `to`, and tell page and link. Return false if it was another.  */
 bool shim_move_state(enum affinode_state from, enum affinode_state to);
 
-/* At the start, and in the child of a fork; without telling the controller.  */
+/* Set the state at the start, and in the child of a fork, without telling the controller.  */
 void shim_begin_state(enum affinode_state now);
 
-/* Something made moving unsafe for good: run on, never park.  */
+/* Never park this process from now on, since moving became unsafe; the process runs on.  */
 void shim_give_up_parking(const char *why);
 bool shim_is_unparkable(void);
 void shim_set_simulated(void);
@@ -31,8 +31,8 @@ void shim_set_simulated(void);
 /* Have `handler` called at exit, before the exit handlers that are registered by now. Exit handlers run last in, first out;
  * one registered at each park runs before those of libraries loaded since the last one, which may call CUDA.  */
 void shim_register_exit(void);
-/* Around a fork, in the parent: the lock of glibc's that a registration holds would be held in the child for good, and its
- * exit would wait for it.  */
+/* Have `in_child` called in the child of a fork. A fork waits while a registration is under way (hold, release): glibc's lock, which
+ * the registration holds, would be held in the child for good, and the child's exit would wait for it.  */
 void shim_register_fork(void (*in_child)(void));
 void shim_hold_registration(void);
 void shim_release_registration(void);
