@@ -15,6 +15,7 @@ from scenes import START
 from short_host import ShortHost, sharer, thinking
 
 from jupyter_affinode.node.model.actions import Park, Resume, Trim
+from jupyter_affinode.node.model.reasons import WaitReason
 from jupyter_affinode.node.model.snapshot import Residency
 from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.wait_estimates import estimate_waits
@@ -89,9 +90,9 @@ def test_where_there_is_a_way_it_is_taken_and_where_there_is_none_that_is_said()
         machine.host_bytes, machine.limits = 1 << 50, {}
         if list(machine.ways()):  # host memory alone is in the way
             told = estimate_waits(machine.now, node, machine.settings)
-            reasons = [estimate.reason for estimate in told.values()]
+            reasons = [estimate.code for estimate in told.values()]
             unknown = any(isinstance(action, Park) for action in actions)
-            assert unknown or any("RAM" in reason for reason in reasons), (seed, reasons)
+            assert unknown or WaitReason.HOST_MEMORY in reasons, (seed, reasons)
 
 
 def test_waiters_are_served_until_there_is_no_way_to_serve_any():
