@@ -23,7 +23,7 @@ from .controller_socket import (
     refuse_peer,
     socket_or_default,
 )
-from .errors import ControllerUnavailable, refusal, why
+from .errors import ControllerRefused, ControllerUnavailable, refusal, why
 
 REQUEST_TIMEOUT_S = 15.0
 UNAWAITED_TIMEOUT_S = 10.0  # then the connection of a message is closed unanswered
@@ -77,6 +77,16 @@ class KernelMessages:
         """Say that what the controller asked for (`hibernate_asked`) cannot be done. Raises ControllerRefused."""
         path = kernel_path(self._kernel_id, "hibernate-refused")
         ask(self._socket, "POST", path, {"text": fitting(why)})
+
+    def count_processes(self) -> int:
+        """Return how many of its processes that use CUDA the controller knows; 0 also for a kernel that it does not."""
+        try:
+            known = ask(self._socket, "GET", kernel_path(self._kernel_id), {})
+        except ControllerRefused as refused:
+            if refused.status == 404:
+                return 0
+            raise
+        return sum(process["residency"] != "none" for process in known["processes"])
 
     def residency(self) -> str:
         """Return where the kernel's GPU memory is. Raises ControllerRefused if it is not known."""

@@ -14,9 +14,11 @@ from typing import Any
 from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..client.kernel_messages import KernelMessages
 from ..hibernation import hibernate as images
+from ..hibernation.checks import Seen
 from ..hibernation.hibernate import CannotHibernate, CannotWake
 from ..hibernation.image import Image, ImageRefused, Manifest
 from ..hibernation.store import Bounds, deletion_at, image_of, images_in, notice_s
+from ..hibernation.tree import tree_of
 from ..threads import on_own_thread
 from ..units import bytes_in_words
 from .kept_kernel import KeptKernel
@@ -29,6 +31,7 @@ SETTLES_S = 1.0  # from a cell's last message until the keeper has read it
 # A process that has just begun keeps its context for three seconds, one that asked NVML for ten.
 PATIENCE_S, TRY_EVERY_S = 12.0, 1.0
 TELL_S = 2.0  # a controller that does not answer is told by the server
+SHIMS_PAGE = "/memfd:affinode-page"  # shim/src/state/status_page.c
 GPU_IS_BACK = ("resident", "none")
 
 
@@ -318,8 +321,16 @@ class HibernatedKernels:
         if not record.is_managed:
             return False
         kernel, end = KernelMessages(record.kernel_id), time.monotonic() + PATIENCE_S
+        shims = await asyncio.to_thread(_count_shims, record.process.pid)
         while True:
             try:
+                if await on_own_thread(kernel.count_processes, timeout_s=None) < shims:
+                    if time.monotonic() > end:
+                        raise CannotHibernate(
+                            "a process of it has not found its controller: try again in a while"
+                        )
+                    await asyncio.sleep(TRY_EVERY_S)
+                    continue
                 return await on_own_thread(lambda: kernel.hibernate(folder), timeout_s=None) > 0
             except ControllerRefused as refused:
                 if refused.status == 404:
@@ -339,6 +350,17 @@ class HibernatedKernels:
                     break
         await asyncio.to_thread(image.keep_gpu_file)
         del self._bringing_gpu_back[kernel_id]
+
+
+def _count_shims(pid: int) -> int:
+    """Return how many of a kernel's processes use CUDA: their shims have pages, whatever a new controller knows."""
+    pages = set()
+    for process in tree_of(pid):
+        seen = Seen(process.pid)
+        for number, target in seen.opened.items():
+            if target.startswith(SHIMS_PAGE) and (status := seen.stat_of(number)) is not None:
+                pages.add(status.st_ino)
+    return len(pages)
 
 
 __all__ = ["CannotHibernate", "CannotWake", "Hibernated", "HibernatedKernels"]

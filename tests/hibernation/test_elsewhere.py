@@ -108,3 +108,44 @@ def test_an_ordinary_user_hibernates_and_wakes_kernels_with_two_capabilities_of_
     assert re.search(r"refused: .*(may not do it|rights)", said), said
     said = step("wake", own, criu, uid=USER)
     assert re.search(rf"it has uid {USER}, CapPrm:\s0000000000000000$", said, re.M), said
+
+
+@pytest.mark.long
+def test_root_wakes_a_kernel_after_the_machine_was_started_again(folder, criu):
+    step("hibernate", folder, criu)
+    forget_boot(folder)
+    said = step("wake", folder, criu, *TIME)
+    assert "it has uid 0" in said
+
+
+@pytest.mark.long
+def test_a_kernel_wakes_on_another_node_with_the_same_packages(folder, criu, tmp_path):
+    step("hibernate", folder, criu)
+    forget_boot(folder)
+    said = step("wake", folder, criu, *TIME, before=another_root(tmp_path / "root", folder))
+    assert "it has uid 0" in said
+
+
+def forget_boot(folder: Path) -> None:
+    """Leave what outlives a machine's restart: the GPU, sockets and records of processes are new."""
+    for name in ("gpu", "run", "xdg", "lone/own/kept"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def another_root(root: Path, folder: Path) -> str:
+    """A script that goes on in another root folder: its own /tmp, /etc and devices, and the same packages."""
+    script = [
+        "set -e",
+        f"mkdir -p {root}; mount -t tmpfs none {root}; cd {root}",
+        "mkdir -p tmp proc dev old; chmod 1777 tmp; cp -a /etc etc",
+        "mount --rbind /dev dev; mount --rbind /proc proc; mkdir sys; mount --rbind /sys sys",
+        f"mkdir -p .{folder}; cp -a {folder}/. .{folder}/",
+    ]
+    for top in sorted(os.listdir("/")):
+        path = Path("/") / top
+        if path.is_symlink():
+            script.append(f"ln -s {os.readlink(path)} {top}")
+        elif path.is_dir() and top not in ("tmp", "proc", "dev", "sys", "etc", "lost+found"):
+            script.append(f"mkdir {top}; mount --rbind /{top} {top}")
+    script.append("pivot_root . old; umount -l /old; cd /")
+    return "\n".join(script)
