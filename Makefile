@@ -57,11 +57,12 @@ PYTEST = pytest --durations=20 --numprocesses=$(TEST_WORKERS) --dist=loadscope -
 # What needs packages of its own: Kubernetes' schemas, Helm, Sphinx.
 APART := tests/kubernetes tests/docs/test_building.py
 
-# All but pytest's own tests side by side: what pip does takes less than one core, and the C tests mostly wait.
+# What pip does takes less than one core, and the C tests mostly wait. The checks of the sources take what pytest's tests leave.
 test: before-tests
-	@$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync \
-			$(VENV)/.test c-tests tests-bytecode lint test-lab; checked=$$?; \
-		$(MAKE) --no-print-directory tests-quick && exit $$checked
+	@$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync c-tests tests-bytecode; checked=$$?; \
+		nice $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync lint test-lab >build/checks.log 2>&1 & checks=$$!; \
+		$(MAKE) --no-print-directory tests-quick || checked=1; \
+		wait $$checks || checked=1; cat build/checks.log; exit $$checked
 
 test-apart: before-tests $(VENV)/.apart
 	pytest --numprocesses=$(WORKERS) -m 'not long' $(APART)
@@ -76,9 +77,9 @@ test-all: before-tests
 
 before-tests:
 	@binder/need.sh cc >/dev/null
-	@$(MAKE) --no-print-directory $(VENV)/bin/python & venv=$$!; $(MAKE) --no-print-directory native && wait $$venv
 	@binder/need.sh browser >&2 || echo 'Tests in a browser will be skipped.' >&2
 	@binder/need.sh cxx >/dev/null
+	@mkdir -p build
 
 # An earlier JupyterHub for tests/hub; it shares the dependencies of the newest.
 $(HUB_5): | $(VENV)/bin/python
@@ -91,7 +92,7 @@ $(CULLER_1): | $(VENV)/bin/python
 $(Z2JH):
 	git clone --quiet --depth=1 https://github.com/jupyterhub/zero-to-jupyterhub-k8s $@
 
-c-tests:
+c-tests: native
 	@MAKEFLAGS= $(MAKE) --silent --keep-going --jobs=5 -C shim test-quick
 
 tests-quick:
@@ -136,9 +137,11 @@ lint-python: $(VENV)/.test
 lint-lab: $(VENV)/.test
 	jlpm lint:check
 
+# One at a time: pip builds them too.
 native:
 	@binder/need.sh cc >/dev/null
-	$(MAKE) --jobs=$(WORKERS) -C shim install DESTDIR=$(CURDIR)/jupyter_affinode/lib
+	@mkdir -p shim/build
+	MAKEFLAGS= flock shim/build/lock $(MAKE) --jobs=$(WORKERS) -C shim install DESTDIR=$(CURDIR)/jupyter_affinode/lib
 
 docs: $(VENV)/.apart
 	sphinx-build --quiet --fail-on-warning --keep-going docs build/docs

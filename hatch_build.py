@@ -56,7 +56,7 @@ class NativeBuildHook(BuildHookInterface):
                 f"BUILD=build/wheel-{sysconfig.get_platform()}",
                 f"CFLAGS={os.environ.get('CFLAGS', '-O2')}",
             ]
-        subprocess.run(command, check=True)
+        _run_alone(command, Path(self.root, "shim", "build"))
         missing = [name for name in NATIVE if not (folder / name).is_file()]
         if missing:
             raise CannotBuild(f"make -C shim install did not make {', '.join(missing)}")
@@ -64,6 +64,16 @@ class NativeBuildHook(BuildHookInterface):
         build_data["pure_python"] = False
         # linux_*: for the machine that builds it. For manylinux the symbol floor is checked first: see `make dist`.
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+
+
+def _run_alone(command: list[str], build: Path) -> None:
+    """Run make while no other process builds in the same folder, as `make native` may."""
+    import fcntl  # Linux was checked before
+
+    build.mkdir(exist_ok=True)
+    with (build / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(command, check=True)
 
 
 def _check_platform() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
-import re
 import shutil
 import signal
 import subprocess
@@ -44,8 +43,6 @@ with contextlib.suppress(ImportError):  # the oldest promised releases are teste
 AARCH64_COMPILER = "aarch64-linux-gnu-gcc"
 # The folders whose modules take longest: one that a worker begins last is one that the others wait for.
 FIRST = ("lab", "upstream", "chaos", "attacks", "shim", "story", "server", "packaging")
-# Modules that one worker runs one after the other, since they share a browser's page.
-TOGETHER = re.compile(r"tests/lab/test_")
 
 
 gc.disable()  # what is imported and collected stays: looking for cycles in it is a tenth of the time
@@ -69,26 +66,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(item.path.relative_to(TESTS).parts[0], len(order)))
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each worker a module after the other, and those that share something to one."""
-    if config.getoption("dist") != "loadscope":
-        return None
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ModuleScheduling(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            found = TOGETHER.match(nodeid)
-            return super()._split_scope(nodeid) if found is None else found[0]
-
-    return ModuleScheduling(config, log)
-
-
 def _make(*arguments: str) -> None:
     """Run `make -C shim`; several pytest processes build once."""
     build = REPOSITORY / "shim" / "build"
     build.mkdir(exist_ok=True)
-    with (build / "tests.lock").open("w") as lock:
+    with (build / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         made = subprocess.run(
             ["make", "-j2", "-C", REPOSITORY / "shim", *arguments],

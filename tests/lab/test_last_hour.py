@@ -13,6 +13,7 @@ from live_browser import AXE, VIOLATIONS
 from playwright.sync_api import expect
 from recorded_page import THEMES, ZOOMED, Looks, RecordedPanel
 
+pytestmark = pytest.mark.long  # labextension/test/history.test.ts says in CI what is shown and what keys do
 HISTORY = ".jp-affinode-history"
 DRAWN_MS = 100
 
@@ -138,9 +139,7 @@ def looked_at(panel, looks, name, width=None):
     return wrong
 
 
-@pytest.mark.parametrize(
-    "theme", ["light", *(pytest.param(theme, marks=pytest.mark.long) for theme in THEMES if theme != "light")]
-)
+@pytest.mark.parametrize("theme", THEMES)
 def test_the_last_hour_is_accessible_in_every_theme_and_at_250_pixels(sized, theme):
     panel = RecordedPanel(sized)
     sized.theme(THEMES[theme])
@@ -154,7 +153,6 @@ def test_the_last_hour_is_accessible_in_every_theme_and_at_250_pixels(sized, the
     assert found == {name: [] for name in found}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("system", ["light", "dark"])
 def test_the_last_hour_is_seen_where_the_system_forces_its_colours(sized, system):
     panel = RecordedPanel(sized)
@@ -170,7 +168,6 @@ def test_the_last_hour_is_seen_where_the_system_forces_its_colours(sized, system
     assert found == {name: [] for name in found}
 
 
-@pytest.mark.long
 def test_the_last_hour_of_a_page_at_400_percent_cuts_nothing_off(sized):
     panel = RecordedPanel(sized)
     sized.page.add_script_tag(path=AXE)
@@ -196,7 +193,6 @@ CHOOSE = """async name => {
 }"""
 
 
-@pytest.mark.long
 def test_two_thousand_events_of_thirty_kernels_are_drawn_quickly(panel):
     answer, page = recorded.busy_machine(), panel.lab.page
     panel.changes = 90
@@ -227,7 +223,6 @@ def test_two_thousand_events_of_thirty_kernels_are_drawn_quickly(panel):
     assert statistics.median(times[1:]) < DRAWN_MS
 
 
-@pytest.mark.long
 def test_a_real_notebook_that_is_freed_and_comes_back_is_seen_without_another_request(page):
     ended = page.open_notebook("ended.ipynb", lab_cells.allocate(32))
     assert "allocated" in ended.run_cell(0)
@@ -258,7 +253,6 @@ def test_a_real_notebook_that_is_freed_and_comes_back_is_seen_without_another_re
     assert asked == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_panel_with_its_last_hour_fits_into_a_picture(sized, theme):
     """The picture of README: a notebook, and beside it the machine now and an hour back."""

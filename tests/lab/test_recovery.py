@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 
 import lab_cells
@@ -52,32 +50,6 @@ def test_what_one_browser_does_the_other_shows(page, open_lab):
     expect(other.state_of("both.ipynb")).to_have_text("GPU freed, 64 MiB safe in RAM")
     other.button("both.ipynb", "Get back").click()
     expect(notebook.chip()).to_have_text("On the GPU: 64 MiB")
-
-
-def test_a_cell_that_waits_outlives_the_controller_and_the_page_says_so(page):
-    machine = page.server.machine
-    done = machine.work / "outlived"
-    busy = page.open_notebook("ahead.ipynb", lab_cells.allocate(150), lab_cells.compute_until(str(done)))
-    waiter = page.open_notebook("behind.ipynb", lab_cells.allocate(124), lab_cells.READ)
-    page.show_panel()
-    busy.run_cell(0)
-    busy.start_cell(1)
-    waiter.start_cell(0)
-    expect(page.state_of("behind.ipynb")).to_have_text("Waiting: 1st")
-    folder = machine.socket.parent
-    folder.chmod(0o777)  # no controller starts where others could take its place
-    os.kill(machine.controller_pid(), signal.SIGKILL)
-    expect(page.panel.get_by_role("alert")).to_contain_text("GPU controller unavailable")
-    folder.chmod(0o700)
-    expect(page.panel.get_by_role("alert")).to_have_count(0)
-    expect(page.state_of("behind.ipynb")).to_have_text("Waiting: 1st")
-    expect(waiter.banner()).to_contain_text("ahead.ipynb is computing")
-    done.touch()
-    waiter.wait_for_cell(0)
-    busy.wait_for_cell(1)
-    assert (busy.output(1), waiter.output(0)) == ("computed", "allocated")
-    assert waiter.run_cell(1) == "7 7"
-    expect(waiter.banner()).to_be_hidden()
 
 
 @pytest.mark.long

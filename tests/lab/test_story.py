@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 
 import lab_cells
 import pytest
@@ -66,6 +68,7 @@ def test_the_chip_frees_the_gpu_and_gets_it_back_in_its_popover(page):
     assert notebook.run_cell(1) == "7 7"
 
 
+@pytest.mark.long
 def test_typing_in_a_notebook_brings_its_gpu_back_and_asks_once(page):
     notebook = page.open_notebook("typing.ipynb", lab_cells.allocate(100), lab_cells.CPU)
     notebook.run_cell(0)
@@ -156,6 +159,53 @@ def test_a_waiting_notebook_says_so_until_the_wait_is_over(page):
     expect(page.page.locator(".jp-affinode-waitingTab")).to_have_count(0)
     expect(page.status_item()).to_have_text(re.compile(r"^GPU [\d.]+/256 MiB$"))
     expect(page.notices()).to_have_count(0)  # it was short, between notebooks of one user, and in view
+
+
+def test_a_wait_is_stopped_in_its_banner_and_leaves_nothing_behind(page):
+    done = page.server.machine.work / "stopped-done"
+    busy = page.open_notebook("busy-one.ipynb", lab_cells.allocate(150), lab_cells.compute_until(str(done)))
+    waiter = page.open_notebook("gives-up.ipynb", lab_cells.allocate(124), lab_cells.CPU)
+    busy.run_cell(0)
+    busy.start_cell(1)
+    waiter.start_cell(0)
+    expect(waiter.banner()).to_contain_text("busy-one.ipynb is computing")
+    expect(waiter.banner().get_by_role("button", name="Open busy-one.ipynb")).to_be_visible()
+    waiter.banner().get_by_role("button", name="Stop waiting").click()
+    waiter.wait_for_cell(0)
+    output = waiter.output(0)
+    assert "KeyboardInterrupt" in output
+    assert "waiting for the GPU" not in output.lower()
+    expect(waiter.banner()).to_be_hidden()
+    expect(page.page.locator(".jp-affinode-waitingTab")).to_have_count(0)
+    assert waiter.run_cell(1) == "499500"
+    done.touch()
+    busy.wait_for_cell(1)
+
+
+def test_a_cell_that_waits_outlives_the_controller_and_the_page_says_so(page):
+    machine = page.server.machine
+    done = machine.work / "outlived"
+    busy = page.open_notebook("ahead.ipynb", lab_cells.allocate(150), lab_cells.compute_until(str(done)))
+    waiter = page.open_notebook("behind.ipynb", lab_cells.allocate(124), lab_cells.READ)
+    page.show_panel()
+    busy.run_cell(0)
+    busy.start_cell(1)
+    waiter.start_cell(0)
+    expect(page.state_of("behind.ipynb")).to_have_text("Waiting: 1st")
+    folder = machine.socket.parent
+    folder.chmod(0o777)  # no controller starts where others could take its place
+    os.kill(machine.controller_pid(), signal.SIGKILL)
+    expect(page.panel.get_by_role("alert")).to_contain_text("GPU controller unavailable")
+    folder.chmod(0o700)
+    expect(page.panel.get_by_role("alert")).to_have_count(0)
+    expect(page.state_of("behind.ipynb")).to_have_text("Waiting: 1st")
+    expect(waiter.banner()).to_contain_text("ahead.ipynb is computing")
+    done.touch()
+    waiter.wait_for_cell(0)
+    busy.wait_for_cell(1)
+    assert (busy.output(1), waiter.output(0)) == ("computed", "allocated")
+    assert waiter.run_cell(1) == "7 7"
+    expect(waiter.banner()).to_be_hidden()
 
 
 @pytest.mark.long

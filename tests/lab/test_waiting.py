@@ -28,27 +28,6 @@ def test_a_wait_names_the_notebook_in_its_way_and_offers_to_stop_keeping_it(page
     expect(kept.chip()).to_have_text("GPU freed")
 
 
-def test_a_wait_is_stopped_in_its_banner_and_leaves_nothing_behind(page):
-    done = page.server.machine.work / "stopped-done"
-    busy = page.open_notebook("busy-one.ipynb", lab_cells.allocate(150), lab_cells.compute_until(str(done)))
-    waiter = page.open_notebook("gives-up.ipynb", lab_cells.allocate(124), lab_cells.CPU)
-    busy.run_cell(0)
-    busy.start_cell(1)
-    waiter.start_cell(0)
-    expect(waiter.banner()).to_contain_text("busy-one.ipynb is computing")
-    expect(waiter.banner().get_by_role("button", name="Open busy-one.ipynb")).to_be_visible()
-    waiter.banner().get_by_role("button", name="Stop waiting").click()
-    waiter.wait_for_cell(0)
-    output = waiter.output(0)
-    assert "KeyboardInterrupt" in output
-    assert "waiting for the GPU" not in output.lower()
-    expect(waiter.banner()).to_be_hidden()
-    expect(page.page.locator(".jp-affinode-waitingTab")).to_have_count(0)
-    assert waiter.run_cell(1) == "499500"
-    done.touch()
-    busy.wait_for_cell(1)
-
-
 @pytest.mark.long
 def test_the_running_panel_frees_a_notebook(page):
     notebook = page.open_notebook("listed.ipynb", lab_cells.allocate(64))
