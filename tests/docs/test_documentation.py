@@ -7,7 +7,6 @@ import itertools
 import os
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 import pytest
@@ -193,21 +192,23 @@ PATH = re.compile(r"[\w-]+\.(py|c|h|cc|md|mk|rules|tsv|ts|tsx|css|json|yaml|svg)
 MADE = {"build", "lib", "node_modules", "__pycache__"}  # folders of what is built
 
 
-def sources() -> Iterator[PurePath]:
-    """Yield all files and folders of the checkout but what is hidden or built."""
+@functools.cache
+def sources() -> list[PurePath]:
+    """Return all files and folders of the checkout but what is hidden or built."""
+    found: list[PurePath] = []
     for folder, names, files in os.walk(ROOT):
         names[:] = [name for name in names if not name.startswith(".") and name not in MADE]
-        yield from (Path(folder, name).relative_to(ROOT) for name in (*names, *files))
+        found += (Path(folder, name).relative_to(ROOT) for name in (*names, *files))
+    return found
 
 
 @pytest.mark.parametrize(
     "page", [*TOP, *sorted((ROOT / "docs" / "development").glob("*.md"))], ids=lambda page: page.stem
 )
 def test_files_that_are_named_exist(page):
-    known = list(sources())
     for span in CODE.findall(FENCE.sub("", page.read_text())):
         if PATH.fullmatch(span) and not re.search(r"^affinode/|^dist/|build/|/ID$", span):
-            assert any(path.match(span) for path in known), f"{page.name}: {span}"
+            assert any(path.match(span) for path in sources()), f"{page.name}: {span}"
 
 
 def test_no_page_tells_to_install_what_is_not_released():

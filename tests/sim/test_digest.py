@@ -47,6 +47,7 @@ def run(gpu, code: str) -> list[str]:
     return gpu.run(textwrap.dedent(SETUP) + textwrap.dedent(code))
 
 
+@pytest.mark.long
 def test_the_digest_is_the_formulas(gpu):
     run(
         gpu,

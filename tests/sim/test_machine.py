@@ -184,6 +184,7 @@ def test_names_resolve_as_the_driver_resolves_them(gpu):
     """)
 
 
+@pytest.mark.long
 def test_a_crash_that_holds_the_machines_lock_does_not_stop_others(gpu):
     """A thousand short allocations, killed in the midst of it: the next process finds a consistent machine."""
     for _ in range(5):

@@ -196,6 +196,7 @@ def kernels_state(machine):
     return kernel and (kernel["residency"], len(kernel["processes"]))
 
 
+@pytest.mark.long
 def test_a_controller_killed_before_commit_leaves_all_on_the_gpu(machine, shim, wait_until):
     process = machine.start_controller("--settle=0.2", patient=True)
     prepared, slow = shim("k", resident=300 * MIB), shim("k", resident=300 * MIB)
@@ -214,6 +215,7 @@ def test_a_controller_killed_before_commit_leaves_all_on_the_gpu(machine, shim, 
     assert prepared.state == slow.state == PARKED
 
 
+@pytest.mark.long
 def test_a_controller_killed_between_two_commits_is_mended_by_the_next(machine, shim, wait_until):
     """One had its COMMIT and parked, the other undid its park: the next controller brings the first one back."""
     process = machine.start_controller("--settle=0.2", patient=True)

@@ -144,7 +144,7 @@ def test_the_api_tells_what_was_given_back(node, shim, wait_until, machine):
     wait_until(lambda: running.node()["today"]["freed_gpu_s"] >= 1)
 
 
-@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("is_restarted", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_controller_that_starts_anew_knows_what_an_ended_kernel_gave_back(
     node, shim, wait_until, machine, is_restarted
 ):

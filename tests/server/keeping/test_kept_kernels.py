@@ -193,6 +193,7 @@ async def test_what_a_kernel_asks_and_says_without_a_server_reaches_the_tab(serv
     await telling.close()
 
 
+@pytest.mark.long
 async def test_each_of_several_tabs_gets_its_answers_and_the_output(server):
     """A notebook's cell runs through the restart; a console that was opened after it does not take its answer."""
     kernel = server.start_kernel(path="work.ipynb")

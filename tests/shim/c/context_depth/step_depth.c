@@ -137,8 +137,8 @@ int main(int argc, char **argv)
 	/* At the call that restores the context there is no help: the driver loses the process. Hence the GPU's lock, and
 	 * the look at other processes there.  */
 	restoring = restoring_call(resume_here);
-	for (nth = restoring == 1 ? 2 : 1; foreign_takes_room(nth); nth++)
-		nth += nth + 1 == restoring;
+	for (nth = restoring == 1 ? 2 : 1; foreign_takes_room(nth); nth += nth == restoring)
+		nth += 1 + board_stride() / 10;
 	printf("the GPU full at calls up to %u but %u\n", nth - 1, restoring);
 	others_are_not_counted();
 	printf("%u refused; afterwards %u deep, %u at memory depth\n", refused, deep, shallow);
