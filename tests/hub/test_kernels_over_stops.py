@@ -1,4 +1,4 @@
-"""Kernels that outlive the servers of a real Hub: GPU memory, open tabs, tokens."""
+"""Servers of a real Hub's users on one simulated GPU: whose kernel has it, and kernels that outlive their server."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gpu_cells import SETUP
 from jupyterhub.spawner import Spawner
 from live_hub import NAVIGATE, xsrf
 from live_server import exists
+from people import Person
 from traitlets import Bool, Dict
 from traitlets.config import Config
 from traitlets.utils.importstring import import_item
@@ -26,7 +27,7 @@ from hub_spawner.enabling import _enabled as enabled
     scope="module", params=["6", pytest.param("5", marks=pytest.mark.long)], ids=["hub-6", "hub-5.5"]
 )
 def hub(native, request):
-    spawner = {"keep_kernels": "parked", "keep_kernels_per_user": 2}
+    spawner = {"gpu_memory": "75MiB", "gpu_wait_s": 60, "keep_kernels": "parked", "keep_kernels_per_user": 2}
     with gpu_hub(request.param, {"ana": ANA, "bob": BOB}, spawner=spawner, service={}) as made:
         yield made
 
@@ -44,10 +45,60 @@ def stop(hub, wait_until, user="ana"):
 
 
 def start(hub, user="ana"):
-    """Start a user's server."""
-    hub.spawn(user)
-    hub.follow(user).whole()
+    """Start a user's server, if none runs."""
+    if not hub.server(user):
+        hub.spawn(user)
+        hub.follow(user).whole()
     return UserServer(hub, user)
+
+
+def test_an_idle_kernel_is_parked_for_another_users_server_and_comes_back(hub, wait_until):
+    machine = hub.machine
+    usual = machine.ask("GET", "/policy")[1]["contended_idle_timeout_s"]
+    assert machine.ask("PATCH", "/policy", {"contended_idle_timeout_s": 0.5})[0] == 200
+    hub.spawn("ana")
+    assert "There is room for 75 MiB (simulated GPU)" in hub.follow("ana").whole()
+    ana = UserServer(hub, "ana")
+    kernel = ana.start_kernel()
+    assert kernel.run(SETUP).status == "ok"
+    filled = kernel.run("import os; block = Block(75, seed=7); print(block.checksum(), os.getuid())")
+    assert filled.error is None, filled.traceback
+    checksum, uid = filled.text.split()
+    assert int(uid) == ANA
+
+    hub.spawn("bob")
+    told = hub.follow("bob").whole()
+    assert any("1 idle kernel was freed (simulated GPU)" in message for message in told), told
+    bob = UserServer(hub, "bob")
+    theirs = bob.start_kernel()
+    assert theirs.run(SETUP).status == "ok"
+    assert theirs.run("block = Block(75, seed=9)").status == "ok"
+    assert machine.kernel(f"uid-{ANA}%2F{kernel.id}")["residency"] == "parked"
+
+    # Ana's next call brings her memory back; Bob's is parked for it, since he is idle.
+    back = kernel.run("print(block.checksum())", timeout=120)
+    assert back.text.split() == [checksum]
+    assert machine.kernel(f"uid-{BOB}%2F{theirs.id}")["residency"] == "parked"
+
+    # Neither sees the other's kernel, by the socket or by a server; an administrator sees both.
+    for own, other, uid in ((kernel, theirs, ANA), (theirs, kernel, BOB)):
+        person = Person(machine, uid)
+        assert set(person.kernels()) == {own.id}
+        for name in (other.id, f"uid-{BOB if uid == ANA else ANA}%2F{other.id}"):
+            assert person.ask("GET", f"/kernels/{name}")[0] == 404
+    assert set(machine.kernels()) == {f"uid-{ANA}/{kernel.id}", f"uid-{BOB}/{theirs.id}"}
+    for server, own in ((ana, kernel), (bob, theirs)):
+        status, seen = server.affinode()
+        assert status == 200
+        assert [each["id"] for each in seen["kernels"]] == [own.id]
+        assert seen["node"]["simulated"] is True
+    token = hub.ask("POST", "/users/ana/tokens", {})[1]["token"]
+    assert hub.ask("GET", "/user/bob/affinode/api/status", token=token, api=False)[0] == 403
+    assert hub.ask("GET", "/user/ana/affinode/api/status", token=token, api=False)[0] == 200
+    assert os.stat(machine.socket.parent / "machine").st_mode & 0o777 == 0o666
+    kernel.shutdown()
+    theirs.shutdown()
+    assert machine.ask("PATCH", "/policy", {"contended_idle_timeout_s": usual})[0] == 200
 
 
 def test_a_stopped_server_leaves_its_kernels_parked_and_the_next_one_has_them(hub, wait_until):

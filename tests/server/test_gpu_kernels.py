@@ -44,14 +44,25 @@ def test_a_parked_kernel_is_seen_in_status_and_magic(eager_gpu_server, becomes, 
     assert ran.text == "True\n" and kernel.state()["resumes"] == 1
 
 
-def test_a_kernels_own_ram_and_its_share_of_the_gpu_are_told(gpu_server, wait_until):
+def test_a_kernels_ram_and_share_of_the_gpu_are_told_and_a_healthy_process_cannot_be_ended(
+    gpu_server, wait_until
+):
     kernel = gpu_kernel(gpu_server)
     wait_until(lambda: kernel.state()["host_bytes"])
     assert 20 * 2**20 < kernel.state()["host_bytes"] < 2**32
     wait_until(lambda: kernel.state()["busy_percent"] is not None)
+    (process,) = wait_until(lambda: gpu_server.affinode(f"kernels/{kernel.id}")[1].get("processes"))
+    assert process["stuck"] is None
+    status, answer = gpu_server.affinode(f"kernels/{kernel.id}/end", "POST", {"process": process["number"]})
+    assert (status, answer["error"]) == (409, "not-stuck")
+    assert gpu_server.affinode(f"kernels/{kernel.id}/end", "POST", {})[0] == 400
+    assert gpu_server.affinode("kernels/none/end", "POST", {"process": 1})[0] == 404
+    assert kernel.run("print(block.checksum() == before)").text == "True\n"
 
 
-def test_the_last_minutes_say_when_a_notebook_was_freed_and_why(gpu_server, becomes):
+def test_the_last_minutes_say_when_a_notebook_was_freed_and_why_and_the_command_line_finds_it(
+    gpu_server, becomes, wait_until
+):
     kernel = gpu_kernel(gpu_server, path="past.ipynb")
     becomes(kernel, "resident")  # the controller looks at pages now and then
     assert kernel.run("%gpu_park").status == "ok"
@@ -63,6 +74,16 @@ def test_the_last_minutes_say_when_a_notebook_was_freed_and_why(gpu_server, beco
     states = [(change["state"], change["cause"]) for change in lane["changes"]]
     assert states[-1] == ("parked", "asked") and states[-2][0] == "resident"
     assert gpu_server.affinode("past?seconds=59")[0] == 400
+
+    machine = gpu_server.machine
+    # A session is looked for once the kernel runs, so its path comes a moment after the kernel.
+    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("path") == "past.ipynb")
+    assert machine.affinode("resume", kernel.id[:6]).returncode == 0
+    becomes(kernel, "resident")
+    parked = machine.affinode("park", "past.ipynb")
+    assert parked.returncode == 0 and "RAM" in parked.stdout, parked
+    becomes(kernel, "parked")
+    assert "past.ipynb" in machine.affinode("status").stdout
 
 
 @pytest.mark.long
@@ -94,19 +115,6 @@ def test_a_cell_that_began_before_a_park_is_no_reason_to_bring_it_back(gpu_serve
     kernel.wait(cell)
     wait_until(lambda: not machine.kernel(kernel.id)["cell_open"])
     assert becomes(kernel, "parked")["resumes"] == 0
-
-
-def test_the_command_line_parks_and_resumes_a_kernel_by_its_notebook(gpu_server, becomes, wait_until):
-    kernel = gpu_kernel(gpu_server, path="plan.ipynb")
-    machine = gpu_server.machine
-    # A session is looked for once the kernel runs, so its path comes a moment after the kernel.
-    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("path") == "plan.ipynb")
-    parked = machine.affinode("park", "plan.ipynb")
-    assert parked.returncode == 0 and "RAM" in parked.stdout, parked
-    becomes(kernel, "parked")
-    assert "plan.ipynb" in machine.affinode("status").stdout
-    assert machine.affinode("resume", kernel.id[:6]).returncode == 0
-    becomes(kernel, "resident")
 
 
 @pytest.mark.long
@@ -192,17 +200,6 @@ def test_events_tell_the_story(eager_gpu_server, becomes):
     ] == 16 * 2**20
     assert all(event["kernel_id"] == kernel.id and event["simulated"] for event in ours)
     assert "secret" not in json.dumps(ours)
-
-
-def test_a_healthy_process_cannot_be_ended_through_the_server(gpu_server, wait_until):
-    kernel = gpu_kernel(gpu_server)
-    (process,) = wait_until(lambda: gpu_server.affinode(f"kernels/{kernel.id}")[1].get("processes"))
-    assert process["stuck"] is None
-    status, answer = gpu_server.affinode(f"kernels/{kernel.id}/end", "POST", {"process": process["number"]})
-    assert (status, answer["error"]) == (409, "not-stuck")
-    assert gpu_server.affinode(f"kernels/{kernel.id}/end", "POST", {})[0] == 400
-    assert gpu_server.affinode("kernels/none/end", "POST", {"process": 1})[0] == 404
-    assert kernel.run("print(block.checksum() == before)").text == "True\n"
 
 
 def test_a_silent_cell_on_the_gpu_is_activity_and_a_parked_kernel_ages(gpu_server, becomes, wait_until):

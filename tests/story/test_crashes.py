@@ -80,11 +80,11 @@ def test_a_controller_killed_in_the_middle_of_a_move_loses_nothing(stage, reside
     s.wait(kernel, "resident")  # once the shim has found the new controller
 
 
-def test_without_any_controller_a_parked_kernel_comes_back_by_itself(own_stage):
+def test_without_any_controller_a_parked_kernel_comes_back_by_itself(stage):
     """The controller is stopped for good, so that none can be started in its place."""
-    s = own_stage(**SMALL)
+    s = stage(**SMALL, copy_rate="5MiB")
     kernel = s.kernel()
-    s.ok(kernel, "gpu.allocate('a', 25)")
+    s.ok(kernel, "gpu.allocate('a', 2)")
     s.park(kernel)
     pid = s.machine.controller_pid()
     os.kill(pid, signal.SIGSTOP)  # it holds its lock and does not answer

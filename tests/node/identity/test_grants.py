@@ -30,14 +30,13 @@ from fake_shim import (
     message,
     send,
 )
-from jupyterhub.spawner import LocalProcessSpawner
 from people import needs_root, open_to_everyone
 
-from hub_spawner.enabling import derived
 from jupyter_affinode import environment
 from jupyter_affinode.cli import main
 from jupyter_affinode.client.grant_signing import CannotSign, make_keys, sign_grant, write_grant
 from jupyter_affinode.node.identity import grants
+from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.identity.grants import LEEWAY_S, GrantRefused, GrantsUnavailable, GrantVerifier
 
 US = "affinode:here"
@@ -346,6 +345,10 @@ def test_a_grant_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch
 @pytest.mark.parametrize("how", ["no key", "no key's text", "groups"])
 def test_a_grant_that_cannot_be_made_keeps_no_server_from_starting(tmp_path, caplog, how):
     """Five that do not start in a row end a Hub."""
+    from jupyterhub.spawner import LocalProcessSpawner
+
+    from hub_spawner.enabling import derived
+
     key = tmp_path / "k1.key"
     if how != "no key":
         key.write_bytes(b"nothing" if how == "no key's text" else make_keys()[0])
@@ -361,16 +364,11 @@ def test_a_grant_that_cannot_be_made_keeps_no_server_from_starting(tmp_path, cap
 
 
 @pytest.fixture
-def granting(machine, verifier):
+def granting(node, machine, verifier):
     """A controller of all users that asks for grants; the user of this test is no administrator there."""
     open_to_everyone(machine)
-    machine.start_granting = lambda: machine.start_controller(
-        "--system", "--settle=0.1", f"--grant-keys={verifier.keys.folder}", "--require-grants",
-        f"--NodeController.grant_audiences={US}",
-    )  # fmt: skip
-    machine.start_granting()
-    yield machine
-    assert "Traceback" not in machine.controller_log(), machine.controller_log()
+    grants = GrantVerifier(verifier.keys.folder, [US])
+    return node(access=EveryUserAccess(grants=grants, require_grants=True))
 
 
 def test_the_grant_is_the_person_and_its_priority_the_kernels(granting, person, verifier):
@@ -428,14 +426,18 @@ def test_grants_in_disorder_cost_the_connection(granting, verifier):
     page.close()
 
 
-def test_a_unix_user_and_a_hub_user_of_one_name_share_no_rule(shared_machine, person, verifier, wait_until):
+def test_a_unix_user_and_a_hub_user_of_one_name_share_no_rule(
+    node, shared_machine, person, verifier, wait_until
+):
     """Nor do groups: of a grant's groups the rules know those alone that it names."""
-    shared_machine.start_controller(
-        "--system", "--settle=0.1", "--park-when=idle", "--idle-timeout=0.1",
-        f"--grant-keys={verifier.keys.folder}", f"--NodeController.grant_audiences={US}",
-        "--priorities=root=3, hub:ann=4, @root=1, @hub:ml=-2, @hub:big=2",
-        "--opt-out=root, @hub:kept", "--quotas=@hub:ml=5MiB",
-    )  # fmt: skip
+    node(
+        access=EveryUserAccess(grants=GrantVerifier(verifier.keys.folder, [US])),
+        park_when="idle",
+        idle_timeout_s=0.1,
+        priorities="root=3, hub:ann=4, @root=1, @hub:ml=-2, @hub:big=2",
+        opt_out="root, @hub:kept",
+        quotas="@hub:ml=5MiB",
+    )
     people = {
         "root": person(None),
         "hub:root": person(None, grant=verifier.sign(user="root", groups=["ml", "big"])),
@@ -485,8 +487,17 @@ def reaches(shim, residency, wait_until):
     wait_until(lambda: shim.state == residency)
 
 
-def test_a_connection_outlives_the_grant_that_opened_it(granting, person, verifier, wait_until):
+def test_a_connection_outlives_the_grant_that_opened_it(machine, person, verifier, wait_until):
     """Also after a pause and after the controller's end: a parked kernel must not wait for a grant."""
+
+    def start():
+        machine.start_controller(
+            "--system", "--settle=0.1", f"--grant-keys={verifier.keys.folder}", "--require-grants",
+            f"--NodeController.grant_audiences={US}",
+        )  # fmt: skip
+
+    open_to_everyone(machine)
+    start()
     alice, shim = let_in_until_it_expired(
         person, verifier.private, wait_until, caps={"gpu_bytes": 1 << 30}, parked=1 << 20
     )
@@ -494,16 +505,17 @@ def test_a_connection_outlives_the_grant_that_opened_it(granting, person, verifi
     shim.beats = False
     wait_until(lambda: shim.heard.ended)
     again = alice.shim("k1", page=shim.page)
-    os.kill(granting.controller_pid(), signal.SIGKILL)
+    os.kill(machine.controller_pid(), signal.SIGKILL)
     wait_until(lambda: again.heard.ended)
     again.page.memory[GPU][:2] = [0, 1 << 20]
     again.page.state = PARKED
     again.page.write()
-    granting.start_granting()
+    start()
     after = alice.shim("k1", page=shim.page)
     reaches(after, RESIDENT, wait_until)
     newer = person(None, grant=verifier.sign())
     assert newer.kernels()["k1"]["processes"], "it is still the same user's"
+    assert "Traceback" not in machine.controller_log(), machine.controller_log()
 
 
 def test_an_expired_grant_opens_no_further_connection(granting, person, verifier, wait_until):

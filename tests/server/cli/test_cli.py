@@ -126,25 +126,14 @@ def test_status_and_actions_with_a_controller(controller, command):
     assert command("hold", ID, "soon").returncode == 1
     released = command("release", ID, "--json")
     assert json.loads(released.stdout)["held_for_s"] is None
-
-
-def test_a_terminal_without_a_names_characters_shows_their_codes(controller):
-    controller.ask("PUT", f"/kernels/{ID}", {"path": "thèse.ipynb"})
-    done = controller.affinode("status", env={**controller.environment, "PYTHONIOENCODING": "ascii"})
-    assert done.returncode == 0 and "th\\xe8se.ipynb" in done.stdout
-
-
-def test_a_hold_that_is_cut_short_says_so(controller, command):
-    controller.ask("PUT", f"/kernels/{ID}", {"name": "Python 3"})
     assert command("hold", ID, "23h").stdout.count("\n") == 1
     said = command("hold", ID, "48h").stdout.splitlines()
     assert said[1:] == ["48 h is more than this machine allows: the kernel is kept for 24 h."]
-
-
-def test_inside_a_kernel_the_kernel_need_not_be_named(controller, command):
-    controller.ask("PUT", f"/kernels/{ID}", {"name": "Python 3"})
-    held = command("hold", "--json", AFFINODE_KERNEL_ID=ID)
-    assert held.returncode == 0 and json.loads(held.stdout)["id"] == ID
+    inside = command("hold", "--json", AFFINODE_KERNEL_ID=ID)
+    assert inside.returncode == 0 and json.loads(inside.stdout)["id"] == ID, "it need not be named there"
+    controller.ask("PUT", f"/kernels/{ID}", {"path": "thèse.ipynb"})
+    done = controller.affinode("status", env={**controller.environment, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and "th\\xe8se.ipynb" in done.stdout, "characters that the terminal lacks"
 
 
 def test_a_kernel_is_found_by_id_path_name_or_beginning():
