@@ -111,7 +111,7 @@ def mend_splits(plan: Plan) -> None:
 
 
 def hibernate_long_parked(plan: Plan) -> None:
-    """Have kernels hibernate that were parked for as long as their owners say."""
+    """Have kernels hibernate that were parked for as long as their owners say, which bounds how often they do."""
     due = [
         kernel
         for kernel in filter(MAY_EVER, plan.node.kernels)
@@ -120,7 +120,7 @@ def hibernate_long_parked(plan: Plan) -> None:
     if not due:
         return
     written = {each.kernel_id: each.bytes for each in plan.actions if isinstance(each, Spill | Hibernate)}
-    found = plan.host.disk.hibernates(due, plan.now, plan.is_free, written)
+    found = plan.host.disk.hibernates(due, plan.now, plan.is_free, written, least_awake_s=0.0)
     for kernel in due:
         if kernel.id in found:
             plan.act(Hibernate(kernel.id, sum(kernel.parked_bytes.values()), "it was parked for long"))

@@ -424,8 +424,8 @@ def test_what_is_on_the_gpu_comes_back_with_the_next_cell(server):
 def test_a_parked_kernel_hibernates_by_itself(server):
     server.stop()
     server.machine.simulate("4GiB")
-    server.machine.start_controller("--settle=0", "--idle-park-after=1", "--park-when=idle")
-    server.start("--AffinodeExtension.hibernate_after_s=2")
+    policy = {"park_when": "idle", "idle_timeout_s": 1, "hibernate_after_s": 2}
+    server.start(*(f"--AffinodeExtension.{name}={value}" for name, value in policy.items()))
 
     async def story(tab: Tab) -> None:
         before = await result(tab, f"{SETUP}\nblock = Block(24, seed=7)\nprint(block.checksum())")

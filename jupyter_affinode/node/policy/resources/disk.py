@@ -31,7 +31,7 @@ NO_BYTES: Mapping[str, int] = {}
 MAY_EVER = attrgetter(
     "hibernates_after_s"
 )  # by `filter`, since mostly no kernel may: it takes no step for each
-LEAST_AWAKE_S = 300.0  # a kernel that was woken, or started, is not hibernated before
+LEAST_AWAKE_S = 300.0  # a kernel that was woken, or started, is not hibernated for others before
 FULL_PART = 0.75  # of a limit: from there on retained copies are dropped
 
 
@@ -87,13 +87,18 @@ class DiskRoom:
         now: float,
         is_free: Callable[[Kernel], bool],
         written: Mapping[str, int] = NO_BYTES,
+        least_awake_s: float = LEAST_AWAKE_S,
     ) -> Mapping[str, int]:
         """Return which kernels could hibernate now, in this order, and the host memory that each gives back then.
 
         `written`: what kernels write beside that, by their ids.
         """
         daily, found = self._daily.copy(), dict[str, int]()
-        ready = [each for each in filter(MAY_EVER, kernels) if may_hibernate(each, now) and is_free(each)]
+        ready = [
+            each
+            for each in filter(MAY_EVER, kernels)
+            if may_hibernate(each, now, least_awake_s) and is_free(each)
+        ]
         for kernel in self._kernels if written and ready else ():
             daily.take(kernel.charged_user, written.get(kernel.id, 0))
         for kernel in sorted(ready, key=lambda each: (each.last_activity, each.id)):
@@ -180,17 +185,17 @@ class _Daily:
         self._in_all += size
 
 
-def may_hibernate(kernel: Kernel, now: float) -> bool:
+def may_hibernate(kernel: Kernel, now: float, least_awake_s: float = LEAST_AWAKE_S) -> bool:
     """Return whether a kernel may be put into an image now: its owner lets it, it is parked, and nothing asks for it.
 
-    Not if it was woken, or started, a moment ago, so that no kernel goes and comes all the time.
+    Not for others if it was woken, or started, a moment ago, so that no kernel goes and comes all the time.
     """
     return (
         kernel.hibernates_after_s is not None
         and _is_unwanted(kernel)
         and not (kernel.cell_open or kernel.left_bytes or kernel.is_opted_out or kernel.is_held(now))
         and kernel.expected_until <= now
-        and now - kernel.awake_since >= LEAST_AWAKE_S
+        and now - kernel.awake_since >= least_awake_s
     )
 
 

@@ -306,7 +306,6 @@ def test_what_cannot_be_spilled_hibernates_the_least_recently_used_first():
         {"wants_since": NOW - 1, "residency": Residency.QUEUED},
         {"cell_open": True},
         {"held_until": NOW + 1},
-        {"awake_since": NOW - 1},
         {"expected_until": NOW + 1},
         {"is_opted_out": True},
         {"is_dying": True},
@@ -318,6 +317,12 @@ def test_a_kernel_hibernates_only_where_its_owner_lets_it_and_nothing_wants_it(u
     short = decide(NOW, node(resident("k", 4 * GIB), old, available=3 * GIB, limit=0), IDLE)
     plenty = decide(NOW, node(old, available=60 * GIB, limit=0), IDLE)
     assert not [action for action in short + plenty if isinstance(action, Hibernate)]
+
+
+def test_one_that_was_woken_a_moment_ago_hibernates_for_no_other_kernel():
+    woken = hibernating("woken", 8 * GIB, idle=900, awake_since=NOW - LEAST_AWAKE_S + 1)
+    (action,) = decide(NOW, node(resident("k", 4 * GIB), woken, available=3 * GIB, limit=0), IDLE)
+    assert isinstance(action, RefusePark)
 
 
 def test_a_kernel_hibernates_once_it_was_parked_for_as_long_as_its_owner_says():
