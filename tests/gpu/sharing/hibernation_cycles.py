@@ -29,6 +29,7 @@ from live_server import JupyterKernel, JupyterServer
 from waiting import wait_until
 
 FRAMEWORKS = Path(__file__).resolve().parents[1] / "frameworks"
+ANSWERS_WITHIN_S = 100.0
 LEAVES_BYTES = 256 << 20  # less than a CUDA context takes
 OF_CYCLE_PROGRAMS = """
 import sys
@@ -119,7 +120,7 @@ def source_of(name: str, seed: int, mib: int) -> str:
 
 def done(kernel: JupyterKernel, code: str) -> str:
     """What a cell printed; AssertionError with its traceback if it failed."""
-    ran = kernel.run(code, timeout=300)
+    ran = kernel.run(code, timeout=ANSWERS_WITHIN_S)
     assert ran.status == "ok", "\n".join(ran.traceback)[-2000:]
     return ran.text
 
@@ -133,7 +134,9 @@ def each(pairs: list[Pair], do: Callable[[Pair], None]) -> None:
                 do(pair)
             except AssertionError as error:
                 pair.problem = str(error)[-1500:] or "an assertion failed"
-                say(f"{pair.name}: {pair.problem}")
+                log = pair.kernel.server.machine.socket.with_name("node.log")
+                told = [line for line in log.read_text().splitlines() if pair.kernel.id in line]
+                say("\n".join([f"{pair.name}: {pair.problem}; of it the controller says:", *told[-8:]]))
 
     with ThreadPoolExecutor(len(pairs)) as threads:
         list(threads.map(one, pairs))
