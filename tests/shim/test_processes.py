@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 from link_peer import BUSY, NOTHING, OK, PARK, PARKED, RESUME, REVOKED
+from namespaces import needs_namespaces
 from shim_machine import HERE, Machine, Running
 
 ROUNDS = 6
@@ -102,3 +103,56 @@ def test_a_library_that_computes_when_loaded(gpu: Machine, worker: Running) -> N
         fresh = gpu.folder / f"constructor-{i}.so"  # loaded once each
         shutil.copy(library, fresh)
         assert meanwhile(worker, coming_back, after_s, f"dlopen {fresh}") == 1
+
+
+# A file stands for a device of the driver: the shim goes by the name.
+NVIDIA_DEV = """
+set -e
+for name in null zero urandom; do touch $1/$name; mount --bind /dev/$name $1/$name; done
+head -c 16384 /dev/zero > $1/nvidia7
+mount --move $1 /dev
+"""
+FORKS = """
+import ctypes, mmap, os
+driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+assert driver.cuInit(0) == 0 and driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+device = os.open("/dev/nvidia7", os.O_RDWR)
+shared = mmap.mmap(device, 16384)
+shared[0] = 7
+def seen():
+    with open("/proc/self/maps") as maps:
+        mapped = sum("/dev/nvidia" in line for line in maps)
+    opened = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    return mapped, sum(path.startswith("/dev/nvidia") for path in opened), shared[0]
+child = os.fork()
+if child == 0:
+    found = seen()
+    shared[0] = 9
+    print(*found, os.readlink(f"/proc/self/fd/{device}"), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(*seen())
+"""
+
+
+@pytest.mark.parametrize(
+    ("depth", "in_child"), [("context", "0 0 0 /dev/null"), ("memory", "1 2 7 /dev/nvidia7")]
+)
+def test_a_forked_child_has_no_device_of_the_driver_where_the_process_may_become_an_image(
+    gpu: Machine, depth: str, in_child: str
+) -> None:
+    """The parent's stay, and so do all where nothing will write the process to a disk."""
+    new_dev = gpu.folder / "dev"
+    new_dev.mkdir()
+    through = ["unshare", "--mount", "sh", "-c"]
+    mounts = f'mount -t tmpfs none "$1" && {NVIDIA_DEV.strip()}'
+    needs_namespaces(*through, 'mount -t tmpfs none "$1"', "sh", str(new_dev))
+    ran = subprocess.run(
+        [*through, f'{mounts}\nshift; exec "$@"', "sh", str(new_dev), sys.executable, "-c", FORKS],
+        env={**gpu.environment, "AFFINODE_DEPTH": depth},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    parent = "1 2 7" if depth == "context" else "1 2 9"
+    assert ran.stdout.splitlines() == [in_child, parent], ran.stderr

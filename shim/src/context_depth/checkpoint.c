@@ -110,6 +110,8 @@ struct device *checkpoint_only_device(enum reason *why)
 /* Its copy of the driver's state may be the held one: calls must not come to it.  */
 void context_depth_begin_again(void)
 {
+	if (atomic_load(&is_started) && checkpoint_is_asked())
+		devices_let_go();
 	shadows_begin_again();
 	books_begin_again();
 	if (books_are_closed()) {

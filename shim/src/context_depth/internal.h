@@ -31,3 +31,6 @@ int checkpoint_lock_gpus(const uint8_t *to, uint64_t ns);
 
 /* The one device and context in use; NULL, or *why not, which is NO_REASON before. While the driver answers.  */
 struct device *checkpoint_only_device(enum reason *why);
+
+/* In a child that was forked from a process with CUDA: have none of the driver's devices any more.  */
+void devices_let_go(void);
