@@ -66,6 +66,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(item.path.relative_to(TESTS).parts[0], len(order)))
 
 
+@pytest.fixture(autouse=True)
+def jp_server_cleanup() -> None:
+    """Takes the place of pytest-jupyter's, which makes a server's application for each test, to clean it up."""
+
+
 def _make(*arguments: str) -> None:
     """Run `make -C shim`; several pytest processes build once."""
     build = REPOSITORY / "shim" / "build"
@@ -89,10 +94,8 @@ def native() -> Path:
     """The folder with the freshly built shim and simulator, also installed into the package; builds what is
     stale.
     """
-    build = REPOSITORY / "shim" / "build"
-    _make("all")
     _make("install", f"DESTDIR={REPOSITORY / 'jupyter_affinode' / 'lib'}")
-    return build
+    return REPOSITORY / "shim" / "build"
 
 
 @pytest.fixture(scope="session")

@@ -76,6 +76,7 @@ class Machine:
         self.folder = folder
         self.socket = folder / "run" / "node.sock"
         self.processes: list[subprocess.Popen[Any]] = []
+        self._before = _own_pids()
         self.environment = {
             name: value
             for name, value in os.environ.items()
@@ -204,7 +205,7 @@ class Machine:
         mark = f"AFFINODE_SOCKET={self.socket}".encode()
         killed: set[int] = set()
         for _ in range(3):  # a dying server may just have started something
-            pids = [pid for pid in _own_pids() if mark in _environment_of(pid)]
+            pids = [pid for pid in _own_pids() - self._before if mark in _environment_of(pid)]
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
@@ -237,8 +238,8 @@ def new_machine() -> Iterator[Machine]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _own_pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+def _own_pids() -> set[int]:
+    return {int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()}
 
 
 def environment_of_started(pid: int, timeout: float = 60.0) -> bytes:

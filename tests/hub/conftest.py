@@ -28,8 +28,3 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(autouse=True)
 def jp_asyncio_loop() -> None:
     """Takes the place of pytest-jupyter's: processes of these tests may have Playwright's event loop."""
-
-
-@pytest.fixture(autouse=True)
-def jp_server_cleanup() -> None:
-    """Takes the place of pytest-jupyter's, which cleans up servers of this process: here is none."""

@@ -102,11 +102,6 @@ def jp_asyncio_loop() -> None:
     """Takes the place of pytest-jupyter's: this process has Playwright's event loop and can have no other."""
 
 
-@pytest.fixture(autouse=True)
-def jp_server_cleanup() -> None:
-    """Takes the place of pytest-jupyter's, which cleans up servers of this process: here is none."""
-
-
 @pytest.fixture
 def lab(server: JupyterServer, labextension: Path) -> Callable[..., JupyterServer]:
     """`lab(*arguments)` starts JupyterLab on the machine."""

@@ -350,3 +350,6 @@ async def test_a_linked_extension_that_was_never_initialised_stops(jp_serverapp)
     (app,) = extensions.extension_apps["jupyter_affinode"]
     assert app.name == "jupyter_affinode"
     await extensions.stop_all_extensions()
+    await jp_serverapp._cleanup()
+    jp_serverapp.kernel_manager.context.destroy()
+    jp_serverapp.clear_instance()
