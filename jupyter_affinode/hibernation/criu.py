@@ -29,7 +29,8 @@ COMMON = (
     "-v2",
 )
 CAPABILITIES = "cap_checkpoint_restore,cap_setpcap+eip"
-ADMIN, MAY_RESTORE = 21, 40  # CAP_SYS_ADMIN, CAP_CHECKPOINT_RESTORE
+ADMIN = 21  # CAP_SYS_ADMIN
+PATIENCE_S, BYTES_A_SECOND = 60.0, 20 << 20  # CRIU has for its work; then it hangs, and is ended
 WORK = "criu"  # beside the folder with what CRIU writes: its log, and figures that it leaves at each call
 # What CRIU says, and what that means for a user. The first that fits counts.
 REASONS = (
@@ -48,11 +49,12 @@ REASONS = (
     (r"Can't dump ghost file (?P<what>\S+) of", "it has a large file open that was deleted ({what})"),
     (r"is already ptraced|already being traced", "a debugger is attached to it"),
     (r"Can't fork for (?P<what>\d+): File exists", "its process id {what} is another process's now"),
-    (r"File (?P<what>\S+) has bad (size|build-ID)", "the file {what} was changed since"),
+    (r"File (?P<what>\S+) has bad (size|build-ID|mode)", "the file {what} was changed since"),
     (
         r"Can't open file (?P<what>\S+) on restore|Can't open (?P<other>/\S+): No such file",
         "the file {what} is not there any more",
     ),
+    (r"Can ?not set .*lock", "another program has locked a file that it had locked: end that first"),
     (r"No space left on device|Disk quota exceeded", "the disk is full"),
     (
         r"Can't lookup mount=\d+ for fd=-?\d+ path=(?P<what>\S+)",
@@ -101,13 +103,14 @@ async def check() -> str:
     return version[0][len("Version: ") :]
 
 
-async def dump(pid: int, folder: Path, lock: int) -> None:
+async def dump(pid: int, folder: Path, lock: int, size: int = 0) -> None:
     """Write a process and all below it into a folder, and leave them stopped. Raises CriuFailed: then they run on.
 
-    `lock`: a descriptor that CRIU has open as long as it runs, also when its keeper is killed.
+    `lock`: a descriptor that CRIU has open as long as it runs, also when its keeper is killed. `size`: about how many
+    bytes it will write.
     """
     options = ("--leave-stopped", "--skip-in-flight", "--ghost-limit", str(GHOST_BYTES))
-    await _carry_out("dump", folder, lock, ["-t", str(pid), *options])
+    await _carry_out("dump", folder, lock, size, ["-t", str(pid), *options])
 
 
 async def restore(folder: Path, lock: int) -> None:
@@ -115,7 +118,8 @@ async def restore(folder: Path, lock: int) -> None:
 
     Raises CriuFailed: nothing is there, unless CRIU was killed.
     """
-    await _carry_out("restore", folder, lock, ["--restore-detached", "--leave-stopped"])
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    await _carry_out("restore", folder, lock, size, ["--restore-detached", "--leave-stopped"])
 
 
 async def try_out() -> str:
@@ -183,14 +187,18 @@ def capabilities(pid: int | str) -> int:
     return 0
 
 
-async def _carry_out(action: str, folder: Path, lock: int, options: Sequence[str]) -> None:
+async def _carry_out(action: str, folder: Path, lock: int, size: int, options: Sequence[str]) -> None:
     called, work = command(), folder.with_name(WORK)
     work.mkdir(mode=0o700, exist_ok=True)
     log = work / f"{action}.log"
     log.unlink(missing_ok=True)
     whole = [*called, action, "-D", str(folder), "-W", str(work), "-o", log.name, *COMMON]
     whole += [*_as_user(), *options]
-    status, said = await _run(whole, lock)
+    patience_s = PATIENCE_S + size / BYTES_A_SECOND
+    try:
+        status, said = await asyncio.wait_for(_run(whole, lock), patience_s)
+    except asyncio.TimeoutError:
+        raise CriuFailed(f"CRIU came to no end within {patience_s:.0f} s") from None
     if status < 0:
         raise CriuFailed(f"CRIU was ended by {signal.Signals(-status).name}")
     if status:

@@ -93,7 +93,7 @@ async def hibernate(
     manifest says beside.
     """
     on_step("check")
-    await _check(image, pid, bounds)
+    size = await _check(image, pid, bounds)
     times = [time.monotonic()]
     processes: list[ProcessName] = []
     try:
@@ -105,7 +105,7 @@ async def hibernate(
         times.append(time.monotonic())
         on_step("dump")
         with image.in_use() as lock:
-            await criu.dump(pid, image.process_folder, lock)
+            await criu.dump(pid, image.process_folder, lock, size)
         times.append(time.monotonic())
         on_step("finish")
         processes = tree.tree_of(pid)  # stopped now, so it is whole
@@ -130,8 +130,8 @@ async def hibernate(
     return manifest
 
 
-async def _check(image: Image, pid: int, bounds: Bounds) -> None:
-    """Raise CannotHibernate if it is known that it will not go well; nothing has been done yet."""
+async def _check(image: Image, pid: int, bounds: Bounds) -> int:
+    """Return about how many bytes there are to write. Raises CannotHibernate if it is known that it would fail."""
     try:
         await criu.check()
         needs = sum(resident_bytes([pid]).values())
@@ -141,6 +141,7 @@ async def _check(image: Image, pid: int, bounds: Bounds) -> None:
         raise CannotHibernate(str(error)) from None
     if objection:
         raise CannotHibernate(objection)
+    return needs
 
 
 async def wake(image: Image, on_step: OnStep = _no_step) -> ProcessName:

@@ -33,7 +33,7 @@ if __name__ == "__main__":
 
 import faults as f
 from light_kernels import HERE, LightKernel, LightMachine, Phase, Workload, state_of
-from sharing import CONTROLLER, gpu_mib
+from sharing import CONTROLLER, RESTORE_MIB, gpu_mib
 from waiting import NotInTime, wait_until
 
 from jupyter_affinode.node.model.backoff import JITTER, Backoff
@@ -62,8 +62,13 @@ WRITTEN_OF = {
     "spills": re.compile(r"^.*: [1-9].* written to disk in ", re.M),
     "failed spills": re.compile(r"^.*the spill of .* failed", re.M),
     "reads back from disk": re.compile(r"^.*: [1-9].* read from disk in ", re.M),
+    "hibernations": re.compile(r"^\S+ is hibernated$", re.M),
+    "refused hibernations": re.compile(r"^\S+ is not hibernated: ", re.M),
+    "wakes": re.compile(r"^\S+ is awake$", re.M),
+    "refused wakes": re.compile(r"^\S+ is not woken: ", re.M),
     "parts brought back": re.compile(r"^.*resume .* a part of it ", re.M),
 }
+REFUSED = re.compile(r"^\S+ is not (hibernated|woken): (.*)$", re.M)
 COPY_RATE = "200MiB"  # of the simulated link, so that moves last long enough to be hit
 LARGE_COPY_RATE = "1GiB"
 CALM_CELLS = 3  # of each kernel, where moves are that long
@@ -88,6 +93,7 @@ class Account:
     longest_recovery_s: float = 0.0
     calm_cells: int = 1  # of each kernel, in that time
     moves: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[tuple[str, str]] = field(default_factory=Counter)  # of hibernations and wakes
 
     def count(self, kind: str, state: str) -> None:
         self.hits.setdefault(kind, Counter())[state] += 1
@@ -102,6 +108,7 @@ class Account:
             where = ", ".join(f"{state} {count}" for state, count in sorted(states.items()))
             lines.append(f"  {kind:28} {sum(states.values()):5}   at {where}")
         lines.append("  " + ", ".join(f"{count} {what}" for what, count in self.moves.items()))
+        lines += [f"  not {what}, {count} times: {why}" for (what, why), count in self.refusals.most_common()]
         lines.append(
             f"{self.processes} kernels' processes ran {self.cells} cells and looked at"
             f" {self.words_checked / 1e6:.0f} million words: none wrong; no kernel lost, stuck or out of memory."
@@ -123,10 +130,13 @@ class Chaos:
         spill_dir: str = "",
         ballast_mib: int = 0,
         host_mib: int = 0,
+        images: str = "",
+        criu: str = "",
     ):
         """`spill_dir`: where parked memory goes when host memory is short, which it is then: `host_mib`.
 
-        `ballast_mib`: what each kernel has on the GPU beside the little that it works with.
+        `ballast_mib`: what each kernel has on the GPU beside the little that it works with. `images`: a folder on a
+        disk; kernels hibernate there. `criu`: how CRIU is called then.
         """
         self.machine = machine
         self.account = Account(seed)
@@ -136,7 +146,7 @@ class Chaos:
         # With a disk they have more, since less than LEAST_BYTES (policy/resources/disk.py) never goes there.
         mebibytes = 48 if spill_dir and not ballast_mib else 20
         # … and think for longer, so that kernels are idle that can change places with waiters.
-        think_ms = 4000 if ballast_mib else 1000 if spill_dir else 150
+        think_ms = 4000 if ballast_mib or images else 1000 if spill_dir else 150
         workload = Workload(mebibytes, think_ms, work_ms=5, ballast_mib=ballast_mib)
         spill_mib = ballast_mib or SPILL_MIB
         options = (f"--spill-dir={spill_dir}", f"--spill-limit-bytes={spill_mib << 20}") if spill_dir else ()
@@ -147,7 +157,10 @@ class Chaos:
             host_mib = host_mib or (kernels - worth) * parked_mib + BEGINS_WITH_MIB
         host_mib = host_mib or HOST_MIB
         rate = LARGE_COPY_RATE if ballast_mib else COPY_RATE
-        machine.simulate(f"{gpu_mib(kernels, worth, workload)}MiB", copy_rate=rate)
+        self.images = images
+        self.kinds = f.KINDS | f.HIBERNATING if images else f.KINDS
+        gpu = gpu_mib(kernels, worth, workload) + (RESTORE_MIB if images else 0)
+        machine.simulate(f"{gpu}MiB", copy_rate=rate)
         self.clocks = f.Clocks(machine.folder / "clocks")
         self.disk = f.Disk(Path(spill_dir) if spill_dir else None, machine.folder / "disk")
         machine.environment |= {
@@ -155,6 +168,8 @@ class Chaos:
             "CHAOS_BLOCK_S": str(block_s),
             "CHAOS_CLOCK": str(machine.folder / "clocks"),
             "CHAOS_DISK": str(machine.folder / "disk"),
+            "CHAOS_IMAGES": images,
+            "AFFINODE_CRIU": criu,
             "CHAOS_HOST_MIB": str(host_mib if spill_dir else 0),
             "LD_PRELOAD": str(compile_preloaded(machine.folder)),
             "PYTHONPATH": os.pathsep.join(
@@ -175,6 +190,7 @@ class Chaos:
 
         def candidates() -> list[LightKernel]:
             living = self.light.living()
+            living = [k for k in living if not k.is_away]
             return [k for k in living if not of_server or k.id.rpartition("-")[0] in self.light.servers]
 
         def look() -> list[LightKernel]:
@@ -245,8 +261,8 @@ class Chaos:
         source = random.Random(self.account.seed)
         began = time.monotonic()
         self.recover("the start")
-        for number, fault in enumerate(f.draw(source, count), 1):
-            state = f.KINDS[fault.kind][1](self, fault)
+        for number, fault in enumerate(f.draw(source, count, self.kinds), 1):
+            state = self.kinds[fault.kind][1](self, fault)
             self.account.count(fault.kind, state)
             until = time.monotonic() + gap_s * source.uniform(0, 2)
             self.light.wait(lambda until=until: time.monotonic() >= until, 60, "a moment", self.undo_due)
@@ -265,13 +281,18 @@ class Chaos:
         self.account.processes = len(boards)
         self.account.moves = self.moves_written_of()
         self.account.lasted_s = time.monotonic() - began
+        self.account.refusals = Counter(REFUSED.findall(self._light_log()))
         return self.account
 
     def moves_written_of(self) -> Counter[str]:
         """What all controllers wrote of moves."""
         folder = self.machine.socket.parent
         text = "".join(path.read_text(errors="replace") for path in folder.glob("node.log*"))
+        text += self._light_log()
         return Counter({what: len(pattern.findall(text)) for what, pattern in WRITTEN_OF.items()})
+
+    def _light_log(self) -> str:
+        return (self.machine.folder / "light.log").read_text(errors="replace")
 
     def undo_due(self) -> None:
         while self._due and self._due[0][0] <= time.monotonic():
@@ -341,7 +362,7 @@ def spill_folder(parent: str = DISK_FOLDER) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory(prefix="aff-spill-", dir=parent) as folder:
         inner = Path(folder) / "spill"  # which is taken away at times
-        inner.mkdir()
+        inner.mkdir(mode=0o700)
         yield str(inner)
 
 
@@ -358,6 +379,7 @@ def compile_preloaded(folder: Path) -> Path:
 def main() -> None:
     """The command line."""
     from conftest import new_machine
+    from fetched_criu import fetched_criu
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=1000)
@@ -375,10 +397,18 @@ def main() -> None:
     parser.add_argument(
         "--host-mib", type=int, default=0, help="host memory, where there is a disk; 0: a little too little"
     )
+    parser.add_argument(
+        "--hibernate", action="store_true", help="to disk, process and all, and back, beside all else"
+    )
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
-    with new_machine() as machine, spill_folder(given.spill_in) as spill_dir:
+    criu = fetched_criu() if given.hibernate else ""
+    with (
+        new_machine() as machine,
+        spill_folder(given.spill_in) as spill_dir,
+        spill_folder(DISK_FOLDER if given.hibernate else "") as images,
+    ):
         chaos = Chaos(
             machine,
             given.seed,
@@ -387,6 +417,8 @@ def main() -> None:
             spill_dir=spill_dir,
             ballast_mib=given.ballast,
             host_mib=given.host_mib,
+            images=images,
+            criu=criu,
         )
         try:
             print(chaos.run(given.faults, given.gap, lambda line: print(line, flush=True)))

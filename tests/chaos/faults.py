@@ -13,12 +13,14 @@ import random
 import signal
 import struct
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import floods
+from light_kernels import wish_path
 
 if TYPE_CHECKING:
     from chaos import Chaos
@@ -141,6 +143,39 @@ def flood_sockets(chaos: Chaos, fault: Fault) -> str:
     return state
 
 
+def hibernate_kernel(chaos: Chaos, fault: Fault) -> str:
+    """To disk, process and all, and back after up to three seconds; other faults hit it on its way."""
+    victim, state = chaos.aim(fault)
+    if victim is not None:
+        wish = wish_path(victim.board.path)
+        fresh = wish.with_suffix(".new")
+        fresh.write_text(str(3 * fault.amount))
+        fresh.rename(wish)
+    return state
+
+
+def kill_criu(chaos: Chaos, fault: Fault) -> str:
+    """In the midst of its work, if it comes to any in a while."""
+    marks = [os.fsencode(chaos.images)]
+
+    def at_work() -> list[int]:
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                command = path.read_bytes()
+                if b"criu" in command and all(mark in command for mark in marks):
+                    found.append(int(path.parent.name))
+        return found
+
+    deadline = time.monotonic() + 2
+    while not (pids := at_work()) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    time.sleep(0.1 * fault.amount)
+    for pid in pids:
+        send(pid, signal.SIGKILL)
+    return "at work" if pids else "idle"
+
+
 Inject = Callable[["Chaos", Fault], str]
 
 # How often each is drawn, beside the others.
@@ -158,10 +193,16 @@ KINDS: dict[str, tuple[int, Inject]] = {
 }
 
 
-def draw(source: random.Random, count: int) -> list[Fault]:
+HIBERNATING: dict[str, tuple[int, Inject]] = {
+    "hibernate a kernel": (40, hibernate_kernel),
+    "kill CRIU": (10, kill_criu),
+}
+
+
+def draw(source: random.Random, count: int, kinds_of: dict[str, tuple[int, Inject]] = KINDS) -> list[Fault]:
     """So many faults, every kind once at least if there are enough; the same for the same seed."""
-    names = list(KINDS)
-    weights = [KINDS[name][0] for name in names]
+    names = list(kinds_of)
+    weights = [kinds_of[name][0] for name in names]
     kinds = names[:count] + source.choices(names, weights, k=max(count - len(names), 0))
     source.shuffle(kinds)
     return [Fault(kind, source.choice(AIMS), source.random(), source.randrange(1 << 16)) for kind in kinds]

@@ -269,7 +269,7 @@ static void *follow_server(void *unused)
 
 	(void)unused;
 	CHECK(server != NULL);
-	while (getppid() == atoi(server))
+	while (kill(atoi(server), 0) == 0) /* not its parent any more, once it was woken from an image */
 		usleep(POLL_PARENT_US);
 	_exit(0);
 }

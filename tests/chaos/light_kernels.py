@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import mmap
 import os
@@ -23,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 PAGE_NAMES = ("memfd:affinode-page", "memfd:fake-page")
 PAGE_STATE_AT = 16  # of struct affinode_page
+AWAY, HERE_AGAIN = b"away", b"here"
 RESIDENCIES = ("none", "resident", "parking", "parked", "queued", "resuming", "lost")  # enum affinode_state
 
 
@@ -96,6 +98,16 @@ class BoardSeen:
     problem: str
 
 
+def incarnation_path(board: Path) -> Path:
+    """Where a kernel's server says whether it is in an image."""
+    return board.with_name(f".{board.name}.incarnation")
+
+
+def wish_path(board: Path) -> Path:
+    """A file by which its server is asked to hibernate it, and to wake it again after as many seconds as it says."""
+    return board.with_name(f".{board.name}.wish")
+
+
 class LightKernel:
     """One process of a light kernel; a restart of it is another one."""
 
@@ -105,6 +117,7 @@ class LightKernel:
         self.generation = int(generation)
         self.may_die = False  # it was killed, or its server
         self._page: mmap.mmap | None = None
+        self._incarnation = b""
 
     def __repr__(self) -> str:
         return f"{self.id}.{self.generation}"
@@ -115,12 +128,31 @@ class LightKernel:
 
     @property
     def lives(self) -> bool:
-        """Whether its process is there (a zombie is not)."""
+        """Whether its process is there (a zombie is not), or it is in an image."""
         pid = self.pid
-        return pid == 0 or state_of(pid) not in ("", "Z")
+        return pid == 0 or any(
+            (state_of(pid) not in ("", "Z"), self.is_away, state_of(pid) not in ("", "Z"))
+        )  # in that order: it is woken before that is said
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it is in an image, or about to be."""
+        return self.incarnation.startswith(AWAY)
+
+    @property
+    def incarnation(self) -> bytes:
+        """What its server says: whether it is away, and the how many-eth process it is."""
+        with contextlib.suppress(OSError):
+            return incarnation_path(self.board.path).read_bytes()
+        return b""
 
     def residency(self) -> str:
         """The state in its page, as its shim says it this moment; "none" before there is a page."""
+        if (incarnation := self.incarnation) != self._incarnation:
+            self.close()
+            self._incarnation = incarnation
+        if incarnation.startswith(AWAY):
+            return "hibernated"
         if self._page is None:
             self._page = _map_page(self.pid)
         if self._page is None:

@@ -8,6 +8,7 @@ when all its kernels have ended by themselves.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -15,6 +16,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -24,17 +26,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from live_machine import UnixConnection
 
 from jupyter_affinode import environment
-from jupyter_affinode.client.errors import ControllerUnavailable
+from jupyter_affinode.client.errors import ControllerRefused, ControllerUnavailable
+from jupyter_affinode.client.kernel_messages import KernelMessages
 from jupyter_affinode.client.starting import ensure_controller
+from jupyter_affinode.hibernation import hibernate as images
+from jupyter_affinode.hibernation.hibernate import CannotHibernate, CannotWake
+from jupyter_affinode.hibernation.image import Image
+from jupyter_affinode.hibernation.store import image_of
+from jupyter_affinode.keeping.processes import Adopted
 from jupyter_affinode.provisioning.preload import manage
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from light_kernels import Board, Phase
+from light_kernels import AWAY, HERE_AGAIN, Board, Phase, incarnation_path, wish_path
 
 ROUND_S = 0.02
 ASK_TIMEOUT_S = 2.0
 LOOK_EVERY_S = 0.5
+PATIENCE_S = (
+    10.0  # until a kernel can leave the GPU: not in its first three seconds, nor in the midst of a move
+)
 START_AGAIN_S = 0.5  # after a controller could not be started or asked
 
 
@@ -44,9 +55,11 @@ class Kernel:
     def __init__(self, kernel_id: str, number: int):
         self.id, self.number = kernel_id, number
         self.generation = 0
-        self.process: subprocess.Popen[bytes]
+        self.process: subprocess.Popen[bytes] | Adopted
         self.board: Board
         self.told: tuple[int, bool] | None = None  # which cell, whether it was open
+        self.sleep: threading.Thread | None = None  # in which it is hibernated and woken again
+        self.sleeps = 0
 
     @property
     def cell(self) -> tuple[int, bool]:
@@ -67,7 +80,10 @@ class LightServer:
         self.ask_again_at = self.look_at = 0.0
         self.kernels = [Kernel(f"{self.name}-{number}", number) for number in range(int(count))]
         self.environment = dict(os.environ) | {"LIGHT_SERVER": str(os.getpid())}
-        manage(self.environment, "", [self.program], python=False, server=True)
+        images = self.environment.get("CHAOS_IMAGES", "")
+        self.images = Path(images) if images else None
+        depth = "context" if images else None
+        manage(self.environment, "", [self.program], python=False, server=True, depth=depth)
 
     def serve(self) -> None:
         """Until every kernel has ended."""
@@ -94,8 +110,16 @@ class LightServer:
 
     def look_after(self, kernel: Kernel) -> None:
         """Start it again if it died, as a Jupyter server does; forget it if it ended by itself."""
+        if kernel.sleep is not None:
+            if kernel.sleep.is_alive():
+                kernel.process.poll()  # its process, which has ended, is not to keep its number
+                return
+            kernel.sleep = None
         status = kernel.process.poll()
         if status is None:
+            if self.images is not None and wish_path(kernel.board.path).exists():
+                kernel.sleep = threading.Thread(target=self.hibernate, args=(kernel,), daemon=True)
+                kernel.sleep.start()
             return
         print(f"{kernel.id}.{kernel.generation} ended with {status}", flush=True)
         if kernel.board.seen.phase is Phase.ENDED:
@@ -103,6 +127,58 @@ class LightServer:
             return self.ask("DELETE", f"/kernels/{kernel.id}")
         kernel.generation += 1
         self.start(kernel)
+
+    def hibernate(self, kernel: Kernel) -> None:
+        """Put it into an image for a while, and wake it."""
+        assert self.images is not None
+        wish = wish_path(kernel.board.path)
+        asleep_s = float(wish.read_text())
+        wish.unlink()
+        try:
+            asyncio.run(self.have_sleep(kernel, image_of(self.images, kernel.id), asleep_s))
+        except CannotHibernate as refused:
+            print(f"{kernel.id}.{kernel.generation} is not hibernated: {refused}", flush=True)
+        say_incarnation(kernel, HERE_AGAIN)
+
+    async def have_sleep(self, kernel: Kernel, image: Image, asleep_s: float) -> None:
+        """Do so. A wake that is refused is tried again: its image stays."""
+
+        async def leave_gpu(folder: Path) -> bool:
+            end = time.monotonic() + PATIENCE_S
+            while True:
+                try:
+                    if (count := await asyncio.to_thread(KernelMessages(kernel.id).hibernate, folder)) > 0:
+                        return bool(count)
+                    error: Exception = CannotHibernate("the controller does not know its process yet")
+                except (ControllerRefused, ControllerUnavailable) as refused:
+                    error = refused
+                if time.monotonic() > end:
+                    raise CannotHibernate(str(error)) from None
+                await asyncio.sleep(START_AGAIN_S)
+
+        manifest = await images.hibernate(
+            image,
+            kernel.process.pid,
+            leave_gpu,
+            lambda: say_incarnation(kernel, AWAY),
+            record={"kernel_id": kernel.id},
+            undelivered={},
+        )
+        print(f"{kernel.id}.{kernel.generation} is hibernated", flush=True)
+        await asyncio.sleep(asleep_s)
+        while True:
+            try:
+                kernel.process = Adopted(await images.wake(image))
+                break
+            except CannotWake as refused:
+                print(f"{kernel.id}.{kernel.generation} is not woken: {refused}", flush=True)
+                await asyncio.sleep(START_AGAIN_S)
+            except ProcessLookupError:
+                image.not_woken()  # it was killed at once
+        image.let_back()
+        assert manifest.has_cuda
+        kernel.sleeps += 1
+        print(f"{kernel.id}.{kernel.generation} is awake", flush=True)
 
     def tell(self) -> None:
         """Tell the controller what changed, or everything if it is another one."""
@@ -163,6 +239,14 @@ class LightServer:
             self.ask_again_at = time.monotonic() + START_AGAIN_S
         finally:
             connection.close()
+
+
+def say_incarnation(kernel: Kernel, where: bytes) -> None:
+    """Say whether it is in an image: before its process ends, and after it was woken."""
+    path = incarnation_path(kernel.board.path)
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(b"%s %d" % (where, kernel.sleeps))
+    fresh.rename(path)
 
 
 if __name__ == "__main__":

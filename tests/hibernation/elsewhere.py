@@ -87,6 +87,7 @@ def refused(kernel: LoneKernel) -> None:
 def ask_for_root(kernel: LoneKernel) -> None:
     """Ask in the image for the rights of root, signed with the user's own key: nothing gets them."""
     kernel.load()
+    kernel.environment["CRIU_PATIENCE_S"] = "5"
     kernel.start_keeper()
     written = {path: path.read_bytes() for path in (kernel.image / "process").glob("core-*.img")}
     manifest = (kernel.image / "manifest.json").read_bytes()

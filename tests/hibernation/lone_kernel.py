@@ -39,7 +39,7 @@ os.execvpe(command[0], command, environ)
 """
 # A keeper that stops where a file says, until another file is there.
 KEEPER = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from jupyter_affinode.hibernation import hibernate as images
 folder = Path(sys.argv[1])
@@ -58,6 +58,7 @@ def stopping(function, which):
         return await function(*arguments, on_step=step, **others)
     return instead
 
+images.criu.PATIENCE_S = float(os.environ.get("CRIU_PATIENCE_S", images.criu.PATIENCE_S))
 images.hibernate = stopping(images.hibernate, "hibernate")
 images.wake = stopping(images.wake, "wake")
 from jupyter_affinode.keeping.keeper import main
@@ -181,7 +182,8 @@ class LoneKernel:
         """Assert that it is what it was, its GPU memory too, and that it ran each cell once."""
         self.cells += 1
         said = self.run(NEXT_CELL if self.uses_gpu else NEXT_CELL.replace("block.checksum()", "0"))
-        assert [int(word) for word in said.split()] == [self.pid, self.kept, self.checksum, self.cells], said
+        words = said.splitlines()[-1].split()  # before that it may say that it waits for the GPU
+        assert words == [str(each) for each in (self.pid, self.kept, self.checksum, self.cells)], said
 
     def kill_kernel(self) -> None:
         """Kill all of its processes."""

@@ -246,6 +246,10 @@ def test_why_an_image_cannot_be_woken_is_said_before_anything_is_done(store, mon
             "/usr/lib/y.so was changed",
         ),
         ("(00.01) Error (criu/image.c:1): write: No space left on device", "the disk is full"),
+        (
+            "(00.02) 8408: Error (criu/file-lock.c:661): Can not set ofd lock!",
+            "another program has locked a file",
+        ),
         ("(00.01) Error (criu/new.c:1): something new", "CRIU says: Error (criu/new.c:1): something new"),
         ("", "CRIU says: it says nothing"),
     ],

@@ -251,11 +251,16 @@ struct sim_process *machine_find(int32_t pid)
 	return NULL;
 }
 
+/* A process that is woken from an image has the lock on its record again, so no other should have taken that meanwhile: each
+ * process begins to look at a place of its own.  */
 static struct sim_process *free_record(void)
 {
-	for (unsigned i = 0; i < SIM_MAX_PROCESSES; i++)
-		if (!mapped->processes[i].pid)
-			return &mapped->processes[i];
+	for (unsigned i = 0; i < SIM_MAX_PROCESSES; i++) {
+		struct sim_process *process = &mapped->processes[((unsigned)getpid() + i) % SIM_MAX_PROCESSES];
+
+		if (!process->pid)
+			return process;
+	}
 	return NULL;
 }
 
