@@ -237,7 +237,7 @@ class Controller:
         able = [
             each
             for each in self.state.kernels.values()
-            if each.may_hibernate and not each.is_hibernated and not each.cell.is_open
+            if each.may_hibernate and not each.is_hibernated  # a server refuses where a cell runs
         ]
         if self._ends_at is not None or not (within_s and able):
             self.finished.set()

@@ -121,6 +121,9 @@ COMMANDS: dict[str, Command] = {
     ),
     "jupyter affinode plan": run(Place.USER, "jupyter affinode plan --days 1"),
     "jupyter affinode plan --gpus 8 --users 60": run(Place.USER),
+    "jupyter affinode plan --gpus 8 --users 60 --hibernate-after 0": run(
+        Place.USER, "jupyter affinode plan --days 1 --hibernate-after 0"
+    ),
     "jupyter affinode plan --gpus 8 --search 5 --set idle_timeout_s=60": run(Place.USER),
     "jupyter affinode plan --trace cells.csv --bench bench.json": run(
         Place.USER,  # it refuses speeds of a simulated GPU

@@ -22,11 +22,11 @@ CASES = {
 }
 
 
-def test_kernels_that_could_hibernate_are_about_as_much_work_as_others_where_host_memory_is_short():
+def test_kernels_that_are_all_to_hibernate_are_hardly_more_work_than_others():
     settings = SETTINGS.changed(**CASES["short of host memory"])
     node = crowded_node(1000, 64, 300, full=False)
     able = replace(node, kernels=tuple(replace(each, hibernates_after_s=600.0) for each in node.kernels))
-    assert work_of(decide, NOW, able, settings) < 1.2 * work_of(decide, NOW, node, settings)
+    assert work_of(decide, NOW, able, settings) < 1.5 * work_of(decide, NOW, node, settings)
 
 
 @pytest.mark.parametrize("full", [True, False])

@@ -151,6 +151,15 @@ def test_a_kernel_is_found_by_id_path_name_or_beginning():
             find_kernel(kernels, nothing)
 
 
+def test_status_says_what_a_hibernated_kernel_takes_on_disk_and_nothing_of_ram():
+    size = {"parked_bytes": 12 * GIB, "disk_bytes": 12 * GIB}
+    row, note = kernel_table(
+        [kernel("aab1", path="a.ipynb", residency="hibernated", image_bytes=9 * GIB, **size)]
+    ).splitlines()[1:]
+    assert row.split() == ["aab1", "a.ipynb", "Hibernated", "-", "-", "-", "-"]
+    assert note.strip() == "its image is 9 GiB on disk"
+
+
 def test_the_table_names_what_stays_on_the_gpu_and_why_nothing_was_parked():
     fixed = [{"reason": "managed", "bytes": 2**30, "text": "managed memory"}]
     shown = kernel("aab1", path="a.ipynb", residency="parked", parked_bytes=12 * GIB, copy_bytes=12 * GIB)

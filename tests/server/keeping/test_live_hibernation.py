@@ -15,6 +15,7 @@ import pytest
 from gpu_cells import SETUP
 from live_server import ENDLESS, JupyterServer, exists
 from tab import Tab
+from waiting import wait_until
 
 KEEP = "--AffinodeExtension.keep_kernels=all"
 
@@ -421,6 +422,30 @@ def test_what_is_on_the_gpu_comes_back_with_the_next_cell(server):
 
 
 @pytest.mark.long
+def test_kernels_hibernate_on_a_controller_of_all_users_too(server):
+    """Which refuses context depth: the context leaves the GPU for the image alone, and RESUME brings it back."""
+    own = wait_until(server.machine.node)["controller"]["pid"]
+    server.stop()
+    os.kill(own, signal.SIGTERM)
+    wait_until(lambda: not exists(own))
+    server.machine.simulate("4GiB")
+    server.machine.start_controller("--system", "--settle=0.1", patient=True)
+    assert server.machine.node()["controller"]["system"]
+    server.start()
+
+    async def story(tab: Tab) -> None:
+        before = await result(tab, f"{SETUP}\nblock = Block(24, seed=7)\nprint(block.checksum())")
+        await moved(server, tab.kernel_id, "hibernate")
+        known = server.machine.kernel(tab.kernel_id)
+        await until(lambda: server.machine.kernel(tab.kernel_id)["image_bytes"])
+        assert (known["residency"], known["parked_bytes"]) == ("hibernated", 24 << 20)
+        assert await result(tab, "print(block.checksum())") == before
+        assert server.machine.kernel(tab.kernel_id)["residency"] == "resident"
+
+    with_tab(server, story)
+
+
+@pytest.mark.long
 def test_a_parked_kernel_hibernates_by_itself(server):
     server.stop()
     server.machine.simulate("4GiB")
@@ -430,6 +455,28 @@ def test_a_parked_kernel_hibernates_by_itself(server):
     async def story(tab: Tab) -> None:
         before = await result(tab, f"{SETUP}\nblock = Block(24, seed=7)\nprint(block.checksum())")
         await until(lambda: server.machine.kernel(tab.kernel_id)["image_bytes"])
+        assert await result(tab, "print(block.checksum())") == before
+
+    with_tab(server, story)
+
+
+@pytest.mark.long
+def test_a_controller_that_is_told_to_end_has_all_kernels_hibernate_at_once(server):
+    """They are woken with the next controller. One of them holds GPU memory, and is parked for that."""
+    server.stop()
+    server.machine.simulate("4GiB")
+    server.start("--AffinodeExtension.hibernate_at_end_s=60")
+    others = [server.start_kernel(path=f"{number}.ipynb") for number in range(2)]
+    for other in others:
+        other.close()
+
+    async def story(tab: Tab) -> None:
+        before = await result(tab, f"{SETUP}\nblock = Block(24, seed=7)\nprint(block.checksum())")
+        controller = server.machine.node()["controller"]["pid"]
+        os.kill(controller, signal.SIGTERM)
+        await until(lambda: not exists(controller))
+        assert "the controller ends: 3 kernels are hibernated\n" in server.machine.controller_log()
+        assert len(images(server)) == 3
         assert await result(tab, "print(block.checksum())") == before
 
     with_tab(server, story)
