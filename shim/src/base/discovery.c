@@ -16,7 +16,7 @@
 
 #define PLACES 3
 
-/* The folder of AFFINODE_SOCKET's file.  */
+/* Copy the folder of AFFINODE_SOCKET's file.  */
 static int folder_of(char *folder, size_t size, const char *socket)
 {
 	const char *slash = strrchr(socket, '/');
@@ -28,7 +28,8 @@ static int folder_of(char *folder, size_t size, const char *socket)
 	return 0;
 }
 
-/* A folder that another user made, or may write to, will not do.  */
+/* Return 0 if the folder is this user's and no other user may enter it, else a negative errno: another user could put a socket
+ * there.  */
 static int check_private(const char *folder)
 {
 	struct stat st;
@@ -39,7 +40,7 @@ static int check_private(const char *folder)
 	return S_ISDIR(st.st_mode) && st.st_uid == geteuid() && !(st.st_mode & 077) ? 0 : -EPERM;
 }
 
-/* What the provisioner found, which may be elsewhere where /tmp was not to be had.  */
+/* Copy the folder that the provisioner found, which is not in /tmp where no private folder could be made there.  */
 static int named_folder(char *folder, size_t size)
 {
 	const char *named = environment_noted(AFFINODE_ENV_FOLDER);
@@ -75,7 +76,8 @@ int discovery_folder(unsigned place, char *folder, size_t size)
 	return 0;
 }
 
-/* client/starting.py and supervisor.py hold a lock on the file, mostly a shared one, until the controller listens.  */
+/* Return whether a controller is being started for that folder: client/starting.py and supervisor.py hold a lock on this file,
+ * mostly a shared one, until it listens.  */
 static bool is_started_in(const char *folder)
 {
 	char path[256];

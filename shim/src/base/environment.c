@@ -17,8 +17,8 @@ const char *environment_now(const char *name)
 	return secure_getenv(name);
 }
 
-/* A child that was forked before the shim began starts anew; what was noted before is never given back, since any
- * thread may have it.  */
+/* It may be called again, in a child that was forked before the shim began. Strings of before are not freed, since any thread
+ * may have one.  */
 void environment_note(void)
 {
 	for (size_t i = 0; i < sizeof(noted) / sizeof(noted[0]); i++) {

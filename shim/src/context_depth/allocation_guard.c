@@ -54,7 +54,7 @@ static void unshare_all(uint64_t shared)
 			gpu_unshare(device_at(i)->uuid);
 }
 
-/* The device whose memory is taken; NULL: unknown, or none of a device.  */
+/* Return the device whose memory the call takes; NULL if that is not known, or it takes none.  */
 static struct device *device_meant(unsigned what, const CUmemAllocationProp *prop)
 {
 	struct context *context;
@@ -82,7 +82,8 @@ static bool takes_much(unsigned what, uint64_t bytes)
 	return what & (TRAIT_TAKES_CONTEXT | TRAIT_TAKES_SOME);
 }
 
-/* Of the device meant, or of all that may be.  */
+/* Share the lock of the device that the call means, or, where that is not known, those of all devices. Return false if one
+ * could not be had.  */
 static bool share_for(unsigned what, uint64_t bytes, const CUmemAllocationProp *prop, uint64_t *shared)
 {
 	struct device *device;
@@ -108,8 +109,9 @@ static void note(unsigned what, bool done)
 		shadows_forget_contexts();
 }
 
-/* Past the lock, as far as is known. The holder looks again before it counts on the room that it has seen, but cannot
- * while it restores: for that there must be memory left all the same.  */
+/* Return whether an allocation that did not get the lock leaves enough for the process that holds it. That process looks again
+ * before it counts on the room that it has seen, but cannot while the driver restores it: for that time there must be memory
+ * left.  */
 static bool leaves_enough(unsigned what, uint64_t bytes)
 {
 	size_t free_bytes, total;

@@ -80,13 +80,13 @@ void books_open(void)
 	gate_wake_waiters();
 }
 
-/* What a call gets while the process is off the GPU.  */
+/* What becomes of a call while the process is off the GPU.  */
 enum meanwhile { WAITS, IS_PUT_OFF, IS_DONE, MAKES_EVENT, ASKS_FOR_END };
 
 static bool is_copy; /* forked while the driver held its parent */
 
-/* The process is about to end while it is off the GPU. Nothing of its runs there, and what it gives back goes with it.
- * PyTorch makes events for what it frees, in destructors, where an error ends it by SIGABRT (seen on an H200).  */
+/* Answer a call of a process that is about to end while it is off the GPU: it has no work there, and whatever it frees goes
+ * with it. PyTorch makes events for what it frees, in destructors, where an error ends it by SIGABRT (seen on an H200).  */
 static bool ends_with_process(const struct thunk_target *target, W a0)
 {
 	if (is_copy || !atomic_load(&gate.dying) || target->what == WAITS)

@@ -107,7 +107,7 @@ struct device *checkpoint_only_device(enum reason *why)
 	return device;
 }
 
-/* Its copy of the driver's state may be the held one: calls must not come to it.  */
+/* In the child of a fork: its copy of the driver's state may be that of a held process, so calls must not come to the driver.  */
 void context_depth_begin_again(void)
 {
 	if (atomic_load(&is_started) && checkpoint_is_asked())

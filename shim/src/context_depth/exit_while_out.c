@@ -46,7 +46,7 @@ static unsigned long long steps_made(void)
 	return total;
 }
 
-/* A thread that runs makes steps without sleeping.  */
+/* Return whether the thread sleeps: one that runs makes steps between two looks.  */
 static bool is_asleep(void)
 {
 	char path[64], text[512], state = 'R';
@@ -63,12 +63,13 @@ static bool is_asleep(void)
 	return state == 'S' || state == 'D';
 }
 
-/* Where it waits in the kernel; zeros: nowhere that a driver holds a call.  */
+/* Where in the kernel the thread waits; zeros if that is nowhere that a driver holds a call.  */
 struct place {
 	unsigned long long what, stack, code;
 };
 
-/* Not reading or writing: a process that writes a long file at its end is found at one place, too.  */
+/* Return whether the system call is a wait. Reading and writing are none: a process that writes a long file at its end is found
+ * at one place, too.  */
 static bool is_a_wait(long call)
 {
 #ifdef SYS_poll
@@ -97,8 +98,8 @@ static struct place place_now(void)
 	return place;
 }
 
-/* How often it was found waiting there since it was found waiting elsewhere. Found running, it may be on its way in
- * again, after a signal.  */
+/* Look once more, and return how often the thread was found waiting at this place since it was found at another. If it is found
+ * running, nothing is concluded: it may be on its way into the same wait again, after a signal.  */
 static unsigned looks_in_place(void)
 {
 	static struct place before;
@@ -134,13 +135,14 @@ static void start(void *(*body)(void *))
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-/* The driver may be at its checkpoint still: it takes seconds for what stays in its own hands.  */
+/* Return whether the driver holds the process, or is about to: its checkpoint takes seconds for memory that only it can move.  */
 static bool is_held(void)
 {
 	return checkpoint_is_out() || books_are_closed();
 }
 
-/* What exit would still have done is flushed, by the thread that gets through with it.  */
+/* End the process once its exit makes no progress: flush what exit would still have flushed, and have another thread end the
+ * process if that hangs.  */
 static void *watch(void *unused)
 {
 	unsigned long long before = 0;

@@ -69,7 +69,7 @@ static bool is_under_mps(const struct device *device)
 	       (driver.cuDeviceGetAttribute(&mps, MPS_ENABLED, device->ordinal) == CUDA_SUCCESS && mps);
 }
 
-/* What forbids it now, while the driver still answers; NO_REASON: nothing.  */
+/* Return what forbids context depth now, asked while the driver still answers; NO_REASON if nothing does.  */
 static enum reason objection(struct device **device)
 {
 	enum reason why = checkpoint_refusal();
@@ -127,7 +127,7 @@ static uint64_t bytes_to_come_back(const struct gpu_memory *before, const struct
 	return bytes > least ? bytes : least;
 }
 
-/* The driver's Lock and Checkpoint; NO_REASON, or why not: then the process runs as before.  */
+/* Make the driver's Lock and Checkpoint. Return NO_REASON, or why they failed: then the process runs as before.  */
 static enum reason hold(void)
 {
 	struct checkpoint_lock_arguments arguments = {.timeout_ms = LOCK_TIMEOUT_MS};
@@ -154,7 +154,7 @@ static enum reason hold(void)
 	return REASON_NOT_CHECKPOINTED;
 }
 
-/* Host memory that the driver takes for what is still on the GPU: it fills a buffer of that size.  */
+/* Return the host memory that the driver takes for what is still on the GPU: it fills a buffer of that size.  */
 static uint64_t image_bytes(const struct device *device, const struct gpu_memory *before)
 {
 	uint64_t bytes = CONTEXT_BYTES;

@@ -28,7 +28,7 @@ struct restore_arguments {
 };
 _Static_assert(sizeof(struct restore_arguments) == 64, "CUcheckpointRestoreArgs");
 
-/* Of the last look: the mover's, and before there is one the application's thread's.  */
+/* The GPUs as of the last look. They are the mover's; before there is a mover, the application's thread's.  */
 static struct gpu_listed gpus[GPUS_LISTED];
 static unsigned gpu_count;
 static struct gpu_pair pairs[GPUS_LISTED];
@@ -42,7 +42,7 @@ static const struct gpu_listed *find(const uint8_t uuid[16])
 	return NULL;
 }
 
-/* Why no process can go from one to the other.  */
+/* Return why no process can go from one GPU to the other; NO_REASON if it can.  */
 static enum reason unlike(const struct gpu_listed *from, const struct gpu_listed *to)
 {
 	if (strcmp(from->name, to->name) != 0)
@@ -77,7 +77,7 @@ void migration_start(void)
 	migration_set_possible(found);
 }
 
-/* Memory of this process, or access to it, belongs to more than this one of its devices.  */
+/* Return whether memory of this process, or access to it, belongs to another of its devices too.  */
 static bool spreads(const struct device *device)
 {
 	struct block_bytes bytes[AFFINODE_MAX_GPUS] = {{0, 0}};
@@ -144,7 +144,8 @@ void migration_restored(struct device *device, const uint8_t to[16])
 	shadow_devices_moved();
 }
 
-/* Where driver and Restore disagree, NVML decides, if it tells processes apart (in containers it need not).  */
+/* Return whether NVML sees this process on that GPU: it decides where the driver and Restore disagree. In containers NVML may
+ * not tell processes apart.  */
 static bool is_seen_on(const uint8_t uuid[16])
 {
 	const struct gpu_listed *gpu = gpu_memory_list(CONFIRM_NS, gpus, &gpu_count) ? NULL : find(uuid);

@@ -45,7 +45,7 @@ static uint64_t bytes_needed(void)
 	return all > sure ? all : sure;
 }
 
-/* On the GPU `to`, or where it was (NULL).  */
+/* Check that the GPU `to`, or the one where it was (NULL), has room for the context and what follows.  */
 static enum affinode_status check_room(const uint8_t *to, char *why, size_t size)
 {
 	const uint8_t *gpu = to ? to : checkpoint_left.device->uuid;
@@ -81,7 +81,7 @@ static enum affinode_status lost(char *why, size_t size)
 	return AFFINODE_FAILED;
 }
 
-/* A look that has just been made.  */
+/* Check the same with a look at the GPU that has just been made.  */
 static enum affinode_status check_room_just_now(const uint8_t *to, char *why, size_t size)
 {
 	for (int i = 0; i < LOOKS; i++) {
@@ -95,7 +95,8 @@ static enum affinode_status check_room_just_now(const uint8_t *to, char *why, si
 	return to ? AFFINODE_REFUSED : AFFINODE_NO_GPU_ROOM;
 }
 
-/* The driver's Restore where there is room for it. Anything but AFFINODE_OK: it is held as before, or lost.  */
+/* Have the driver restore the process where there is room for it. Unless the result is AFFINODE_OK, the process is held as
+ * before, or lost.  */
 static enum affinode_status restore(const uint8_t *to, char *why, size_t size)
 {
 	uint64_t begin = clock_ns(), looked;
@@ -124,7 +125,7 @@ static enum affinode_status restore(const uint8_t *to, char *why, size_t size)
 	return to && state == PROCESS_CHECKPOINTED ? AFFINODE_REFUSED : AFFINODE_FAILED;
 }
 
-/* The driver's Restore and Unlock, from whatever state an attempt before this one left.  */
+/* Have the driver restore and unlock the process, from whatever state an attempt before this one left.  */
 static enum affinode_status let_go(const uint8_t *to, char *why, size_t size)
 {
 	int state = checkpoint_state();
@@ -158,7 +159,7 @@ static enum affinode_status let_go(const uint8_t *to, char *why, size_t size)
 	return state == PROCESS_FAILED ? lost(why, size) : AFFINODE_FAILED;
 }
 
-/* The driver holds nothing: whether the process uses that GPU alone.  */
+/* Return whether the process uses that GPU alone. Called while the driver does not hold it.  */
 static bool is_on(const uint8_t *gpu)
 {
 	enum reason why = NO_REASON;
@@ -167,7 +168,8 @@ static bool is_on(const uint8_t *gpu)
 	return device && !why && memcmp(device->uuid, gpu, 16) == 0;
 }
 
-/* That GPU's lock alone: others come back on theirs meanwhile. Where its file was removed, all of them, made anew.  */
+/* Lock that GPU alone, so that others may resume on theirs meanwhile; where its file was removed, lock all GPUs, with new
+ * files. Return 0 or -EBUSY.  */
 static int lock_to_come_back(const uint8_t *gpu)
 {
 	int error = checkpoint_lock_gpus(gpu, LOCK_TO_COME_BACK_NS);

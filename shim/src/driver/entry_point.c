@@ -12,7 +12,7 @@ static const struct entry_point entry_points[] = {
 };
 #define ENTRY_POINTS (sizeof(entry_points) / sizeof(entry_points[0]))
 
-/* The first `length` characters of `name` as a name.  */
+/* Find the entry point whose name is the first `length` characters of `name`.  */
 static const struct entry_point *find(const char *name, size_t length)
 {
 	size_t low = 0, high = ENTRY_POINTS;

@@ -14,7 +14,7 @@ typedef void *(*dlsym_fn)(void *, const char *);
 /* Called by dlsym.S for names that are not ours, after it has been set by find_dlsyms.  */
 __attribute__((visibility("hidden"))) dlsym_fn affinode_next_dlsym;
 
-/* libc's own.  */
+/* The dlsym of libc itself.  */
 static dlsym_fn libc_dlsym;
 
 /* The versions under which libc has dlsym, 2.34 only if it is that new: what is not found costs libc a malloc for the words of
@@ -28,8 +28,8 @@ static const char *const versions[] = {
 	"GLIBC_2.34",
 };
 
-/* Without a function that a sanitizer hooks: it may ask while it is being initialised. "2.34" has four characters, as has each
- * version from 2.10 to 2.99.  */
+/* Return how many of these versions this libc has. No function is called that a sanitizer hooks, since it may ask while it is
+ * being initialised: "2.34" has four characters, as has each version from 2.10 to 2.99.  */
 static unsigned known_versions(void)
 {
 	const char *version = gnu_get_libc_version ? gnu_get_libc_version() : "2.17";
@@ -57,7 +57,8 @@ static bool is_libcs(dlsym_fn fn)
 	return is_same_object((void *)fn, (void *)dladdr);
 }
 
-/* One that comes after us under a version, libc's or not; NULL: none. We do not export dlvsym, so it does not come back to ours.  */
+/* Return libc's dlsym, or the next one of another library that has a version; NULL if there is none. The shim exports no
+ * dlvsym, so the search does not come back to its own.  */
 static dlsym_fn versioned_dlsym(bool of_libc)
 {
 	dlsym_fn fn;
@@ -158,7 +159,7 @@ bool resolve_is_scope(const void *handle)
 	return handle == RTLD_DEFAULT || handle == RTLD_NEXT;
 }
 
-/* The next in line first, so that others before the library are not passed by.  */
+/* Look first at what comes next after the shim, so that libraries which stand before the driver are not passed by.  */
 void *resolve_real(struct library *library, void *handle, const char *name)
 {
 	void *real = handle == RTLD_NEXT ? NULL : resolve_next(handle, name), *loaded;

@@ -10,7 +10,8 @@
 #define PLACES 1024u /* more than a program resolves; names without a place are not counted */
 #define COUNT_LIMIT_NS (60 * S_NS)
 
-/* A place is a name's for good, found by the address of its text: one name may have several.  */
+/* Counts by name. A place belongs to a name for good, and is found by the address of the name's text: one name may have several
+ * places.  */
 static struct place {
 	_Atomic(const char *) name;
 	_Atomic uint64_t calls;
@@ -62,7 +63,7 @@ static const char *shown(const char *name)
 	return strncmp(name, "on_", 3) == 0 ? name + 3 : name;
 }
 
-/* Add to the list, which is in order, the most called first.  */
+/* Add an entry point to the page's list, which has the most called first.  */
 static void take(struct affinode_page *page, const char *name, uint64_t calls)
 {
 	struct affinode_entry_point *points = page->entry_points;

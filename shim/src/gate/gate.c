@@ -126,8 +126,8 @@ void gate_sum_calls(uint64_t calls[AFFINODE_CLASSES])
 			calls[i] += atomic_load_explicit(&slot->calls[i], memory_order_relaxed);
 }
 
-/* The order that gate_enter leaves to the closer: after this, every thread either shows in its slot or sees the gate
- * closed.  */
+/* Order all threads' stores and loads, which gate_enter leaves to the thread that closes: after this, each thread either shows
+ * in its slot that it is inside, or sees the gate closed.  */
 static int order_all_threads(void)
 {
 	if (atomic_load(&gate.word) & GATE_FENCED) {
@@ -142,7 +142,8 @@ static int order_all_threads(void)
 	return -EBUSY;
 }
 
-/* `patience_ns` for those inside; from when a call is kept waiting, `drain_ns`.  */
+/* Close the gate. Calls inside have `patience_ns` to leave, but only `drain_ns` from the moment that another call waits at the
+ * gate.  */
 static int close_gate(uint64_t patience_ns, uint64_t drain_ns)
 {
 	uint64_t begin = clock_ns(), kept_since = 0;
@@ -228,13 +229,13 @@ CUresult gate_verdict(enum affinode_class class_, uint32_t cancels_at_start)
 	return CUDA_SUCCESS;
 }
 
-/* Which of the gates holds calls of that class.  */
+/* Return whether the closed gate holds calls of that class.  */
 static bool is_held(enum affinode_class class_)
 {
 	return class_ == AFFINODE_CLASS_HOST ? books_are_closed() : gate_is_closed();
 }
 
-/* Sleep until the gate opens: CUDA_SUCCESS, or what the call is to return instead. A call that gives up may be
+/* Sleep until the gate opens. Return CUDA_SUCCESS, or what the call is to return instead. A call that `gives_up` may be
  * cancelled.  */
 static CUresult wait_at_gate(struct slot *slot, enum affinode_class class_, bool gives_up)
 {
@@ -288,7 +289,7 @@ static bool is_nested(const struct slot *slot, const struct gate_pass *pass)
 	return outer > pass && outer->cookie == ((uintptr_t)outer ^ (uintptr_t)slot);
 }
 
-/* True: the thread is inside a call already, and this pass only counts.  */
+/* Return whether the thread is inside a call already; then the pass is only counted.  */
 static bool enter_nested(struct slot *slot, struct gate_pass *pass)
 {
 	if (!atomic_load(&slot->inside))
@@ -303,8 +304,8 @@ static bool enter_nested(struct slot *slot, struct gate_pass *pass)
 	return false;
 }
 
-/* No memory for a slot: the process is never parked again rather than that the call is refused. A park under way
- * sees that before it gives anything up, and one that is done is waited for.  */
+/* Return whether the gate is open for a call for whose slot there is no memory. Rather than refuse the call, the shim never
+ * parks the process again. A park under way sees that before it gives anything up; the call waits for one that is done.  */
 static bool is_open_without_slot(void)
 {
 	shim_give_up_parking("no memory for a thread's slot");

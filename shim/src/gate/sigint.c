@@ -23,12 +23,12 @@ static OF_PROCESS pthread_mutex_t watchers_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic unsigned watchers;
 static void (*wake_others)(void);
 
-/* A handler of the program's that ours was put over, each with a function of ours for itself alone, for ever: a
- * handler put over ours may keep that function as the one to call next, at any time, also when no wait watches any
- * more. With one function for all, theirs would call ours and ours, which was put over theirs since, would call
- * theirs, and so on. To leave by a guard when ours is entered anew would end that, but also the chain, before it
- * reaches the handler that was there first (Python's); and an interrupt that comes while another is handled, in
- * this thread or the next, would look the same and be lost.  */
+/* A handler of the program's that the shim put one of its own functions over. Each such handler has a function for itself
+ * alone, for ever: a handler that the program puts over the shim's may keep that function as the next to call, and call it at
+ * any time, also when no wait watches any more. With one function for all, the program's handler would call the shim's, and the
+ * shim's, which was put over it since, the program's again, without end. A guard that leaves when the function is entered anew
+ * would end that, but also the chain, before it reaches the first handler (Python's); and an interrupt that comes while another
+ * is handled would look the same and be lost.  */
 struct layer {
 	_Atomic(uintptr_t) handler; /* 0: not used yet */
 	bool takes_info;
@@ -45,7 +45,7 @@ struct entry {
 };
 static __thread struct entry entered[LAYERS] __attribute__((tls_model("initial-exec")));
 
-/* The layer's turn, noted; false: it goes in a ring. `before` is to be put back afterwards.  */
+/* Note that the layer's function was entered. Return false if calls go in a ring. The caller puts `before` back afterwards.  */
 static bool enter(unsigned layer, uintptr_t frame, struct entry *before)
 {
 	*before = entered[layer];
@@ -71,7 +71,7 @@ static void cancel_if_watched(void)
 	errno = error;
 }
 
-/* Ours is called as the program's would be: a handler that chains without information passes none on.  */
+/* The shim's function is called as the program's would be: a handler that chains without information passes none on.  */
 static void call_plain(unsigned layer, int signal)
 {
 	struct entry before;
@@ -108,7 +108,7 @@ REPEAT_16(LAYER, 0x)
 static void (*const plain[LAYERS])(int) = {REPEAT_16(PLAIN, 0x)};
 static void (*const with_info[LAYERS])(int, siginfo_t *, void *) = {REPEAT_16(WITH_INFO, 0x)};
 
-/* Which of ours it is; -1: none.  */
+/* Return whose function the handler is, as the index of its layer; -1 if it is none of the shim's.  */
 static int layer_of(const struct sigaction *action)
 {
 	for (int i = 0; i < LAYERS; i++)
@@ -122,8 +122,8 @@ static uintptr_t handler_of(const struct sigaction *action)
 	return action->sa_flags & SA_SIGINFO ? (uintptr_t)action->sa_sigaction : (uintptr_t)action->sa_handler;
 }
 
-/* One that would end the process, or is ignored, is not; nor a handler of one use, which the kernel would take off
- * before it runs.  */
+/* Return whether the program handles the signal: it neither ends the process nor is it ignored. A handler of one use does not
+ * count, since the kernel takes it off before it runs.  */
 static bool is_handled(const struct sigaction *action)
 {
 	return !(action->sa_flags & (int)SA_RESETHAND) &&
@@ -131,7 +131,7 @@ static bool is_handled(const struct sigaction *action)
 		(action->sa_handler != SIG_DFL && action->sa_handler != SIG_IGN && action->sa_handler != SIG_ERR));
 }
 
-/* The layer over that handler, always the same; -1: the program has set more handlers than there are layers.  */
+/* Return the layer over that handler, which is always the same; -1 if the program has set more handlers than there are layers.  */
 static int layer_over(const struct sigaction *action)
 {
 	bool takes_info = action->sa_flags & SA_SIGINFO;
@@ -156,8 +156,8 @@ static int layer_over(const struct sigaction *action)
 	return i;
 }
 
-/* The program may set another handler at any moment, between our look and our change, too: what was there at the
- * change is what counts.  */
+/* Put a layer over the program's handler. The program may set another one at any moment, also between the look and the change:
+ * the handler that was there at the change counts.  */
 static void put_over(void)
 {
 	struct sigaction now, ours, was;
@@ -182,7 +182,7 @@ static void put_over(void)
 	}
 }
 
-/* Unless the program has set another meanwhile.  */
+/* Put the program's handler back, unless it has set another one meanwhile.  */
 static void take_away(void)
 {
 	struct sigaction now, was;
@@ -192,7 +192,7 @@ static void take_away(void)
 		sigaction(SIGINT, &was, NULL);
 }
 
-/* Some programs leave a handler by longjmp; not with our lock.  */
+/* Take the lock with all signals blocked: some programs leave a handler by longjmp, which must not happen with the lock held.  */
 static void lock(sigset_t *before)
 {
 	sigset_t all;

@@ -12,7 +12,7 @@
 
 #define SLOTS_A_PAGE 32
 
-/* No thread's own: threads without memory for a slot show in it that they wait.  */
+/* A slot of no thread: threads without memory for one show in it that they wait.  */
 static struct slot shared_slot = {.used = 1};
 static _Atomic(struct slot *) slots = &shared_slot;
 static pthread_key_t slot_key;
@@ -56,7 +56,7 @@ static bool slot_take(struct slot *slot)
 	return atomic_compare_exchange_strong(&slot->used, &free_, 1);
 }
 
-/* More slots, pushed on the list; the first of them taken for the caller. NULL: no memory.  */
+/* Push more slots on the list, and return the first of them, taken; NULL for want of memory.  */
 static struct slot *slots_grow(void)
 {
 	struct slot *page = mmap(NULL, SLOTS_A_PAGE * sizeof(*page), PROT_READ | PROT_WRITE,
@@ -74,7 +74,7 @@ static struct slot *slots_grow(void)
 	return page;
 }
 
-/* A slot for the calling thread, released when the thread ends. NULL: no memory.  */
+/* Return a slot for the calling thread, which is released when the thread ends; NULL for want of memory.  */
 static struct slot *slot_acquire(void)
 {
 	struct slot *slot;
@@ -136,8 +136,8 @@ void slots_begin_again(void)
 	}
 }
 
-/* True if the slot's thread ended without giving it back, by a bare SYS_exit; the slot is free then. A thread that
- * ends in an orderly way takes its id out first, so the exchange cannot hit the slot's next owner.  */
+/* Free the slot if its thread ended without giving it back, by a bare SYS_exit; return whether it did. A thread that ends in an
+ * orderly way takes its id out first, so the exchange cannot hit the slot's next owner.  */
 static bool slot_reclaim(struct slot *slot)
 {
 	pid_t tid = atomic_load(&slot->tid);
@@ -200,7 +200,7 @@ static bool in_one_mapping(uintptr_t a, uintptr_t b)
 	return same;
 }
 
-/* True if the thread has left the frame it entered from by longjmp: it sleeps now with its stack pointer above that
+/* Return whether the thread has left the frame that it entered from by longjmp: it sleeps now with its stack pointer above that
  * frame, on the same stack. Such a thread cannot be inside the driver any more.  */
 static bool slot_is_abandoned(const struct slot *slot)
 {

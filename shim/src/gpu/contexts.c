@@ -32,9 +32,9 @@ struct capture {
 	const struct context *context; /* it ends with that */
 };
 
-/* Guards everything below. The mover holds it while it asks the driver about streams: a stream or context is taken out
- * before the driver destroys it, and a capture is counted before the driver begins it, so none of them can happen
- * under the probe. No one holds it across a driver call that may block.  */
+/* Guards everything below. The mover holds it while it asks the driver about streams: a stream or context is taken out before
+ * the driver destroys it, and a capture is counted before the driver begins it, so none of that happens while the mover asks.
+ * It is never held across a driver call that may block.  */
 static OF_PROCESS pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
 static OF_PROCESS pthread_mutex_t ready_lock = PTHREAD_MUTEX_INITIALIZER;
 static OF_PROCESS _Atomic(struct context *) contexts;
@@ -43,7 +43,7 @@ static OF_PROCESS size_t streams_count, streams_size;
 static struct capture captures[MAX_CAPTURES];
 static OF_PROCESS _Atomic unsigned captures_count;
 static OF_PROCESS pthread_mutex_t primaries_lock = PTHREAD_MUTEX_INITIALIZER;
-/* Contexts that are being ended, any number at once; or KEPT: the mover asks the driver about them, and none ends.  */
+/* How many contexts are being ended; KEPT while the mover asks the driver about contexts, and none may end.  */
 static OF_PROCESS _Atomic int endings;
 static OF_PROCESS _Atomic int failed_with; /* CUDA_SUCCESS: no context has failed */
 
@@ -80,7 +80,7 @@ bool context_is_known(CUcontext handle)
 	return context_find(handle) != NULL;
 }
 
-/* The context of that handle, made known if it was not; NULL: no memory.  */
+/* Return the context of that handle, and make it known if it was not; NULL for want of memory.  */
 static struct context *context_add(CUcontext handle, struct device *device, struct context *home, const void *green)
 {
 	struct context *context, *fresh = calloc(1, sizeof(*fresh));
@@ -216,7 +216,8 @@ static void make_ready(struct context *context)
 	driver.cuCtxPopCurrent(&popped);
 }
 
-/* By one thread at a time, and none waits for it: a context that is not ready is only not parked yet.  */
+/* Only one thread at a time does it, and no other waits for it: a process with a context that is not ready is only not parked
+ * yet.  */
 void context_make_ready(struct context *context)
 {
 	if (is_complete(context) || captures_open() || pthread_mutex_trylock(&ready_lock) != 0)
@@ -226,7 +227,7 @@ void context_make_ready(struct context *context)
 	pthread_mutex_unlock(&ready_lock);
 }
 
-/* A context that is destroyed in the midst of a capture has no end of it.  */
+/* Forget the captures of a context that was destroyed in their midst: they have no end.  */
 static void captures_forget(const struct context *context)
 {
 	unsigned kept = 0, count = atomic_load(&captures_count);
@@ -294,7 +295,7 @@ static bool is_per_thread(CUstream stream)
 	return stream == NULL || stream == CU_STREAM_PER_THREAD;
 }
 
-/* -1: not capturing as far as we know.  */
+/* Return the index of the stream's capture; -1 if none is known.  */
 static int capture_find(CUstream stream)
 {
 	pid_t tid = is_per_thread(stream) ? (pid_t)syscall(SYS_gettid) : 0;

@@ -21,7 +21,7 @@ static OF_PROCESS pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct device devices[MAX_DEVICES];
 static OF_PROCESS _Atomic int devices_known;
 
-/* Never changed once they are in, nor taken out: a thread that read a device's UUID may go on using it.  */
+/* UUIDs are neither changed nor taken out: a thread that read a device's UUID may go on using it.  */
 static uint8_t uuids[MAX_UUIDS][16];
 static unsigned uuids_known;
 static const uint8_t uuid_unknown[16];
@@ -145,7 +145,7 @@ struct device *device_known(CUdevice ordinal)
 	return device;
 }
 
-/* A device that was that GPU until now is what this one was: the process's devices are a permutation of theirs.  */
+/* If another device of the process was that GPU until now, it is the GPU that this one was: Restore exchanges the two.  */
 void device_is_now(struct device *device, const uint8_t uuid[16], int numa_node)
 {
 	const uint8_t *before = device->uuid, *now;

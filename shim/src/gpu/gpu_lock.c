@@ -29,7 +29,7 @@ struct holder {
 	bool stopped; /* by a signal or a debugger; or gone, and survived by a copy of its descriptor */
 };
 
-/* A GPU's, whatever number it has here; one that was used once stays.  */
+/* The lock of a GPU, whatever number the GPU has here. A lock that was used once stays in the table.  */
 struct lock {
 	uint8_t uuid[16];
 	int exclusive; /* descriptors plus one; 0: not open */
@@ -53,7 +53,7 @@ static struct lock *lock_find(const uint8_t gpu[16])
 	return NULL;
 }
 
-/* With the lock held; NULL: too many.  */
+/* Return the GPU's lock, added if it is new; NULL if there are too many. Called with lock_lock held.  */
 static struct lock *lock_of(const uint8_t gpu[16])
 {
 	struct lock *lock = lock_find(gpu);
@@ -67,8 +67,8 @@ static struct lock *lock_of(const uint8_t gpu[16])
 	return lock;
 }
 
-/* The folder may be cleaned up at any time: others then lock another file of that name. The system call: fstat is a
- * symbol of newer libraries.  */
+/* Return whether the open file has no name any more: the folder may be cleaned up at any time, and others then lock another
+ * file of that name. It is the system call itself, since fstat is a symbol of newer libraries.  */
 static bool is_removed(int fd)
 {
 	struct stat file;
@@ -76,14 +76,14 @@ static bool is_removed(int fd)
 	return syscall(SYS_fstat, fd, &file) == 0 && file.st_nlink == 0;
 }
 
-/* No descriptor, say: the file may well be there, and locked.  */
+/* Return whether the error says nothing about the file, as for want of a descriptor: it may well be there, and locked.  */
 static bool is_temporary(int error)
 {
 	return error == EMFILE || error == ENFILE || error == ENOMEM || error == EINTR;
 }
 
-/* The lock file, opened, or a negative errno. A folder that is root's has files made by the controller; flock needs no more than
- * an open descriptor.  */
+/* Open the lock file, or with `make` create it. Return its descriptor or a negative errno. In a folder that is root's the
+ * controller makes the files; flock needs no more than an open descriptor.  */
 static int lock_file(const uint8_t gpu[16], bool make)
 {
 	char folder[4096], path[4400];
@@ -117,7 +117,8 @@ static void unlock_all(void)
 	all_held = false;
 }
 
-/* 0, or -EBUSY: another process has it. Where no lock file can be had, that is no reason to wait.  */
+/* Lock a GPU exclusively. Return 0, or -EBUSY if another process has the lock. A lock file that cannot be had is no reason to
+ * wait: then the result is 0.  */
 static int lock_one(const uint8_t gpu[16], bool make)
 {
 	struct lock *lock = lock_of(gpu);
@@ -206,7 +207,8 @@ int gpu_locks_make(void)
 	return error;
 }
 
-/* The file, opened if it is there, with the lock held: 0, -ENOENT, or -EBUSY: it cannot be told now.  */
+/* Open the lock's file for sharing, if it is there. Return 0, -ENOENT if there is none, or -EBUSY if that cannot be told now.
+ * Called with lock_lock held.  */
 static int open_shared(struct lock *lock)
 {
 	int fd, error;
@@ -222,7 +224,7 @@ static int open_shared(struct lock *lock)
 	return error;
 }
 
-/* One try, with the lock held: 0, -ENOENT, -EBUSY.  */
+/* Try once to share the lock. Return 0, -ENOENT or -EBUSY, as gpu_share. Called with lock_lock held.  */
 static int share_once(struct lock *lock)
 {
 	int error;
@@ -240,7 +242,7 @@ static int share_once(struct lock *lock)
 	return 0;
 }
 
-/* For another process's lock.  */
+/* A wait for a lock that another process holds.  */
 struct wait {
 	uint64_t begin_ns, most_ns;
 	struct holder holder; /* as it was seen last */
@@ -265,7 +267,7 @@ static bool is_stopped(pid_t pid)
 	return state && state[1] == ' ' && strchr("TtZX", state[2]) && state[2];
 }
 
-/* The process that holds an exclusive flock(2) on the file of that descriptor, as /proc shows it.  */
+/* Return the process that holds an exclusive flock(2) on the file of that descriptor, as /proc shows it.  */
 static struct holder holder_of(int fd)
 {
 	FILE *list = fopen("/proc/locks", "re");
@@ -291,7 +293,7 @@ static bool are_alike(struct holder one, struct holder other)
 	return one.pid == other.pid && one.stopped == other.stopped;
 }
 
-/* Whether a look found, not long ago, that there is no file.  */
+/* Return whether a look found, not long ago, that there is no lock file.  */
 static bool is_known_unused(const struct lock *lock, uint64_t now)
 {
 	return lock && now < atomic_load_explicit(&lock->look_at_ns, memory_order_relaxed);
@@ -316,7 +318,7 @@ bool gpu_locks_are_used(void)
 	return used;
 }
 
-/* The lock is held: whether to wait for it no longer. With the lock's lock held.  */
+/* Return whether to wait no longer for a lock that is held. Called with lock_lock held.  */
 static bool is_waited_for_in_vain(struct lock *lock, struct wait *wait, uint64_t now)
 {
 	struct holder holder;
@@ -375,7 +377,7 @@ void gpu_unshare(const uint8_t gpu[16])
 	pthread_mutex_unlock(&lock_lock);
 }
 
-/* Closing a copy lets nothing of the parent's go.  */
+/* Closing the child's copies releases no lock of the parent's.  */
 void gpu_locks_close(void)
 {
 	pthread_mutex_lock(&lock_lock);

@@ -26,8 +26,8 @@ static const struct context *current_context(void)
 	return shim_is_on() ? context_current() : NULL;
 }
 
-/* Inside the gate, after what waits to be freed: it may be the memory that is asked for. But the mover may be reading those
- * blocks while it copies; it frees them when it is done, which is soon, since it sees us wait.  */
+/* Enter the gate, and free what waits to be freed, since that may be the memory that is asked for. If the mover is reading
+ * those blocks for a park, it frees them as soon as it has given the park up, since a call waits.  */
 static CUresult enter_to_allocate(struct gate_pass *pass, const char *name)
 {
 	CUresult result = gate_enter_named(pass, AFFINODE_CLASS_ALLOC, &name);
@@ -44,7 +44,7 @@ static CUresult enter_to_allocate(struct gate_pass *pass, const char *name)
 	return result;
 }
 
-/* One try, inside the gate.  */
+/* Try once to allocate, inside the gate.  */
 static CUresult allocate(void *real, CUdeviceptr *address, size_t size)
 {
 	bool backed = address && size >= BACKED_FROM_BYTES && shim_is_on() && !driver_allocates_by_another();
@@ -66,7 +66,7 @@ static CUresult allocate(void *real, CUdeviceptr *address, size_t size)
 	return result;
 }
 
-/* The driver has memory in whole pages alone. What is less than one could be granted again and again, and never fit.  */
+/* Round up to whole pages, the driver's unit: less than a page could be granted again and again, and never fit.  */
 static uint64_t whole_pages(const struct device *device, uint64_t bytes)
 {
 	uint64_t page = device->granularity;
@@ -74,7 +74,8 @@ static uint64_t whole_pages(const struct device *device, uint64_t bytes)
 	return page ? (bytes + page - 1) / page * page : bytes;
 }
 
-/* A library between us and the driver refuses what the GPU has: that is its limit, which no wait changes.  */
+/* Return whether a library between the shim and the driver refuses memory that the GPU has: that is its limit, which no wait
+ * changes.  */
 static bool is_refused_by_another(uint64_t bytes)
 {
 	CUresult (*get_info)(size_t *, size_t *) = NULL;
@@ -179,7 +180,7 @@ static CUresult on_cuMemAllocManaged(void *real, CUdeviceptr *address, size_t si
 }
 HOOK(cuMemAllocManaged, (CUdeviceptr * address, size_t size, unsigned int flags), address, size, flags)
 
-/* Bytes an element of a CUarray_format takes; block-compressed and multi-plane formats are counted as one.  */
+/* Return the bytes of an element of a CUarray_format; block-compressed and multi-plane formats count as one.  */
 static size_t format_bytes(int format)
 {
 	switch (format) {
@@ -239,7 +240,7 @@ static CUresult on_cuArrayDestroy(void *real, CUarray array)
 }
 HOOK(cuArrayDestroy, (CUarray array), array)
 
-/* Another device (a network card) will reach the memory where it is: it must stay there.  */
+/* Keep memory on the GPU that another device, such as a network card, will reach where it is.  */
 static CUresult on_cuMemGetHandleForAddressRange(void *real, void *handle, CUdeviceptr address, size_t size, int type,
 						 unsigned long long flags)
 {

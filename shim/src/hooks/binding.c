@@ -5,7 +5,7 @@
 #include "memory/app_mappings/app_mappings.h"
 #include "memory/blocks/block.h"
 
-/* What is bound by its address.  */
+/* Keep memory on the GPU that was bound by its address.  */
 static CUresult keep(CUresult result, CUdeviceptr address, size_t size)
 {
 	if (result == CUDA_SUCCESS) {

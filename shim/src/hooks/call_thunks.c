@@ -10,7 +10,7 @@
 /* Of `what`, above the class: a copy or fill that is not asynchronous by its name.  */
 #define SETTLES 0x100u
 
-/* The promise of SYNC_MEMOPS: the call returns when its work is done, whatever it copies.  */
+/* Keep the promise of SYNC_MEMOPS: the call returns when its work is done, whatever it copies.  */
 static __attribute__((noinline)) void settle(CUresult result)
 {
 	if (result != CUDA_SUCCESS || captures_open())
@@ -19,7 +19,7 @@ static __attribute__((noinline)) void settle(CUresult result)
 	driver.cuStreamSynchronize(CU_STREAM_PER_THREAD);
 }
 
-/* One function for all thunks: as a part of each it would be compiled a thousand times, and cost no less a call.  */
+/* One function serves all thunks: as a part of each it would be compiled a thousand times, and calls would be no faster.  */
 static __attribute__((noinline)) W call_int(const struct thunk_target *target, INT_PARAMETERS)
 {
 	GATE_PASS(pass);

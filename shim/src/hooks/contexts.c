@@ -17,7 +17,7 @@
 #define CONTEXT_OF_TOTAL 128
 #define LEAST_CONTEXT_BYTES (2u << 20)
 
-/* What belonged to a context goes with it.  */
+/* Forget all that belonged to a context which ended.  */
 static void drop_context(CUcontext handle)
 {
 	const struct context *known = context_known(handle);
@@ -31,7 +31,7 @@ static void drop_context(CUcontext handle)
 	}
 }
 
-/* The primary context of `ordinal` as far as it was seen; NULL: never.  */
+/* Return the primary context of `ordinal` as it was last seen; NULL if it never was.  */
 static CUcontext primary_of(CUdevice ordinal)
 {
 	struct device *device = shim_is_on() ? device_known(ordinal) : NULL;
@@ -47,7 +47,7 @@ static bool primary_lives(CUdevice ordinal)
 	return driver.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) == CUDA_SUCCESS && active;
 }
 
-/* Another context may have its handle next.  */
+/* Forget a primary context that has ended: another context may have its handle next.  */
 static void forget_ended_primary(CUdevice ordinal)
 {
 	if (primary_of(ordinal) && !primary_lives(ordinal))
@@ -69,8 +69,8 @@ static bool is_green(CUcontext handle)
 	return context && context->green;
 }
 
-/* It runs at exit, where waiting for a GPU would hang; only a move under way is waited for. Neither a primary
- * context nor a green one is ended this way, and the driver says so.  */
+/* It may be called at exit, where a wait for the GPU would hang, so it waits for a move under way only. A primary or a green
+ * context is not ended this way: the driver refuses.  */
 static CUresult on_cuCtxDestroy(void *real, CUcontext handle)
 {
 	GATE_PASS(pass);
@@ -99,7 +99,7 @@ static CUresult on_cuCtxAttach(void *real, CUcontext *context, unsigned int flag
 }
 HOOK(cuCtxAttach, (CUcontext * context, unsigned int flags), context, flags)
 
-/* As often as it was attached, and once more for its creation: then it is destroyed.  */
+/* A context is destroyed once it was detached as often as it was attached, and once more for its creation.  */
 static void detached(CUcontext handle)
 {
 	struct context *context = context_known(handle);
@@ -147,8 +147,8 @@ static CUresult on_cuDevicePrimaryCtxReset(void *real, CUdevice ordinal)
 }
 HOOK(cuDevicePrimaryCtxReset, (CUdevice ordinal), ordinal)
 
-/* Where the primary context lives it is only counted, which every library with its own runtime does; where it does not,
- * it takes 0.6 GiB of the device and waits its turn.  */
+/* Retain a primary context. One that lives is only counted, which every library with a runtime of its own does; a new one takes
+ * 0.6 GiB of the GPU, and waits in the queue.  */
 static CUresult retain_primary(void *real, CUcontext *context, CUdevice ordinal)
 {
 	GATE_PASS(pass);
@@ -171,9 +171,8 @@ static CUresult retain_primary(void *real, CUcontext *context, CUdevice ordinal)
 	return result;
 }
 
-/* A context's creation met a full GPU. A program that begins there waits for room like any other; one that is
- * interrupted meanwhile sees the driver's own answer: no caller expects another one from a context's creation.
- * CUDA_SUCCESS: try again.  */
+/* Wait for room after a context's creation met a full GPU. Return CUDA_SUCCESS to try again. A program that is interrupted
+ * meanwhile gets the driver's own answer: no caller expects another one from a context's creation.  */
 static CUresult after_full_gpu(CUdevice ordinal, struct room_wait *wait)
 {
 	struct device *device = shim_is_on() ? device_known(ordinal) : NULL;
@@ -206,7 +205,8 @@ static CUresult on_cuDevicePrimaryCtxRetain(void *real, CUcontext *context, CUde
 }
 HOOK(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice ordinal), context, ordinal)
 
-/* Current now, and made known: work may run in it, on memory of others, before anything is allocated there.  */
+/* Make a context known that was created and is current: work may run in it, on other contexts' memory, before anything is
+ * allocated there.  */
 static CUresult note_created(CUresult result)
 {
 	if (result == CUDA_SUCCESS && shim_is_on())
@@ -214,7 +214,7 @@ static CUresult note_created(CUresult result)
 	return result;
 }
 
-/* Each form takes the flags, and what came before them later, at another place.  */
+/* Create a context by any of the driver's forms, which take the flags at different places.  */
 static CUresult create(void *real, CUcontext *context, unsigned int flags, CUdevice ordinal)
 {
 	GATE_PASS(pass);
@@ -268,7 +268,7 @@ static CUresult on_cuCtxCreate_v4(void *real, CUcontext *context, void *paramete
 HOOK(cuCtxCreate_v4, (CUcontext * context, void *parameters, unsigned int flags, CUdevice ordinal), context, parameters,
      flags, ordinal)
 
-/* The last release destroys the context; before that it only counts down.  */
+/* Note a release of a primary context: the last one destroys it, those before only count down.  */
 static void primary_released(CUdevice ordinal, CUcontext handle)
 {
 	unsigned int flags;
@@ -301,8 +301,8 @@ static CUresult on_cuDevicePrimaryCtxRelease(void *real, CUdevice ordinal)
 }
 HOOK(cuDevicePrimaryCtxRelease, (CUdevice ordinal), ordinal)
 
-/* A green context keeps its device's primary context, which has the memory that is made in either. The primary
- * one's handle is asked for by retaining it once more for a moment.  */
+/* Make a green context known. It retains its device's primary context, which has the memory that is made in either; that one's
+ * handle is found by retaining it once more for a moment.  */
 static void note_green(CUcontext handle, const void *green)
 {
 	CUcontext primary = NULL, popped;
@@ -358,7 +358,7 @@ static CUresult on_cuCtxFromGreenCtx(void *real, CUcontext *context, void *green
 }
 HOOK(cuCtxFromGreenCtx, (CUcontext * context, void *green), context, green)
 
-/* What was made in it stays, unless it was the last to use the primary context.  */
+/* What was made in a green context stays, unless it was the last to use the primary context.  */
 static CUresult on_cuGreenCtxDestroy(void *real, void *green)
 {
 	GATE_PASS(pass);
@@ -408,7 +408,7 @@ static CUresult on_cuCtxEnablePeerAccess(void *real, CUcontext peer, unsigned in
 }
 HOOK(cuCtxEnablePeerAccess, (CUcontext peer, unsigned int flags), peer, flags)
 
-/* Only takes mappings away, so it waits for no GPU.  */
+/* It only takes mappings away, so it does not wait for the GPU.  */
 static CUresult on_cuCtxDisablePeerAccess(void *real, CUcontext peer)
 {
 	GATE_PASS(pass);

@@ -57,7 +57,8 @@ static CUresult on_cuMemAllocFromPoolAsync(void *real, CUdeviceptr *address, siz
 HOOK(cuMemAllocFromPoolAsync, (CUdeviceptr * address, size_t size, void *pool, CUstream stream), address, size, pool,
      stream)
 
-/* Allowed on cuMemAlloc's memory too, in the order of `stream`; waiting for the whole context is a stronger order.  */
+/* The driver allows it on cuMemAlloc's memory too, in the order of `stream`; for a block it waits for the whole context, which
+ * is a stronger order.  */
 static CUresult on_cuMemFreeAsync(void *real, CUdeviceptr address, CUstream stream)
 {
 	if (address && block_free(address))
@@ -82,7 +83,7 @@ static CUresult on_cuMemPoolCreate(void *real, CUmemoryPool *pool, const void *p
 }
 HOOK(cuMemPoolCreate, (CUmemoryPool * pool, const void *properties), pool, properties)
 
-/* Forgotten before it is destroyed: a trim under way is waited for, and the next does not know it.  */
+/* The pool is forgotten before it is destroyed: that waits for a trim under way, and the next trim does not know the pool.  */
 static CUresult on_cuMemPoolDestroy(void *real, CUmemoryPool pool)
 {
 	pool_forget(pool);

@@ -12,20 +12,21 @@
 
 typedef CUresult (*get_attribute_fn)(void *, int, CUdeviceptr);
 
-/* Of the block at `address` if it is ours, or the application's and parked: the driver has nothing there, or other memory.  */
+/* Find a block at `address` about which the driver must not be asked: a backed one, or the application's own that is parked.
+ * The driver has other memory there, or none.  */
 static bool find_behind(CUdeviceptr address, struct block *block)
 {
 	return block_find(address, block) || (mapping_find(address, block) && !block->resident);
 }
 
-/* And its witness can be asked. Else *block is the application's own that is resident, or nothing.  */
+/* Find a backed block whose witness can be asked. Else *block is the application's own that is resident, or nothing.  */
 static bool backed(CUdeviceptr address, struct block *block)
 {
 	*block = (struct block){0};
 	return shim_is_on() && find_behind(address, block) && block->context->witness;
 }
 
-/* The driver's ids are of the physical memory that is there now, or of the witness.  */
+/* Answer with the block's own ids: the driver's are those of the physical memory that is there now, or of the witness.  */
 static void put_ids_right(void *data, int attribute, const struct block *block)
 {
 	if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID)

@@ -50,7 +50,7 @@ static CUresult on_cuGreenCtxStreamCreate(void *real, CUstream *stream, void *gr
 HOOK(cuGreenCtxStreamCreate, (CUstream * stream, void *green, unsigned int flags, int priority), stream, green, flags,
      priority)
 
-/* Forgotten before the driver destroys it, so that the idle probe never holds a dead handle.  */
+/* The stream is forgotten before the driver destroys it, so that the mover never asks about a dead handle.  */
 static CUresult on_cuStreamDestroy(void *real, CUstream stream)
 {
 	stream_forget(stream);
@@ -134,7 +134,7 @@ static CUresult on_cuStreamEndCaptureToCig(void *real, CUstream stream)
 }
 HOOK(cuStreamEndCaptureToCig, (CUstream stream), stream)
 
-/* Every answer but "wrong thread" ends the capture, an invalidated one too.  */
+/* Every answer but "wrong thread" ends the capture, also one that was invalidated.  */
 static CUresult on_cuStreamEndCapture(void *real, CUstream stream, CUgraph *graph)
 {
 	CUresult result = ((CUresult(*)(CUstream, CUgraph *))real)(stream, graph);

@@ -32,7 +32,7 @@ HOOK(cuMemCreate,
      (CUmemGenericAllocationHandle * handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags),
      handle, size, prop, flags)
 
-/* Frees never wait for the GPU; a move under way is waited for, since it works on the same memory.  */
+/* A free never waits for the GPU, but it waits for a move under way, which works on the same memory.  */
 static CUresult on_cuMemRelease(void *real, CUmemGenericAllocationHandle handle)
 {
 	GATE_PASS(pass);
@@ -141,7 +141,7 @@ static CUresult on_cuMemGetAllocationPropertiesFromHandle(void *real, CUmemAlloc
 HOOK(cuMemGetAllocationPropertiesFromHandle, (CUmemAllocationProp * prop, CUmemGenericAllocationHandle handle), prop,
      handle)
 
-/* Another process will map the same physical memory: from now on it must stay.  */
+/* Keep physical memory on the GPU that another process will map.  */
 static CUresult on_cuMemExportToShareableHandle(void *real, void *shareable, CUmemGenericAllocationHandle handle,
 						int type, unsigned long long flags)
 {

@@ -22,7 +22,7 @@
 #define RING_BYTES ((size_t)PIECES * PIECE_BYTES)
 #define MAX_THREADS SPILL_THREADS
 
-/* Beside a stretch, what a revoked park goes on with: 2 ms.  */
+/* A park that is revoked still finishes these pieces, beside one stretch: 2 ms.  */
 _Static_assert(PIECES * PIECE_BYTES <= 3 * SLAB_BYTES, "a revoked park would go on for too long");
 
 struct piece {
@@ -64,9 +64,9 @@ static OF_PROCESS _Atomic uint64_t pinned_bytes;
 static pthread_t threads[MAX_THREADS];
 static OF_PROCESS unsigned thread_count, rings_in_use;
 
-/* Past the CPU's caches, where that is possible: what is written is not looked at soon, and by the caches each byte of it would be read
- * first. Two processes that change places by their rings, 20 GiB each (H200): 0.62 s instead of 0.80 s. Not for what goes into the
- * ring, which the GPU reads from the caches: 0.98 s.  */
+/* Copy out of the ring, past the CPU's caches where that is possible: what is written is not read soon, and through the caches
+ * each byte of it would be read first. Two processes that change places by their rings, 20 GiB each (H200): 0.62 s instead of
+ * 0.80 s. What goes into the ring is written through the caches, from which the GPU reads it: past them it took 0.98 s.  */
 static void copy_out(unsigned char *to, const unsigned char *from, size_t bytes)
 {
 	size_t done = 0;
@@ -80,7 +80,7 @@ static void copy_out(unsigned char *to, const unsigned char *from, size_t bytes)
 	memcpy(to + done, from + done, bytes - done);
 }
 
-/* To the pinned memory, from where it is.  */
+/* Bring a piece to pinned memory, from host memory or from the disk.  */
 static CUresult bring(struct piece *piece)
 {
 	if (piece->place) {
@@ -92,7 +92,8 @@ static CUresult bring(struct piece *piece)
 	return CUDA_SUCCESS;
 }
 
-/* The thread's part of a piece. Out: once the GPU has brought it. In: before the GPU takes it.  */
+/* Do the thread's part of a piece: copy it out of the ring once the GPU has brought it, or into the ring before the GPU takes
+ * it.  */
 static CUresult carry(struct piece *piece)
 {
 	CUresult result;
@@ -134,7 +135,7 @@ static CUresult error_of(struct ring *ring)
 	return error;
 }
 
-/* The oldest piece that waits, NULL: the threads are to end.  */
+/* Wait for a piece and return the oldest; NULL if the threads are to end.  */
 static struct piece *next_piece(void)
 {
 	struct piece *piece;
@@ -183,8 +184,8 @@ static void *thread_main(void *unused)
 	return NULL;
 }
 
-/* Half the CPUs at most, but for a disk, which the threads wait for. They have the mover's signal mask: all blocked. Where there can
- * be none the mover does it.  */
+/* Start threads: as many as half the CPUs at most, or more for a disk, since they mostly wait for it. They have the mover's
+ * signal mask, with all signals blocked. Where no thread can be started the mover does the work.  */
 static void start_threads(void)
 {
 	unsigned n = host_cpus() / 2;
@@ -245,7 +246,7 @@ static CUresult make_pieces(struct ring *ring)
 	return result;
 }
 
-/* What the driver does not take back stays counted: it is still there.  */
+/* Give a ring's pinned memory back. If the driver refuses, it stays counted, since it is still there.  */
 static void unpin(struct ring *ring)
 {
 	if (driver.cuMemFreeHost(ring->pinned) == CUDA_SUCCESS)
@@ -253,7 +254,7 @@ static void unpin(struct ring *ring)
 	ring->pinned = NULL;
 }
 
-/* Events that were made before one was refused are kept for the next time.  */
+/* Make a ring. Events that were made before the driver refused one are used the next time.  */
 static CUresult make(struct ring *ring)
 {
 	void *pinned = NULL;
@@ -294,7 +295,7 @@ bool staging_is_possible(struct context *context)
 	return !ring->refused;
 }
 
-/* The pieces are this thread's, and the GPU's no more.  */
+/* Begin to use a ring: make sure that the GPU does not use its pieces any more.  */
 static CUresult begin_use(struct ring *ring)
 {
 	CUresult result = CUDA_SUCCESS;

@@ -35,7 +35,8 @@ struct lot {
 
 static OF_PROCESS pthread_mutex_t lots_lock = PTHREAD_MUTEX_INITIALIZER;
 static OF_PROCESS struct lot *lots;
-/* To be told; one that does not fit is not told of, and the controller learns of it when the process ends.  */
+/* Numbers of lots whose end the controller is to be told. If there is no place for one, the controller learns of it when the
+ * process ends.  */
 static uint32_t ended[MAX_ENDED];
 static OF_PROCESS unsigned ended_count;
 
@@ -45,7 +46,8 @@ static void note_ended(uint32_t number)
 		ended[ended_count++] = number;
 }
 
-/* The system call itself: glibc's fstat has no version as old as our floor. Zeros: it cannot be told.  */
+/* Return the file's status; zeros if it cannot be read. It is the system call itself, since glibc's fstat has no version that
+ * is old enough.  */
 static struct stat status_of(int descriptor)
 {
 	struct stat status;
@@ -55,7 +57,7 @@ static struct stat status_of(int descriptor)
 	return status;
 }
 
-/* The lot of that file; NULL: it is not mapped. With the lock.  */
+/* Return the lot of that file; NULL if it is not mapped. Called with the lock held.  */
 static struct lot *find(const struct stat *status)
 {
 	struct lot *lot = lots;
@@ -65,7 +67,7 @@ static struct lot *find(const struct stat *status)
 	return lot;
 }
 
-/* NULL: it cannot be used.  */
+/* Map a lot. Return NULL if it cannot be used.  */
 static struct lot *map_lot(int descriptor, const struct stat *status, size_t slabs)
 {
 	struct lot *lot;

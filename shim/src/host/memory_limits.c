@@ -53,7 +53,8 @@ uint64_t machine_memory_left(void)
 	return kib << 10;
 }
 
-/* The usual mount points; elsewhere the controller's own look, which reads mountinfo, has to do.  */
+/* Find the process's control group under the usual mount points. Where they are others, the controller's look, which reads
+ * mountinfo, has to suffice.  */
 static void find_cgroup(void)
 {
 	char text[8192], *line, *rest = text;
@@ -79,7 +80,7 @@ static void find_cgroup(void)
 	}
 }
 
-/* A figure in a file of the group at `path`; UINT64_MAX: none, or no limit.  */
+/* Read a figure in a file of the group at `path`; UINT64_MAX if there is none, or no limit.  */
 static uint64_t figure(const char *path, const char *name)
 {
 	char file[4400], text[64], *end;
@@ -92,7 +93,7 @@ static uint64_t figure(const char *path, const char *name)
 	return end == text || value >= UNLIMITED ? UINT64_MAX : value;
 }
 
-/* The figure of a line of a memory.stat; 0: it has none.  */
+/* Read the figure of a line of a memory.stat; 0 if there is no such line.  */
 static uint64_t stat_line(const char *text, const char *name)
 {
 	const char *line = strstr(text, name);
@@ -100,8 +101,8 @@ static uint64_t stat_line(const char *text, const char *name)
 	return line ? strtoull(line + strlen(name), NULL, 10) : 0;
 }
 
-/* What the group would drop before it ran short; counted as free, as the kernel counts the machine's, and the controller
- * the group's (node/system/host_memory.py).  */
+/* Return what the group would drop before it ran short. It counts as free, as the kernel counts it for the machine and the
+ * controller for the group (node/system/host_memory.py).  */
 static uint64_t file_cache(const char *path)
 {
 	char file[4400], text[8192];

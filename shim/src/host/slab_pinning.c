@@ -36,8 +36,8 @@ void slabs_look_at_registrations(void)
 	}
 }
 
-/* Memory that the driver still holds must not go: a copy may be on its way to it. Where a context is gone its
- * registrations are.  */
+/* Memory that the driver still has registered must not be unmapped: a copy may be on its way to it. Registrations end with
+ * their context.  */
 bool slab_unregister(struct slab *slab)
 {
 	CUresult result;

@@ -22,7 +22,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* The order under way.  */
+/* The order that is being made.  */
 static struct {
 	const struct slab_order *order;
 	CUcontext context; /* the order's: slots are taken after its end, too */
@@ -44,7 +44,7 @@ CUcontext slabs_registered_in(void)
 	return making.context;
 }
 
-/* Address space for `size` bytes, on a huge page's boundary; NULL: none left.  */
+/* Reserve address space for `size` bytes on a huge page's boundary; NULL if none is left.  */
 static unsigned char *map_aligned(size_t size)
 {
 	unsigned char *base = mmap(NULL, size + CHUNK_BYTES, PROT_READ | PROT_WRITE,
@@ -77,8 +77,8 @@ static int touch(unsigned char *base)
 	return 0;
 }
 
-/* Whether one more may be taken. A look costs more than touching a slab where many threads look at once, so that
- * one look allows several, less where memory is short.  */
+/* Return 0 if one more slab may be made, or a negative errno. A look at the free memory costs more than touching a slab where
+ * many threads look at once, so one look allows several slabs, fewer where memory is short.  */
 static int room_for_one(void)
 {
 	uint64_t left, reserve = host_memory_reserve();
@@ -98,7 +98,7 @@ static int room_for_one(void)
 	return error;
 }
 
-/* A slab of the order, whole; NULL and *error: it was not to be.  */
+/* Make one slab of the order; NULL and *error if it cannot be made.  */
 static struct slab *make_slab(size_t index, int *error)
 {
 	unsigned char *base;
@@ -127,7 +127,7 @@ static struct slab *make_slab(size_t index, int *error)
 	return slab;
 }
 
-/* Slabs in turn, until all are made or one cannot be.  */
+/* Make slabs one after the other, until all are made or one cannot be.  */
 static void make_slabs(void)
 {
 	size_t index;
@@ -170,7 +170,8 @@ static void *worker_main(void *unused)
 	return NULL;
 }
 
-/* No more threads than half the CPUs, nor than there are slabs to make; this one is one of them.  */
+/* Do the work with several threads, this one included: half as many as there are CPUs at most, and no more than there are slabs
+ * to make.  */
 static void with_threads(void (*work)(void))
 {
 	pthread_t threads[MAX_THREADS];

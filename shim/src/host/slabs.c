@@ -94,7 +94,7 @@ static struct slab *merged(struct slab *one, struct slab *other)
 	return list;
 }
 
-/* By address, of `count` slabs. *rest: those after them.  */
+/* Sort the first `count` slabs of a list by address; *rest are those after them.  */
 static struct slab *sorted(struct slab *list, size_t count, struct slab **rest)
 {
 	struct slab *one, *other;
@@ -110,7 +110,7 @@ static struct slab *sorted(struct slab *list, size_t count, struct slab **rest)
 	return merged(one, other);
 }
 
-/* What threads made lies side by side from then on: slots that are taken one after the other, and given back so, are of few
+/* Slabs that threads made are sorted by address: slots that are taken one after the other, and given back so, are then of few
  * lots.  */
 size_t slabs_rewind(void)
 {
@@ -127,7 +127,7 @@ size_t slabs_rewind(void)
 	return n;
 }
 
-/* The cursor's slab, or the next one that has a free slot; those before it come last. NULL: none.  */
+/* Return the cursor's slab, or the next one that has a free slot; those before it come last. NULL if none has.  */
 static struct slab *move_cursor(void)
 {
 	for (int round = 0; round < 2; round++) {
@@ -182,7 +182,7 @@ static void uncount(const struct slab *slab)
 		atomic_fetch_sub(&bytes_in_lots, SLAB_BYTES);
 }
 
-/* False: not while a context is being ended.  */
+/* Give a slab back. Return false if a context is being ended, and it has to stay for now.  */
 static bool release(struct slab *slab)
 {
 	bool kept = contexts_keep(), gone = kept && slab_unregister(slab);
@@ -218,7 +218,7 @@ bool slabs_any_unused(void)
 
 enum released { ALL_UNUSED, NO_PARTS_OF_LOTS, ONLY_FORGOTTEN };
 
-/* An unused slab of a lot may stay with that: it is the lot's again, and goes later.  */
+/* Return whether an unused slab has to be given back now. One of a lot may stay with the lot, and is given back later.  */
 static bool has_to_go(struct slab *slab, enum released which)
 {
 	if (slab->away)

@@ -50,13 +50,13 @@ uint64_t spill_written_bytes(void)
 	return atomic_load(&chunks_written) * CHUNK_BYTES;
 }
 
-/* glibc's fstat has no version as old as our floor.  */
+/* Read a file's status by the system call itself, since glibc's fstat has no version that is old enough.  */
 static int status_of(int descriptor, struct stat *status)
 {
 	return syscall(SYS_fstat, descriptor, status) == 0 ? 0 : -errno;
 }
 
-/* Whether the descriptor is still the file's. What a program opens under its number must never be written to.  */
+/* Return whether the descriptor is still the file's. A file that the program opened under its number must never be written to.  */
 static bool is_there(void)
 {
 	struct stat status;
@@ -71,8 +71,8 @@ static int refuse(int error, char *why, size_t size, const char *folder, const c
 	return error;
 }
 
-/* The folder that the administrator, or the user, chose: theirs, and on a disk. Nothing in it has a name that another user could
- * take first.  */
+/* Open the folder that the administrator or the user chose, and check that it is theirs and on a disk. Nothing in it has a name
+ * that another user could take first.  */
 static int open_shared(const char *folder, char *why, size_t size)
 {
 	int descriptor = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), error = 0;
@@ -96,7 +96,7 @@ static int open_shared(const char *folder, char *why, size_t size)
 	return error;
 }
 
-/* For file systems that make no file without a name: none that another user could have taken before.  */
+/* Make a file on file systems that make none without a name, by a random name that no other user can have taken before.  */
 static int open_named(int shared, int flags)
 {
 	unsigned long number[2];
@@ -115,7 +115,7 @@ static int open_named(int shared, int flags)
 	return descriptor;
 }
 
-/* O_EXCL: it can never get a name.  */
+/* Make a file without a name. With O_EXCL it can never get one.  */
 static int open_file(int shared)
 {
 	const int flags = O_RDWR | O_CLOEXEC;
@@ -203,7 +203,8 @@ static int open_at(const char *path)
 	return descriptor < 0 ? -errno : descriptor;
 }
 
-/* What is in the file, to the same places of another. The mapping reads it; memory of our own is written, as the disk wants it.  */
+/* Copy the file's contents to the same places of another. They are read by the mapping, into memory that is aligned as the disk
+ * needs it for writing.  */
 static int copy_places(int to)
 {
 	unsigned char *buffer = mmap(NULL, CHUNK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -223,7 +224,7 @@ static int copy_places(int to)
 	return error;
 }
 
-/* It takes the place of the file that there is.  */
+/* Put another file in the place of the process's file.  */
 static int exchange(int descriptor)
 {
 	const size_t bytes = file.steps * PLACES_A_STEP * CHUNK_BYTES;
@@ -286,7 +287,7 @@ void spill_found_again(void)
 	}
 }
 
-/* Another step of places, mapped before any is used.  */
+/* Add a step of places, which are mapped before any of them is used. Return 0 or a negative errno.  */
 static int grow(void)
 {
 	const size_t step = PLACES_A_STEP * CHUNK_BYTES, words = PLACES_A_STEP / PLACES_IN_WORD;
@@ -354,7 +355,8 @@ void spill_give(uint32_t place)
 	pthread_mutex_unlock(&places_lock);
 }
 
-/* Not every memory can be given to the disk by itself, nor does every file system know how.  */
+/* Go on without O_DIRECT, and return whether that may help: not every memory can be handed to the disk, nor does every file
+ * system know how.  */
 static bool go_without_direct(int error)
 {
 	int flags = fcntl(file.descriptor, F_GETFL);
@@ -366,7 +368,7 @@ static bool go_without_direct(int error)
 	return fcntl(file.descriptor, F_SETFL, flags & ~O_DIRECT) == 0;
 }
 
-/* What is only in the system's cache takes host memory, and may not be on the disk after all.  */
+/* Write what is only in the system's cache to the disk, and drop it from the cache, where it takes host memory.  */
 static int past_cache(uint32_t place, size_t bytes, bool written)
 {
 	if (file.direct)
@@ -420,7 +422,7 @@ int spill_read(uint32_t place, void *to, size_t bytes)
 	return past_cache(place, bytes, false);
 }
 
-/* The mapping is not in the child's address space: MADV_DONTFORK.  */
+/* The child has no mapping of the file (MADV_DONTFORK).  */
 void spill_close_in_child(void)
 {
 	if (is_there())

@@ -24,7 +24,7 @@ struct export {
 	struct ipc_handle handle;
 };
 
-/* Also held while an answer is sent, so that a descriptor is not closed under it.  */
+/* Guards the exports. It is held while an answer is sent, too, so that a descriptor is not closed meanwhile.  */
 static OF_PROCESS pthread_mutex_t exports_lock = PTHREAD_MUTEX_INITIALIZER;
 static OF_PROCESS struct export *exports;
 static OF_PROCESS size_t exports_count, exports_size;
@@ -70,7 +70,7 @@ static void answer(int fd, const struct ipc_request *request, const struct ipc_s
 	pthread_mutex_unlock(&exports_lock);
 }
 
-/* A thread that does nothing else: where the kernel lets foreign processes pass descriptors, their close may block it.  */
+/* Answer requests, on a thread that does nothing else: other processes may send descriptors here, and closing those may block.  */
 static void *serve(void *unused)
 {
 	int fd = atomic_load(&server_fd);
@@ -104,7 +104,7 @@ static int start_thread(void)
 	return -error;
 }
 
-/* The first export opens the socket. With the lock held.  */
+/* Open the socket at the first export. Called with the lock held.  */
 static int start_server(void)
 {
 	int fd, error;
@@ -212,7 +212,7 @@ bool exports_made(const struct ipc_handle *handle)
 	return atomic_load(&server_fd) >= 0 && memcmp(handle->process, process_id, sizeof(process_id)) == 0;
 }
 
-/* The descriptors would keep the parent's memory on the GPU for as long as the child lives.  */
+/* Close the child's copies of the descriptors, which would keep the parent's memory on the GPU for as long as the child lives.  */
 void exports_close_in_child(void)
 {
 	int fd = atomic_exchange(&server_fd, -1);

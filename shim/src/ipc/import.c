@@ -16,7 +16,7 @@
 #include "memory/blocks/block.h"
 #include "state/depth.h"
 
-/* A handle that this process opened: once a context, and counted.  */
+/* A handle that this process opened: each context opens it once, and counts how often the program did.  */
 struct import {
 	CUdeviceptr address;
 	CUcontext context;
@@ -28,7 +28,7 @@ static OF_PROCESS pthread_mutex_t imports_lock = PTHREAD_MUTEX_INITIALIZER;
 static OF_PROCESS struct import *imports;
 static OF_PROCESS size_t imports_count, imports_size;
 
-/* The descriptors of all parts, or none.  */
+/* Export the descriptors of all parts, or of none.  */
 static CUresult export_parts(const CUmemGenericAllocationHandle *handles, unsigned parts, int *fds)
 {
 	for (unsigned i = 0; i < parts; i++) {

@@ -34,8 +34,8 @@ static socklen_t name_of(const uint8_t process[16], struct sockaddr_un *un)
 	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
-/* Any process in the network namespace may send here, and to close a foreign descriptor may block: so the kernel is
- * to refuse them where they are not expected. Before Linux 6.16 it does not know how.  */
+/* Have the kernel refuse descriptors where none are expected: any process in the network namespace may send here, and closing
+ * another process's descriptor may block. Linux knows how since 6.16.  */
 static void pass_descriptors(int fd, int on)
 {
 	int error = setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &on, sizeof(on));
@@ -94,7 +94,7 @@ static void take_descriptors(const struct cmsghdr *cmsg, struct received *receiv
 	}
 }
 
-/* What a message carries beside its bytes: descriptors, and the sender's user. 0, or -EPERM: it is another.  */
+/* Take the descriptors that came with a message. Return 0, or -EPERM if its sender is another user.  */
 static int read_control(struct msghdr *message, struct received *received)
 {
 	int error = -EPERM;
@@ -114,7 +114,7 @@ static int read_control(struct msghdr *message, struct received *received)
 	return error;
 }
 
-/* One message of exactly `size` bytes from our own user; 0, -EAGAIN, or -EPROTO: it was another.  */
+/* Receive a message of exactly `size` bytes from this user. Return 0, -EAGAIN, or -EPROTO if it was another message.  */
 static int receive(int fd, void *bytes, size_t size, struct ipc_sender *sender, struct received *received)
 {
 	union control control;
@@ -175,7 +175,7 @@ void ipc_socket_answer(int fd, const struct ipc_sender *to, const struct ipc_rep
 	(void)sent;
 }
 
-/* Until the socket is ready for `events`: 0, or -ETIMEDOUT.  */
+/* Wait until the socket is ready for `events`. Return 0 or -ETIMEDOUT.  */
 static int wait_ready(int fd, short events, uint64_t until_ns)
 {
 	for (;;) {

@@ -159,7 +159,7 @@ bool link_is_away(void)
 	return link_.away[0] != '\0';
 }
 
-/* Time in which the process does not run does not count.  */
+/* Time in which the process did not run does not count.  */
 void link_look_whether_away(uint64_t now)
 {
 	uint64_t ran = now - link_.looked_ns < 2 * AWAY_LOOK_NS ? now - link_.looked_ns : 2 * AWAY_LOOK_NS;

@@ -36,7 +36,7 @@ static ssize_t read_file(const char *path, char *text, size_t size)
 	return n;
 }
 
-/* Without the blanks around it, moved to the front.  */
+/* Move the text without the blanks around it to the front, and return its length.  */
 static size_t trim(char *text, size_t size)
 {
 	size_t begin = 0;
@@ -49,8 +49,7 @@ static size_t trim(char *text, size_t size)
 	return size - begin;
 }
 
-/* The one reading under way, or done. The reader has it until `done`, every other thread after that; of the link
- * thread alone is the rest.  */
+/* The reading that is under way or done. Its fields are the reader's until `done` is set, and the link's thread's after that.  */
 static OF_PROCESS struct {
 	_Atomic bool done;
 	ssize_t size; /* or a negative errno */

@@ -30,7 +30,7 @@ static int address(unsigned place, struct sockaddr_un *un)
 	return n > 0 && (size_t)n < sizeof(un->sun_path) ? 0 : -ENAMETOOLONG;
 }
 
-/* The listener decides over our memory: only ourselves or root.  */
+/* Return 0 if the process that listens is this user's or root's: it decides over this process's memory.  */
 static int check_peer(int fd)
 {
 	struct ucred peer;
@@ -58,8 +58,8 @@ static int connect_to(unsigned place)
 	return error;
 }
 
-/* The first controller that listens, even one with a full backlog (EAGAIN): a socket of the machine's controller
- * that was left behind keeps no process from its user's.  */
+/* Connect to the first controller that listens, even one with a full backlog (EAGAIN). A socket that the machine's controller
+ * left behind keeps no process from its user's controller.  */
 int link_socket_connect(void)
 {
 	int got = -ENOENT;
@@ -69,7 +69,7 @@ int link_socket_connect(void)
 	return got;
 }
 
-/* The process's own name, as ps shows it.  */
+/* Read the process's own name, as ps shows it.  */
 static void read_command_name(char *name, size_t size)
 {
 	int fd = open("/proc/self/comm", O_RDONLY | O_CLOEXEC);
@@ -175,7 +175,7 @@ int link_message_check(union link_message *message, size_t size)
 	return 0;
 }
 
-/* The first descriptor that came along; the others are closed.  */
+/* Return the first descriptor that came with the message, and close the others.  */
 static int take_descriptor(struct msghdr *header)
 {
 	int first = -1;

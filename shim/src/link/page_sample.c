@@ -21,8 +21,9 @@
 #include "mover/retained_memory.h"
 #include "state/status_page.h"
 
-/* Launches, copies, allocations and modules are activity; books, polls and frees are not. A synchronise is while it
- * waits for work: a progress bar or a poller that finds none is as idle as if it had not asked.  */
+/* Sum the calls by class, and return whether any since the last look is use of the GPU. Launches, copies, allocations and
+ * modules are; bookkeeping, queries and frees are not. A synchronise is use while it waits for work: a progress bar or a poller
+ * that finds none is as idle as if it had not asked.  */
 static bool count_calls(struct affinode_page *page, uint64_t now)
 {
 	uint64_t calls[AFFINODE_CLASSES];
@@ -42,15 +43,15 @@ static uint64_t managed_left(int gpu)
 	return all > out ? all - out : 0;
 }
 
-/* The clock of a process that is restored from a checkpoint may go back. What the page says must not be in its future.  */
+/* Keep a moment of the page from being in the future: the clock of a process that was woken from an image may have gone back.  */
 static void keep_in_past(uint64_t *moment, uint64_t now)
 {
 	if (*moment > now)
 		*moment = now;
 }
 
-/* What others keep under locks of their own, which may be held for seconds. A page is not left half written for that: a
- * reader that looks then finds none that it could use.  */
+/* Figures that other parts keep under locks of their own. They are read before the page is changed, since such a lock may be
+ * held for seconds, and a page that is half written meanwhile is of no use to its reader.  */
 static struct {
 	struct block_bytes bytes[AFFINODE_MAX_GPUS];
 	uint64_t shared[AFFINODE_MAX_GPUS], mapped[AFFINODE_MAX_GPUS], generation;
@@ -95,7 +96,7 @@ static void count_bytes(struct affinode_page *page)
 	}
 }
 
-/* While the contents are on the GPU, whatever the host holds of them is only kept.  */
+/* Write the host memory in use. While the contents are on the GPU, whatever the host has of them is a retained copy.  */
 static void count_host_memory(struct affinode_page *page)
 {
 	bool resident = page->state == AFFINODE_STATE_RESIDENT || page->state == AFFINODE_STATE_PARKING;

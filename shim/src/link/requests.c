@@ -74,9 +74,8 @@ static struct ask *ask_begin(bool is_room, uint32_t kind, uint64_t argument, con
 	return ask;
 }
 
-/* A room that was asked for and is not needed any more is told so; everything else is simply forgotten, and that
- * too where no controller is there to be told: the next controller knows of none (asks_begin_again), and places are
- * few.  */
+/* End a question. The controller is told that room is not needed any more. Everything else is forgotten, and that too if no
+ * controller is there: the next one knows of no question (asks_begin_again), and places are few.  */
 static void ask_end(struct ask *ask)
 {
 	pthread_mutex_lock(&asks_lock);
@@ -95,10 +94,10 @@ static bool ask_is_answered(struct ask *ask)
 	return answered;
 }
 
-/* How an attempt stands: it goes on, is tried again, or there is none.  */
+/* How an attempt without a controller stands: it goes on, the allocation is tried again, or there is no room.  */
 enum standing { GOES_ON, AGAIN, NO_ROOM };
 
-/* Waits of several threads at the same time are one.  */
+/* Count the time without a controller. Waits of several threads at the same time count once.  */
 static void count_alone(struct room_wait *wait, uint64_t looked, uint64_t now)
 {
 	uint64_t passed = now - looked < LOOK_LATE_NS ? now - looked : LOOK_LATE_NS;
@@ -112,7 +111,8 @@ static void count_alone(struct room_wait *wait, uint64_t looked, uint64_t now)
 	atomic_fetch_add(&alone_ns, passed);
 }
 
-/* No controller answers: `since` when this attempt began to be alone, `looks` how often one had been looked for in vain before it.  */
+/* Return how an attempt stands while no controller answers. `since`: when that began. `looks`: how often a controller had been
+ * looked for in vain before the attempt.  */
 static enum standing stand_alone(struct room_wait *wait, uint64_t since, uint32_t looks)
 {
 	uint64_t all_ns = atomic_load(&alone_ns);
@@ -134,7 +134,8 @@ static enum standing stand_alone(struct room_wait *wait, uint64_t since, uint32_
 	return clock_ns() - since >= ALONE_NS ? AGAIN : GOES_ON;
 }
 
-/* During a long wait several controllers may end. What counts is the time since the last, even if that did not live for long.  */
+/* Begin to count anew if another controller was met: several may end during a long wait, and what counts is the time since the
+ * last.  */
 static void look_for_new_controller(struct room_wait *wait)
 {
 	uint32_t met = atomic_load(&controllers);
@@ -146,7 +147,7 @@ static void look_for_new_controller(struct room_wait *wait)
 	wait->said_alone = false;
 }
 
-/* One attempt, until it is answered, cancelled, or alone for too long.  */
+/* Wait for one attempt, until it is answered, cancelled, or has had no controller for too long.  */
 static CUresult wait_for_answer(struct ask *ask, struct room_wait *wait, uint32_t cancels)
 {
 	uint64_t looked = clock_ns(), alone_since = 0;

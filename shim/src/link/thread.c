@@ -30,7 +30,7 @@
 #define ALONE_AFTER_NS (2 * S_NS)
 #define ALONE_AGAIN_NS S_NS
 
-/* Parked with a call waiting is "queued"; the difference is kept here, as calls come and give up.  */
+/* Change between parked and queued, which is parked with a call that waits, as calls come and give up.  */
 static void settle_queued(void)
 {
 	if (gate_calls_waiting() > 0)
@@ -70,7 +70,7 @@ static void tell_changes(void)
 	}
 }
 
-/* With no controller, a call that waits is served by ourselves, as soon as there is room, again and again.  */
+/* Resume the process for a call that waits while no controller is there. It is tried again and again until there is room.  */
 static void resume_alone(uint64_t now)
 {
 	struct move move = {.kind = MOVE_RESUME_ALONE};
@@ -166,7 +166,7 @@ static int poll_timeout_ms(uint64_t now)
 	return at <= now ? 1 : (int)((at - now) / MS_NS) + 1;
 }
 
-/* Our clock went back: the process was restored from a checkpoint. What was to be done at a moment of the old one is done now.  */
+/* Do now what was to be done at a moment of the old clock: this one went back, since the process was woken from an image.  */
 static void clock_went_back(uint64_t now)
 {
 	log_line("the clock went back by %.1f s", (double)(link_.looked_ns - now) / 1e9);

@@ -20,14 +20,14 @@
 /* Called by dlsym.S.  */
 __attribute__((visibility("hidden"))) uintptr_t affinode_answer_dlsym(void *handle, const char *name, const void *caller);
 
-/* Exactly cu[A-Z]…: cudaMalloc, cublasCreate and friends are not the driver's.  */
+/* Return whether the name is of the form cu[A-Z]…: cudaMalloc and cublasCreate are not the driver's.  */
 static bool is_driver_name(const char *name)
 {
 	return name && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
 }
 
-/* A library that stands behind us and asks for what comes after itself must not be given its own function. One that hooks
- * dlsym, and exports nothing, answers for what comes next too.  */
+/* Answer a library that asks for what comes after itself. If it stands after the shim, it must not be given its own function.
+ * One that hooks dlsym and exports nothing answers for what comes next, too.  */
 static void *resolve_after(const void *caller, const char *name)
 {
 	void *real = resolve_real(&driver_library, RTLD_NEXT, name), *hooked = NULL, *handle;

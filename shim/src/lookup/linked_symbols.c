@@ -59,7 +59,8 @@ static void *no_driver_for(const char *name)
 	return strcmp(name, "cuGetErrorString") == 0 ? (void *)error_string : (void *)no_device;
 }
 
-/* Kept once found; looked up again while there is no libcuda, since it may be loaded later.  */
+/* Return the driver's function, which is remembered once it was found. While there is no libcuda it is looked up at each call,
+ * since it may be loaded later.  */
 static void *linked_target(const char *name, void **cache)
 {
 	void *target = __atomic_load_n(cache, __ATOMIC_ACQUIRE);

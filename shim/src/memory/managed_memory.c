@@ -22,7 +22,8 @@ static OF_PROCESS pthread_mutex_t managed_lock = PTHREAD_MUTEX_INITIALIZER;
 static OF_PROCESS struct range_map ranges; /* of struct managed */
 static OF_PROCESS _Atomic uint64_t total, out[MAX_DEVICES];
 
-/* Only what went as a whole is told of: the rest may well have come back.  */
+/* Count memory that went to the host, or came back. Only allocations that went as a whole count: parts of others may have come
+ * back unseen.  */
 static void count_out(const struct managed *range, bool leaves)
 {
 	if (range->sent != range->size || range->device >= MAX_DEVICES)
@@ -91,7 +92,8 @@ static CUresult prefetch(CUdeviceptr address, size_t size, CUstream stream)
 	return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* Pages of a device that cannot share them with the host at any time move on their own terms.  */
+/* Return a context of that device in which managed memory can be sent to the host; NULL if the device cannot share pages with
+ * the host at any time, since then the driver moves them by its own rules.  */
 static struct context *context_to_send_from(int device)
 {
 	struct context *context = context_to_copy_in(device_at(device));

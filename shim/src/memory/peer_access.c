@@ -15,7 +15,8 @@ static OF_PROCESS pthread_mutex_t peers_lock = PTHREAD_MUTEX_INITIALIZER;
 static OF_PROCESS struct pair *pairs;
 static OF_PROCESS size_t pairs_count, pairs_size;
 
-/* Memory belongs to a device, and so does access to it: one context that may reach it is enough. With the lock held.  */
+/* Tell the blocks which devices may reach the owner's memory. Memory belongs to a device, and so does access to it: one context
+ * that may reach it is enough. Called with the lock held.  */
 static void settle(struct device *owner)
 {
 	uint32_t peers = 0;

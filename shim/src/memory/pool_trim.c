@@ -10,7 +10,7 @@
 
 #define MAX_DEVICES 64
 
-/* Held while a pool is trimmed, so that the application cannot destroy it meanwhile.  */
+/* Guards the list. It is held while a pool is trimmed, so that the application cannot destroy the pool meanwhile.  */
 static OF_PROCESS pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER;
 static OF_PROCESS CUmemoryPool *pools; /* made by the application */
 static OF_PROCESS size_t pools_count, pools_size;
@@ -63,8 +63,8 @@ static uint64_t trim_pool(CUmemoryPool pool)
 	return before > after ? before - after : 0;
 }
 
-/* It is there for as long as the device. What else may be the device's current pool the application made, and may destroy:
- * it is in the list. (One imported from another process allocates nothing here, and cannot be current.)  */
+/* Trim the device's default pool, which is there for as long as the device. Any other current pool was made by the application,
+ * and is in the list. (One that was imported from another process allocates nothing here, and cannot be current.)  */
 static uint64_t trim_default_pool(const struct device *device)
 {
 	CUmemoryPool pool = NULL;
@@ -85,7 +85,7 @@ static uint64_t graph_reserved(const struct device *device)
 	return bytes;
 }
 
-/* What allocation nodes of graphs took.  */
+/* Trim what allocation nodes of graphs took.  */
 static uint64_t trim_graphs(const struct device *device)
 {
 	uint64_t before, after;

@@ -38,11 +38,11 @@ enum { LIFE_OFF, LIFE_STARTING, LIFE_ON, LIFE_INERT };
 
 static _Atomic int life;
 
-/* What OF_PROCESS marks, as the linker says.  */
+/* The bounds of what OF_PROCESS marks, as the linker sets them.  */
 extern char __start_affinode_process[] __attribute__((visibility("hidden")));
 extern char __stop_affinode_process[] __attribute__((visibility("hidden")));
 
-/* Once for every park. A move that did not end in that time is waited for no more by those that follow.  */
+/* Run at exit, once for every park. A move that did not end in QUIESCE_NS is not waited for again by the calls that follow.  */
 static void at_exit(int status, void *unused)
 {
 	static uint64_t until;

@@ -77,8 +77,8 @@ void affinode_dying(void)
 	shim_set_dying();
 }
 
-/* An interrupt is for the cell it interrupted. The controller says so too (CANCEL_END), but by way of the server, and
- * the next cell may reach the GPU before that.  */
+/* End what an interrupt cancelled, since that was for an earlier cell. The controller says so too (CANCEL_END), but by way of
+ * the server, and the next cell may reach the GPU before that.  */
 void affinode_cell_began(void)
 {
 	gate_cancel_end();
@@ -129,9 +129,9 @@ static int describe_slots(char *text, size_t size, int at)
 	return at;
 }
 
-/* Its state, the gates, the calls inside and the thread that holds the mover, in lines, cut off where the room ends; the length that it
- * would have: where does it hang? Takes no lock that it has to wait for long, and reads nothing that another thread may be
- * writing.  */
+/* Describe where the process hangs, in lines: its state, the gates, the calls inside and the thread that keeps the mover from
+ * working. The text is cut off where the room ends; return the length that it would have. It takes no lock for long, and reads
+ * nothing that another thread may be writing.  */
 int affinode_describe(char *text, size_t size)
 {
 	unsigned word = atomic_load(&gate.word);

@@ -73,7 +73,7 @@ bool link_may_come(void)
 	return atomic_load(&may_come);
 }
 
-/* What the controller last said to the user, read by the threads that wait.  */
+/* Guards what the controller last said to the user, which threads that wait read.  */
 static OF_PROCESS pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER;
 static OF_PROCESS struct affinode_notice notice;
 static OF_PROCESS unsigned displayed_waits; /* under words_lock, as the next */
@@ -104,7 +104,8 @@ void link_notice_text(char *text, size_t size)
 	pthread_mutex_unlock(&words_lock);
 }
 
-/* One that was killed is mostly started again sooner.  */
+/* Return whether no controller has answered for so long that the user is told: one that was killed is mostly started again
+ * sooner.  */
 static bool is_alone(void)
 {
 	return !link_is_connected() && clock_ns() - atomic_load(&lost_ns) >= TELL_WAIT_AFTER_NS;
@@ -120,7 +121,7 @@ static void wait_text(char *text, size_t size)
 	snprintf(text, size, "%s. Interrupt the kernel to stop waiting.", words);
 }
 
-/* A wait that was told of before: the controller has gone, or come back.  */
+/* Tell the user of a wait again, since the controller has gone or come back.  */
 static void tell_again(struct told_wait *told)
 {
 	bool alone = is_alone();

@@ -108,7 +108,7 @@ void shim_register_exit(void)
 	pthread_mutex_unlock(&registration);
 }
 
-/* What pthread_atfork does, which would not be weak.  */
+/* Do what pthread_atfork does, whose symbol would not be weak.  */
 void shim_register_fork(void (*in_child)(void))
 {
 	__register_atfork(shim_hold_registration, shim_release_registration, in_child, __dso_handle);

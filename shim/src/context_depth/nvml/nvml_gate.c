@@ -48,14 +48,15 @@ W nvml_call(void *real, INT_PARAMETERS)
 
 INT_POOL(TIMES_512) /* NVML of CUDA 13 has about 400 */
 
-/* One of NVML's functions that may wait; nvmlErrorString asks no GPU, and returns text.  */
+/* Return whether it is a function of NVML's that may wait. nvmlErrorString asks no GPU, and returns text.  */
 static bool nvml_is_name(const char *name)
 {
 	return name && strncmp(name, "nvml", 4) == 0 && name[4] >= 'A' && name[4] <= 'Z' &&
 	       strcmp(name, "nvmlErrorString") != 0;
 }
 
-/* What to hand out for one: a wrapper, or `real` where there are no more of them, and then never context depth.  */
+/* Return what to hand out for a function: a wrapper, or `real` if no wrapper is left. In that case the process is never parked
+ * at context depth.  */
 static void *nvml_wrap(void *real)
 {
 	void *thunk = thunk_bind(&int_pool, real, 0, NULL);
@@ -66,7 +67,7 @@ static void *nvml_wrap(void *real)
 	return thunk ? thunk : real;
 }
 
-/* A question whether NVML is there must not be answered with what we export in its stead.  */
+/* A program that asks whether NVML is there must not be answered with what the shim exports under its names.  */
 bool nvml_answer(void *handle, const char *name, uintptr_t *answer)
 {
 	void *found, *real;
@@ -82,7 +83,7 @@ bool nvml_answer(void *handle, const char *name, uintptr_t *answer)
 	return true;
 }
 
-/* By the list of mappings, since the loader's lock may be held for as long as an import takes.  */
+/* Look into the list of mappings, since the loader's lock may be held for as long as an import takes.  */
 static bool is_loaded(void)
 {
 	FILE *maps = fopen("/proc/self/maps", "re");

@@ -25,7 +25,7 @@
 static char program[PATH_MAX];
 static char **environment;
 
-/* Beside the shim itself, not beside a link to it.  */
+/* Find the program beside the shim itself, not beside a link to it. Return 0 or a negative errno.  */
 static int find_program(void)
 {
 	char library[PATH_MAX], *slash;
@@ -53,7 +53,7 @@ static bool is_passed_on(const char *variable)
 	return !begins(variable, OURS) || begins(variable, SIMULATORS);
 }
 
-/* A copy: the application may change its own at any time.  */
+/* Copy the environment, since the application may change its own at any time. Return 0 or -ENOMEM.  */
 static int copy_environment(void)
 {
 	size_t count = 0, kept = 0;
@@ -84,7 +84,7 @@ enum reason gpu_memory_start(const uint8_t gpu[16])
 	return gpu_memory_ask(gpu, FIRST_LOOK_NS, &memory);
 }
 
-/* The number at *text, and after it the character `end`; then *text is behind that.  */
+/* Read a number at *text that the character `end` follows, and move *text behind that. Return false if there is none.  */
 static bool take_number(const char **text, char end, uint64_t *number)
 {
 	const char *at = *text;
@@ -100,7 +100,8 @@ static bool take_number(const char **text, char end, uint64_t *number)
 	return true;
 }
 
-/* The six numbers, and after them the character `end`; then *text is behind that.  */
+/* Read the six numbers at *text that the character `end` follows, and move *text behind that. Return false if they are not
+ * there.  */
 static bool take_figures(const char **text, char end, struct gpu_memory *memory)
 {
 	uint64_t processes, divided;
@@ -116,7 +117,7 @@ static bool take_figures(const char **text, char end, struct gpu_memory *memory)
 	       memory->used_bytes <= memory->total_bytes;
 }
 
-/* The word at *text, and after it the character `end`; then *text is behind that.  */
+/* Read a word at *text that the character `end` follows, and move *text behind that. Return false if there is none.  */
 static bool take_word(const char **text, char end, char *word, size_t size)
 {
 	const char *at = strchr(*text, end);
@@ -179,7 +180,7 @@ static enum reason why_not_run(int error)
 	}
 }
 
-/* Ask about `which`: NO_REASON, or why there is no answer.  */
+/* Run the program for `which`. Return NO_REASON, or why there is no answer.  */
 static enum reason ask(const char *which, uint64_t ns, struct printed *printed)
 {
 	char pid[16];

@@ -275,7 +275,7 @@ static CUresult on_shadow_cuStreamWaitEvent(void *real, CUstream stream, void *e
 }
 HOOK(shadow_cuStreamWaitEvent, (CUstream stream, void *event, unsigned int flags), stream, event, flags)
 
-/* No capture is open, or it would not have been parked.  */
+/* Say that the stream is not capturing: a process with an open capture is not parked.  */
 static CUresult not_capturing(int *status)
 {
 	if (!status)
@@ -290,7 +290,8 @@ static CUresult on_shadow_cuStreamIsCapturing(void *real, CUstream stream, int *
 }
 HOOK(shadow_cuStreamIsCapturing, (CUstream stream, int *status), stream, status)
 
-/* In every version the second argument is the status, and nothing else is written for a stream that is not capturing.  */
+/* In every version of this call the second argument is the status, and nothing else is written for a stream that is not
+ * capturing.  */
 static CUresult on_shadow_cuStreamGetCaptureInfo(void *real, CUstream stream, int *status, void *a2, void *a3, void *a4,
 						 void *a5, void *a6)
 {
@@ -306,7 +307,7 @@ static const struct hook_name shadow_names[] = {
 #include "driver/entry_points.h"
 };
 
-/* A name with more copies of the driver behind it than a hook has places waits instead of being answered.  */
+/* A call waits instead of being answered if more copies of the driver stand behind its name than a hook has places for.  */
 void *shadow_for(const char *name, int version, void *real)
 {
 	struct hook *hook = hook_named(shadow_names, sizeof(shadow_names) / sizeof(shadow_names[0]), name, version);

@@ -47,7 +47,7 @@ static bool known(void)
 	return mine.generation == now && !mine.unknown;
 }
 
-/* All that is known is that `context` is current.  */
+/* Begin to follow a thread of which only its current context is known.  */
 static void begin_with(CUcontext context)
 {
 	mine.begun = true;
@@ -128,7 +128,7 @@ void shadows_saw_mode(int mode)
 	mine.mode = mine.driver_mode = mode;
 }
 
-/* From now on the thread's calls take the slow way in, where the driver is told first.  */
+/* Have the thread's calls take the slow way into the gate from now on, where the driver is told first what was made current.  */
 static void fall_behind(void)
 {
 	if (!shadows_behind)
@@ -243,7 +243,7 @@ void shadows_tell_driver(void)
 		mine.driver_mode = mine.mode;
 }
 
-/* The child has this thread alone, and no CUDA.  */
+/* The child of a fork has this thread alone, and no CUDA.  */
 void shadows_begin_again(void)
 {
 	memset(&mine, 0, sizeof(mine));

@@ -50,7 +50,7 @@ struct witness_shadow {
 	struct pointer_answer one[POINTER_ATTRIBUTES], many[POINTER_ATTRIBUTES];
 };
 
-/* What is asked anew at each park.  */
+/* What the shim asks the driver anew at each park.  */
 struct taken {
 	struct primary_shadow primaries[MAX_DEVICES];
 	struct witness_shadow witnesses[MAX_WITNESSES];
@@ -80,7 +80,7 @@ static int device_count = -1;
 static int driver_version;
 static const char *error_names[ERRORS], *error_texts[ERRORS];
 
-/* Without what this driver lacks, or says otherwise, the call waits.  */
+/* Ask the driver about a device. A call that asks for what this driver lacks waits.  */
 static void device_ask(struct device_shadow *shadow, CUdevice ordinal)
 {
 	memset(shadow, 0, sizeof(*shadow));
@@ -123,7 +123,7 @@ static CUresult ask(void *data, int attribute, CUdeviceptr address, bool many)
 	return many ? driver.cuPointerGetAttributes(1, &attribute, &data, address) : driver.cuPointerGetAttribute(data, attribute, address);
 }
 
-/* Asked twice over different bytes: those that come out the same were written.  */
+/* Ask twice over different bytes: the bytes that come out the same were written by the driver.  */
 static void answer_take(struct pointer_answer *answer, int attribute, CUdeviceptr address, bool many)
 {
 	unsigned char again[POINTER_BYTES];
@@ -242,7 +242,7 @@ CUresult shadow_device_name(char *name, int size, CUdevice device)
 	return look_up(&shadow, device) ? text(name, size, shadow.name) : SHADOW_NONE;
 }
 
-/* The driver refuses a place that is too small.  */
+/* As the driver does, refuse a place that is too small.  */
 CUresult shadow_device_pci_id(char *name, int size, CUdevice device)
 {
 	struct device_shadow shadow;

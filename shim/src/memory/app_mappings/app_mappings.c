@@ -8,7 +8,7 @@
 #include "memory/app_mappings/app_mapping_table.h"
 #include "state/shim_state.h"
 
-/* Whether the mover can copy all of the contents through it: whole, and its own device allowed there.  */
+/* Return whether the mover can copy all of the contents through the alias: it covers them, and their own device may reach it.  */
 static bool is_copyable(const struct alias *alias)
 {
 	const struct mapping *mapping = alias->mapping;
@@ -23,7 +23,7 @@ static bool is_copyable(const struct alias *alias)
 	return false;
 }
 
-/* One, other than `except`, that it can copy through; NULL: none.  */
+/* Return an alias other than `except` that the mover can copy through; NULL if there is none.  */
 static const struct alias *copyable(const struct mapping *mapping, const struct alias *except)
 {
 	const struct alias *alias = mapping->aliases;
@@ -33,7 +33,7 @@ static const struct alias *copyable(const struct mapping *mapping, const struct 
 	return alias;
 }
 
-/* Where the mover copies.  */
+/* Choose the address at which the mover copies.  */
 static void choose_address(struct mapping *mapping)
 {
 	const struct alias *alias = copyable(mapping, NULL);
@@ -191,7 +191,7 @@ static bool only_ours(const struct mapping *mapping)
 	return !alias;
 }
 
-/* Nothing can reach it any more: let the physical memory and the copy go. With the lock held.  */
+/* End a mapping that nothing can reach any more: release the physical memory and the copy. Called with the lock held.  */
 static CUresult end(struct mapping *mapping)
 {
 	CUresult result = CUDA_SUCCESS;
@@ -225,8 +225,8 @@ bool mapping_release(CUmemGenericAllocationHandle handle, CUresult *result)
 	return mapping != NULL;
 }
 
-/* The application unmaps parked contents that it can still reach, by a handle or at another address that nothing may
- * access yet. They keep an address of our own so that a resume has somewhere to copy to. With the lock held.  */
+/* Reserve an address for parked contents that the application unmaps but can still reach, by a handle or at another address
+ * that nothing may access yet: a resume needs an address to copy to. Called with the lock held.  */
 static bool keep_reachable(struct mapping *mapping)
 {
 	CUmemAccessDesc access = {mapping->prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
@@ -264,7 +264,7 @@ static CUresult drop_alias(struct alias *alias)
 	return CUDA_SUCCESS;
 }
 
-/* Whether aliases lie only partly in the range, which the driver does not unmap.  */
+/* Return whether an alias lies only partly in the range: the driver does not unmap such a range.  */
 static bool cuts_an_alias(CUdeviceptr address, size_t size)
 {
 	const struct alias *first = table_find_alias(address), *last = table_find_alias(address + size - 1);

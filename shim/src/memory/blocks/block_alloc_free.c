@@ -151,7 +151,7 @@ CUresult block_import(const CUmemGenericAllocationHandle *handles, unsigned part
 	return CUDA_SUCCESS;
 }
 
-/* The end of a block that is not used any more.  */
+/* Unmap, release and forget a block that is not used any more.  */
 static void block_destroy(struct block *block)
 {
 	if (block->shared) {
@@ -185,8 +185,8 @@ static void synchronise_context(CUcontext handle)
 		driver.cuCtxPopCurrent(&current);
 }
 
-/* cuMemFree waits for the work that may use the memory; so do we: in the block's own context, and in those of devices
- * that can reach it.  */
+/* Wait for the work that may use the memory, as cuMemFree does: in the block's own context, and in those of devices that can
+ * reach it.  */
 static void synchronise_users(const struct block *block)
 {
 	uint32_t peers = block->context->device->peers;

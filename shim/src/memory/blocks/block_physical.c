@@ -51,7 +51,7 @@ static size_t bytes_of_part(const struct block *block, unsigned part)
 	return block_part_begins(block, part + 1) - block_part_begins(block, part);
 }
 
-/* All but the first `keep`.  */
+/* Release all parts but the first `keep`.  */
 static void release(struct block *block, unsigned keep)
 {
 	/* Unmapped but not released would be a leak, not a loss: say so and go on.  */
@@ -63,7 +63,7 @@ static void release(struct block *block, unsigned keep)
 	}
 }
 
-/* Until the first `parts` exist.  */
+/* Create parts until the first `parts` exist.  */
 static CUresult create(struct block *block, unsigned parts)
 {
 	const struct device *device = block->context->device;
@@ -97,7 +97,7 @@ CUresult block_create(struct block *block)
 	return result;
 }
 
-/* From the part `first` on.  */
+/* Make the parts from `first` on accessible.  */
 static CUresult set_access(struct block *block, unsigned first)
 {
 	size_t before = block_part_begins(block, first);
@@ -131,7 +131,7 @@ void block_take_access(struct block *block, uint32_t devices)
 	}
 }
 
-/* Map what exists, and make it accessible.  */
+/* Map all parts that exist, and make them accessible.  */
 static CUresult map(struct block *block)
 {
 	unsigned before = block->access_is_due ? 0 : block->parts_mapped;

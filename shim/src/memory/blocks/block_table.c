@@ -56,7 +56,7 @@ static void describe(const struct block *block, struct block *found)
 				.sync_memops_off = block->sync_memops_off};
 }
 
-/* The block that contains `address`; NULL: not ours. With the lock held.  */
+/* Return the block that contains `address`; NULL if no block does. Called with the lock held.  */
 static struct block *containing(CUdeviceptr address)
 {
 	const struct range *range = range_first(&blocks, address, 1);
@@ -148,7 +148,7 @@ bool blocks_are_in(const struct context *context)
 	return any || mappings_are_in(context);
 }
 
-/* Under the counters' lock: the page is written while the mover works.  */
+/* Set it under the lock of the counters, since the page is written while the mover works.  */
 void block_set_resident(struct block *block, bool resident)
 {
 	if (block->mapping)
@@ -252,7 +252,7 @@ struct block *blocks_take_context(CUcontext handle)
 	return taken;
 }
 
-/* A block that can move.  */
+/* Add the bytes of a block that can move.  */
 static void add(struct block_bytes *bytes, const struct block *block)
 {
 	size_t on_gpu = block->resident && !block->hollow ? block->mapped : block_part_begins(block, block->parts_left);
