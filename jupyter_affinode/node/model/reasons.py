@@ -169,7 +169,7 @@ class DepthRefusal(Reason):
     SEVERAL_PROCESSES = "several-processes", "Several of its processes use CUDA."
     SEVERAL_GPUS = "several-gpus", "It uses several GPUs."
     NOT_SEEN = "not-seen", "NVML does not tell which processes use the GPU, or does not show this one yet."
-    STRANGER = "stranger", "A process without a shim uses the GPU."
+    UNMANAGED = "unmanaged", "A process without a shim uses the GPU."
     FAILED = "failed", "The shim or the driver refused."
 
 

@@ -92,7 +92,7 @@ const DEPTH_REFUSALS: Sentences<DepthRefusal> = {
   'several-processes': trans => trans.__('several of its processes use CUDA'),
   'several-gpus': trans => trans.__('it uses several GPUs'),
   'not-seen': trans => trans.__('it is not known which programs use the GPU'),
-  stranger: trans => trans.__('a program that is not managed uses the GPU'),
+  unmanaged: trans => trans.__('a program that is not managed uses the GPU'),
   failed: trans => trans.__('the GPU driver refused')
 };
 

@@ -77,7 +77,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t devic
 }
 
 /* No process draws on a simulated GPU, and there is no MPS.  */
-#define NOBODY(name)                                                                       \
+#define NO_PROCESSES(name)                                                                       \
 	NVML_API nvmlReturn_t name(nvmlDevice_t device, unsigned int *room, void *out);    \
 	NVML_API nvmlReturn_t name(nvmlDevice_t device, unsigned int *room, void *out)     \
 	{                                                                                  \
@@ -92,12 +92,12 @@ NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t devic
 		return result;                                                             \
 	}
 
-NOBODY(nvmlDeviceGetGraphicsRunningProcesses)
-NOBODY(nvmlDeviceGetGraphicsRunningProcesses_v2)
-NOBODY(nvmlDeviceGetGraphicsRunningProcesses_v3)
-NOBODY(nvmlDeviceGetMPSComputeRunningProcesses)
-NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v2)
-NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)
 
 NVML_API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
 {

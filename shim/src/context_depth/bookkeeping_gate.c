@@ -51,7 +51,7 @@ CUresult books_wait_or_give_up(void)
 	return gate_wait(AFFINODE_CLASS_HOST, true);
 }
 
-static bool anyone_inside(void)
+static bool has_calls_inside(void)
 {
 	for (struct slot *slot = slots_first(); slot; slot = slot->next)
 		if (atomic_load(&slot->used) && atomic_load(&slot->books))
@@ -64,7 +64,7 @@ int books_close(uint64_t drain_ns)
 	uint64_t until = clock_ns() + drain_ns;
 
 	atomic_store(&books_closed, 1);
-	while (anyone_inside()) {
+	while (has_calls_inside()) {
 		if (clock_ns() > until) {
 			books_open();
 			return -EBUSY;

@@ -113,7 +113,7 @@ def _gpu_objection(process: Process, uuid: str, ours: set[int], gpus: GpuTable) 
         return Objection(DepthRefusal.NOT_SEEN, words)
     unmanaged = sorted(gpu.pids - ours)
     if unmanaged:
-        return Objection(DepthRefusal.STRANGER, f"process {unmanaged[0]}, which has no shim, uses the GPU")
+        return Objection(DepthRefusal.UNMANAGED, f"process {unmanaged[0]}, which has no shim, uses the GPU")
     return None
 
 

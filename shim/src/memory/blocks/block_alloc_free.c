@@ -11,21 +11,21 @@
 #include "memory/blocks/block_internal.h"
 #include "state/shim_state.h"
 
-static bool nobody_copies(void)
+static bool is_never_copying(void)
 {
 	return false;
 }
 
-static void nobody_frees(void)
+static void frees_nothing(void)
 {
 }
 
-static void nobody_shares(CUdeviceptr address)
+static void shares_nothing(CUdeviceptr address)
 {
 	(void)address;
 }
 
-static const struct block_users no_users = {nobody_copies, nobody_frees, nobody_frees, nobody_shares}, *users = &no_users;
+static const struct block_users no_users = {is_never_copying, frees_nothing, frees_nothing, shares_nothing}, *users = &no_users;
 static OF_PROCESS struct block *_Atomic doomed;
 /* High, so that it never meets an id the driver gave to its own memory.  */
 static _Atomic uint64_t next_id = 1ull << 40;

@@ -81,7 +81,7 @@ def test_it_comes_back_only_where_the_driver_is_sure_to_find_room(
     [
         ("setting", None),
         ("flag", "not started with AFFINODE_DEPTH"),
-        ("stranger", "has no shim"),
+        ("unmanaged", "has no shim"),
         ("unknown", "does not say which processes"),
         ("container", "cannot be told apart"),
         ("second GPU", "several GPUs"),
@@ -91,8 +91,8 @@ def test_it_comes_back_only_where_the_driver_is_sure_to_find_room(
 def test_anything_that_makes_the_way_back_unsure_leaves_the_context_there(
     node, nvml, deep, park_k, obstacle, told
 ):
-    if obstacle in ("stranger", "unknown", "container"):
-        nvml.pids = {"stranger": {os.getpid(), 1}, "unknown": None, "container": {1}}[obstacle]
+    if obstacle in ("unmanaged", "unknown", "container"):
+        nvml.pids = {"unmanaged": {os.getpid(), 1}, "unknown": None, "container": {1}}[obstacle]
     machine = node(nvml=nvml, **{**DEEP, "depth": "memory" if obstacle == "setting" else "context"})
     shim = deep("k", resident=300 * MIB, flags=0 if obstacle == "flag" else CONTEXT_FLAG)
     if obstacle == "second GPU":
