@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write shim/src/context_depth/nvml/nvml_entry_points.h, the names under which programs are linked to NVML.
+"""Write nvml_entry_points.txt, the names under which programs are linked to NVML.
 
     nvml_entry_points.py --headers NVML_H [NVML_H …]
         Take what these headers declare into the table. Nothing is ever removed: programs built years ago
@@ -15,18 +15,15 @@ import re
 import sys
 from pathlib import Path
 
-TABLE = Path(__file__).resolve().parents[1] / "src" / "context_depth" / "nvml" / "nvml_entry_points.h"
+TABLE = Path(__file__).resolve().with_suffix(".txt")
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 PROTOTYPE = re.compile(r"\bnvmlReturn_t\s+DECLDIR\s+(nvml\w+)\s*\(([^)]*)\)\s*;")
-ROW = re.compile(r"^ENTRY\((\w+)\)$", re.MULTILINE)
+ROW = re.compile(r"^(nvml\w+)$", re.MULTILINE)
 MAX_WORDS = 11  # what call_signatures.h carries as INT
 
 PREAMBLE = """\
-/* NVML's functions, all that return an nvmlReturn_t: the names that nvml_linked_symbols.c stands before. Integers and
- * pointers alone, {words} at most (call_signatures.h: INT).
- *
- * Written by shim/tools/nvml_entry_points.py from what nvml.h declares (CUDA 12.9 and 13.5 so far). Define
- * ENTRY(name) before including; it is undefined at the end.  */
+# NVML's functions: all that nvml.h of CUDA 12.9 or 13.5 declares and that return an nvmlReturn_t. They take integers
+# and pointers alone, {words} at most (call_signatures.h: INT). Written by nvml_entry_points.py.
 """
 
 
@@ -57,8 +54,7 @@ def main() -> int:
             raise HeaderError(f"{path} declares no function of NVML's")
         names |= set(functions)
         words = max(words, *functions.values())
-    rows = "".join(f"ENTRY({name})\n" for name in sorted(names))
-    TABLE.write_text(PREAMBLE.format(words=words) + rows + "#undef ENTRY\n")
+    TABLE.write_text(PREAMBLE.format(words=words) + "".join(f"{name}\n" for name in sorted(names)))
     return 0
 
 

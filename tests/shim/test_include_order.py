@@ -11,7 +11,8 @@ SHIM = Path(__file__).resolve().parents[2] / "shim"
 SOURCES = SHIM / "src"
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 FOR_ALL = "protocol.h"
-MADE = ("driver/entry_points.h", "mover/digest_ptx.h")  # by the build
+# by the build
+MADE = ("driver/entry_points.h", "mover/digest_ptx.h", "context_depth/nvml_entry_points.h")
 
 
 def layers() -> list[str]:

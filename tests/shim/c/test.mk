@@ -75,7 +75,7 @@ $(TEST_BUILD)/plain/%: $(TEST_BUILD)/plain/%.o $(TEST_SUPPORT:%=$(TEST_BUILD)/pl
 TEST_SHIM := $(filter-out lookup/linked_symbols gate/unwind,$(patsubst src/%.c,%,$(filter %.c,$(SHIM_SOURCES))))
 
 define SANITIZED
-$(TEST_BUILD)/$(1)/shim/%.o: src/%.c | $(TABLE)
+$(TEST_BUILD)/$(1)/shim/%.o: src/%.c | $(MADE_HEADERS)
 	@mkdir -p $$(@D)
 	$$(CC) $$(TEST_CFLAGS) -DSMALL_POOLS $$(SANITIZE_$(1)) $$(SANITIZED_SHIM_$(1)) -c -o $$@ $$<
 $(TEST_BUILD)/$(1)/%.o: %.c

@@ -33,4 +33,4 @@ static W call_linked(const char *name, void **cache, INT_PARAMETERS)
 		static void *cache;                                 \
 		return call_linked(#name, &cache, INT_ARGUMENTS);   \
 	}
-#include "context_depth/nvml/nvml_entry_points.h"
+#include "context_depth/nvml_entry_points.h"
