@@ -54,6 +54,7 @@ REASONS = (
         r"Can't open file (?P<what>\S+) on restore|Can't open (?P<other>/\S+): No such file",
         "the file {what} is not there any more",
     ),
+    (r"\d+ killed by signal (?P<what>\d+)", "its process was ended on its way, by signal {what}"),
     (r"Can ?not set .*lock", "another program has locked a file that it had locked: end that first"),
     (r"No space left on device|Disk quota exceeded", "the disk is full"),
     (
@@ -166,11 +167,6 @@ def advice() -> str:
     if os.geteuid() == 0:
         return "Give the container the capability SYS_ADMIN, or CHECKPOINT_RESTORE and SETPCAP."
     return f"sudo setcap {CAPABILITIES} {called[0]}"
-
-
-def executables() -> list[Path]:
-    """Return the programs that run CRIU: its own, and a loader that was named before it. Raises CriuUnavailable."""
-    return [Path(word) for word in command() if word.startswith("/") and os.access(word, os.X_OK)]
 
 
 def is_privileged() -> bool:

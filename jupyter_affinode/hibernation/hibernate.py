@@ -39,7 +39,7 @@ from typing import Any
 from .. import environment
 from ..keeping.processes import ProcessName, resident_bytes
 from . import criu, tree
-from .checks import objection_to_rights, objection_to_writing
+from .checks import Seen, objection_to_rights, objection_to_writing
 from .files import objection_to_files
 from .image import Image, ImageRefused, Manifest
 from .machine import objection_to_waking
@@ -110,6 +110,8 @@ async def hibernate(
         on_step("finish")
         processes = tree.tree_of(pid)  # stopped now, so it is whole
         manifest = await asyncio.to_thread(image.finish, processes=processes, has_cuda=has_cuda, **known)
+        if not tree.lives(processes[0]):  # its server has noted that, and may have started it anew
+            raise ProcessLookupError
     except BaseException as error:
         has_ended = bool(processes) and not tree.lives(processes[0])
         with contextlib.suppress(ProcessLookupError):
@@ -223,25 +225,25 @@ async def recover(image: Image, process: ProcessName | None = None) -> Recovered
 async def _end_half_woken(manifest: Manifest, image: Image, *, is_started: bool) -> None:
     """End what CRIU started of an image, all of it or a part: a process that has a number of its is left alone."""
     first = manifest.processes[0].pid
-    found: dict[int, ProcessName] = {}
-    for process in manifest.processes:
-        if (is_started and process.pid == first) or _is_of_image(process.pid, manifest, image):
-            with contextlib.suppress(ProcessLookupError):
-                found |= {each.pid: each for each in tree.tree_of(process.pid)}
-    await tree.end(list(found.values()))
+    while True:
+        found: dict[int, ProcessName] = {}
+        for process in manifest.processes:
+            if (is_started and process.pid == first) or _is_of_image(process.pid, manifest, image):
+                with contextlib.suppress(ProcessLookupError):
+                    found |= {each.pid: each for each in tree.tree_of(process.pid) if tree.lives(each)}
+        if not found:
+            return
+        await tree.end(list(found.values()))
 
 
 def _is_of_image(pid: int, manifest: Manifest, image: Image) -> bool:
-    """Return whether a process is one of the kernel's, or CRIU that is about to become one."""
-    if _has_mark(pid, manifest):
-        return True
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if os.fsencode(image.process_folder) in words:
+    """Return whether a process is one of the kernel's, or CRIU that is about to become one: it has the image open."""
+    with contextlib.suppress(OSError):
+        if os.fsencode(image.process_folder) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
             return True
-        return any(os.path.samefile(f"/proc/{pid}/exe", each) for each in criu.executables())
-    except (OSError, criu.CriuUnavailable):
-        return False
+    return _has_mark(pid, manifest) or any(
+        target.startswith(f"{image.folder}/") for target in Seen(pid).opened.values()
+    )
 
 
 def _lives_again(manifest: Manifest) -> bool:

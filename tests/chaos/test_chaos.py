@@ -6,6 +6,7 @@ import os
 
 import pytest
 from chaos import Chaos, spill_folder
+from fetched_criu import fetched_criu
 from live_machine import Machine
 
 FAULTS = int(os.environ.get("CHAOS_FAULTS", "12"))
@@ -31,3 +32,16 @@ def test_nor_does_one_where_kernels_hand_their_host_memory_over(native, machine:
     with capsys.disabled():
         print(f"\n{account}")
     assert account.faults == FAULTS and account.moves["hand-overs"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(FAULTS + 600)
+def test_nor_does_one_where_kernels_hibernate(native, machine: Machine, capsys):
+    criu = fetched_criu()
+    faults = max(FAULTS, 30)
+    with spill_folder() as images:
+        chaos = Chaos(machine, SEED, kernels=4, servers=2, block_s=1.0, images=images, criu=criu)
+        account = chaos.run(faults, GAP_S)
+    with capsys.disabled():
+        print(f"\n{account}")
+    assert account.faults == faults and account.moves["hibernations"] > 0
