@@ -2,7 +2,7 @@
 #include "copy/copy.h"
 #include "driver/api.h"
 #include "stream/capture.h"
-#include "memory/array.h"
+#include "memory/memory.h"
 
 struct given_side {
 	int type;

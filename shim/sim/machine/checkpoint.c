@@ -10,7 +10,7 @@
 #include "driver/device.h"
 #include "machine/activity.h"
 #include "machine/futex.h"
-#include "memory/managed.h"
+#include "memory/memory.h"
 #include "stream/stream.h"
 
 #define LOOK_MS 1

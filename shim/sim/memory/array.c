@@ -1,5 +1,4 @@
 /* cuArrayCreate and what belongs to it. Nothing samples them here; they hold memory and can be copied.  */
-#include "memory/array.h"
 
 #include "driver/api.h"
 #include "stream/capture.h"

@@ -1,5 +1,4 @@
 /* Managed memory: on the host until a GPU touches it or it is prefetched there. The driver's checkpoint refuses it.  */
-#include "memory/managed.h"
 
 #include "driver/api.h"
 #include "driver/device.h"

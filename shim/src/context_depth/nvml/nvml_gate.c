@@ -1,5 +1,7 @@
+#define _GNU_SOURCE
 #include "context_depth/nvml/nvml_gate.h"
 
+#include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,10 +14,13 @@
 #include "state/depth.h"
 #include "state/shim_state.h"
 
-#define REFUSED 999 /* NVML_ERROR_UNKNOWN */
+#define LIBRARY_NOT_FOUND 12  /* NVML_ERROR_LIBRARY_NOT_FOUND */
+#define FUNCTION_NOT_FOUND 13 /* NVML_ERROR_FUNCTION_NOT_FOUND */
+#define REFUSED 999           /* NVML_ERROR_UNKNOWN */
 /* A process that asks every few seconds would be brought back each time: longer than monitors pause.  */
 #define LATELY_NS (10 * S_NS)
 
+static struct library nvml_library = {"libnvidia-ml.so.1", NULL};
 static _Atomic uint64_t asked_ns;
 static _Atomic bool comes_by; /* some calls do */
 
@@ -36,14 +41,6 @@ static W call_gated(void *real, INT_PARAMETERS)
 static W call_int(const struct thunk_target *target, INT_PARAMETERS)
 {
 	return call_gated(target->real, INT_ARGUMENTS);
-}
-
-W nvml_call(void *real, INT_PARAMETERS)
-{
-	if (!checkpoint_is_asked() || shim_is_disabled())
-		return ((int_fn)real)(INT_ARGUMENTS);
-	atomic_store(&comes_by, true);
-	return call_gated(real, INT_ARGUMENTS);
 }
 
 INT_POOL(TIMES_512) /* NVML of CUDA 13 has about 400 */
@@ -107,3 +104,35 @@ enum reason nvml_objection(void)
 		return REASON_NVML_UNSEEN;
 	return NO_REASON;
 }
+
+static W call_unless_off(void *real, INT_PARAMETERS)
+{
+	if (!checkpoint_is_asked() || shim_is_disabled())
+		return ((int_fn)real)(INT_ARGUMENTS);
+	atomic_store(&comes_by, true);
+	return call_gated(real, INT_ARGUMENTS);
+}
+
+static W call_linked(const char *name, void **cache, INT_PARAMETERS)
+{
+	void *real = __atomic_load_n(cache, __ATOMIC_ACQUIRE);
+
+	if (!real) {
+		real = resolve_real(&nvml_library, RTLD_NEXT, name);
+		if (!real)
+			return library_handle(&nvml_library) ? FUNCTION_NOT_FOUND : LIBRARY_NOT_FOUND;
+		__atomic_store_n(cache, real, __ATOMIC_RELEASE);
+	}
+	return call_unless_off(real, INT_ARGUMENTS);
+}
+
+/* NVML's names for programs and libraries that are linked to it. The preloaded library comes first, so these are what they call,
+ * however they were loaded, but for libraries loaded with RTLD_DEEPBIND. Each finds the real function at its first call.  */
+#define ENTRY(name)                                                 \
+	__attribute__((visibility("default"))) W name(INT_PARAMETERS); \
+	W name(INT_PARAMETERS)                                      \
+	{                                                           \
+		static void *cache;                                 \
+		return call_linked(#name, &cache, INT_ARGUMENTS);   \
+	}
+#include "context_depth/nvml_entry_points.h"
