@@ -15,7 +15,9 @@ import { laneTitle, spanText, sumsText } from '../src/words';
 import { gpu, kernel, trans } from './examples';
 
 const SINCE = 1_000_000;
-const ON_GPU = [{ uuid: 'GPU-1', index: 0, resident_bytes: 1, parked_bytes: 0, unmovable_bytes: 0 }];
+const ON_GPU = [
+  { uuid: 'GPU-1', index: 0, resident_bytes: 1, parked_bytes: 0, unmovable_bytes: 0 }
+];
 
 /** A lane whose changes come after so many seconds. */
 function lane(id: string, ...changes: [number, PastState, string?][]): ILane {
@@ -83,12 +85,13 @@ test('a kernel that waits for two GPUs waits once', () => {
 
 test('events go on where the answer ended, and a move under way changes nothing', () => {
   const at = SINCE + 601;
-  const changes = (residency: 'parking' | 'parked' | 'resident' | 'none') =>
+  const changes = (residency: 'parking' | 'parked' | 'hibernated' | 'resident' | 'none') =>
     followed(past(A), 'a', kernel({ residency, gpus: ON_GPU, reason_code: 'idle' }), at).gpus[0]
       .lanes[0].changes;
   assert.strictEqual(changes('parking'), A.changes);
   assert.strictEqual(changes('resident').length, 4);
   assert.deepStrictEqual(changes('parked')[4], { at, state: 'parked', cause: 'idle' });
+  assert.strictEqual(changes('hibernated')[4].state, 'parked'); // it is off the GPU as well
   assert.strictEqual(changes('none')[4].state, 'none');
   const gone = followed(past(A), 'a', undefined, at);
   assert.strictEqual(gone.gpus[0].lanes[0].changes[4].state, 'none');

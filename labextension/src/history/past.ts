@@ -195,7 +195,8 @@ function stateOn(gpu: IPastGpu, kernel: IKernel | undefined, isOnly: boolean): P
     kernel.residency === 'queued' &&
     kernel.gpus.length === 0 &&
     (isOnly || kernel.wait?.args.gpu === gpu.index);
-  return has || waitsHere ? (kernel.residency as PastState) : 'none';
+  const state = kernel.residency === 'hibernated' ? 'parked' : kernel.residency; // off the GPU as well
+  return has || waitsHere ? (state as PastState) : 'none';
 }
 
 /** The past with the GPUs' figures of now. */
