@@ -10,7 +10,7 @@ import time
 import urllib.request
 
 import pytest
-from live_machine import UnixConnection
+from live_machine import UnixConnection, new_machine
 from live_server import ENDLESS, JupyterServer
 
 
@@ -173,9 +173,18 @@ def test_without_a_token_nothing_is_answered(followed):
         assert followed.request(method, f"/affinode/api/{path}", {}, token="wrong")[0] == 403
 
 
-def test_reading_and_moving_need_the_right_to_read_and_write_kernels(native, machine, server, wait_until):
-    server.allow()
-    server.start()
+@pytest.fixture(scope="module")
+def configured_server(native):
+    """A server with an authorizer and a policy of its own; on a machine of its own."""
+    with new_machine() as machine:
+        made = JupyterServer(machine)
+        made.allow()
+        yield made.start("--AffinodeExtension.park_when=idle", "--AffinodeExtension.idle_timeout_s=7")
+        made.stop()
+
+
+def test_reading_and_moving_need_the_right_to_read_and_write_kernels(configured_server, wait_until):
+    server, machine = configured_server, configured_server.machine
     kernel = server.start_kernel()
     wait_until(lambda: (machine.kernel(kernel.id) or {}).get("name"))
     for allowed, reading, moving in (
@@ -224,8 +233,8 @@ def test_the_metrics_are_on_the_servers_page(followed):
     assert "# TYPE affinode_kernels " in controllers and not both, "sums over all targets would double"
 
 
-def test_configured_policy_reaches_every_controller(native, server, machine, wait_until):
-    server.start("--AffinodeExtension.park_when=idle", "--AffinodeExtension.idle_timeout_s=7")
+def test_configured_policy_reaches_every_controller(configured_server, wait_until):
+    machine = configured_server.machine
 
     def policy() -> tuple:
         node = machine.node()

@@ -63,10 +63,8 @@ def provisioner_of(kernel) -> str:
     return "ours" if "AFFINODE_KERNEL_ID" in kernel.environment() else "other"
 
 
-@pytest.mark.parametrize(
-    "choice",
-    ["nothing", *(pytest.param(name, marks=pytest.mark.long) for name in ("configuration", "environment"))],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("choice", ["nothing", "configuration", "environment"])
 def test_a_real_servers_kernel(native, machine, server, choice):
     if choice == "configuration":
         config = {"KernelProvisionerFactory": {"default_provisioner_name": LOCAL}}

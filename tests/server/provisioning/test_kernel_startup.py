@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -78,6 +79,16 @@ def test_an_ipython_kernels_namespace_stays_clean(kernel):
     assert "affinode" not in kernel.run("print(dir())").text
     assert kernel.run("print(__doc__)").text.startswith("Automatically created module")
     assert "%gpu_park" in kernel.run("%lsmagic").text
+
+
+def test_a_kernel_that_dies_is_started_again_and_managed(shared_server, new_kernel, wait_until):
+    kernel = new_kernel()
+    pid = kernel.pid
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: "restarting kernel" in shared_server.log())
+    kernel.wait_for_ready()
+    assert kernel.pid != pid
+    assert kernel.environment()["AFFINODE_KERNEL_ID"] == kernel.id
 
 
 def test_an_error_in_an_ipython_kernels_old_startup_is_survived(

@@ -224,16 +224,6 @@ class TestWithAController:
         assert not await manager.is_alive()
 
 
-def test_a_kernel_that_dies_is_started_again_and_managed(shared_server, new_kernel, wait_until):
-    kernel = new_kernel()
-    pid = kernel.pid
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: "restarting kernel" in shared_server.log())
-    kernel.wait_for_ready()
-    assert kernel.pid != pid
-    assert kernel.environment()["AFFINODE_KERNEL_ID"] == kernel.id
-
-
 @pytest.mark.long
 def test_a_kernel_outlives_the_controller(native, machine, server, wait_until):
     server.start()
