@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 from controlled import NO_GPU_STATUS, ballast, finish, machine, options, say
 from hibernation import ENABLED, KEEP
@@ -180,7 +181,7 @@ def compute(live: Machine, pair: Pair, steps: int) -> None:
     pair.steps += steps
     for known in live.kernels().values():
         if known["id"].endswith(pair.kernel.id):
-            pair.gpus += [gpu["uuid"] for gpu in known["gpus"]]
+            pair.gpus += [gpu["uuid"] for gpu in known["gpus"] if gpu["resident_bytes"]]
 
 
 def main() -> int:
@@ -217,7 +218,8 @@ def main() -> int:
         config = Path(live.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.d")
         config.mkdir()
         (config / "affinode.json").write_text(ENABLED)
-        live.start_controller("--settle=0")
+        migrates = ["--depth=context", "--allow-migration=True"] if given.elsewhere else []
+        live.start_controller("--settle=0", *migrates)
         server = JupyterServer(live)
         server.transport = "tcp"
         server.start(KEEP)
@@ -238,7 +240,8 @@ def main() -> int:
             each(pairs, lambda pair: go_away(live, pair))
             with ExitStack() as stack:
                 if given.elsewhere:
-                    stack.enter_context(ballast(LEAVES_BYTES))
+                    with patch.dict(os.environ, live.environment):  # on the same machine, if it is simulated
+                        stack.enter_context(ballast(LEAVES_BYTES))
                 each(pairs, lambda pair: come_back(live, pair))
                 each(pairs, lambda pair: compute(live, pair, given.steps))
             for pair in pairs:
@@ -274,7 +277,9 @@ def main() -> int:
             "losses",
         ),
         rows=rows,
-        passed=all(not pair.problem and pair.cycles for pair in pairs) and not left,
+        passed=all(not pair.problem and pair.cycles for pair in pairs)
+        and not left
+        and all(len(set(pair.gpus)) == 1 + given.elsewhere for pair in pairs),
         notes=[*notes, f"times are medians, of all programs at once; all images deleted: {not left}"],
     )
 
