@@ -17,10 +17,11 @@ import signal
 import sys
 import time
 from pathlib import Path
+from unittest.mock import patch
 
-from controlled import finish, machine, options, say
+from controlled import ballast, finish, machine, options, say
 from live_kernel import gpu_used_bytes
-from live_machine import new_machine
+from live_machine import Machine, new_machine
 from live_server import JupyterKernel, JupyterServer, exists
 from spill import plain_copies
 from waiting import wait_until
@@ -28,6 +29,8 @@ from waiting import wait_until
 KEEP = "--AffinodeExtension.keep_kernels=all"
 ENABLED = '{"ServerApp": {"jpserver_extensions": {"jupyter_affinode": true}}}'
 MIB = 1 << 20
+LEAVES_BYTES = 256 << 20  # less than a CUDA context takes
+SEEN_TO_WAIT_S = 4.0
 SAMPLE_BYTES = 8 << 30  # of the plain file; its times are for as much as the image has
 SETUP = {
     "torch": """
@@ -54,6 +57,9 @@ def train():
         losses.append(loss.item())
     source.add_(1); graph.replay()
     return losses, result.double().sum().item()
+def zeros(gib):
+    global nothing
+    nothing = torch.zeros(int(gib * (1 << 27)), dtype=torch.int64, device="cuda")
 def checksum(): return int(block.sum())
 def change(part): block[: int(len(block) * part)] += 1
 """,
@@ -72,6 +78,9 @@ def change(part):
     n = int(words * part)
     host[0] = (host[0] + 1) % 2**64
     driver.call("cuMemcpyHtoD_v2", ctypes.c_uint64(block), host, ctypes.c_size_t(n * 8))
+def zeros(gib):
+    size = int(gib * (1 << 30))
+    driver.call("cuMemsetD8_v2", ctypes.c_uint64(driver.allocate(size)), ctypes.c_ubyte(0), ctypes.c_size_t(size))
 steps = 0
 def train():
     global steps
@@ -89,10 +98,31 @@ def value(kernel: JupyterKernel, code: str, timeout: float = 300) -> tuple[str, 
     return done.text, time.monotonic() - began
 
 
+def waits_for_room(kernel: JupyterKernel, live: Machine, images: Path) -> bool:
+    """Use the GPU while another program fills it; whether that waits, and the image is kept meanwhile."""
+    with patch.dict(os.environ, live.environment), ballast(LEAVES_BYTES):
+        waiting = kernel.submit("checksum()")
+        time.sleep(SEEN_TO_WAIT_S)
+        waits = bool(
+            live.kernel(next(each for each in live.kernels() if each.endswith(kernel.id))).get("place")
+        )
+        kept = bool(list(images.glob("*")))
+    kernel.wait(waiting, timeout=300)
+    say(f"beside a full GPU: waits {waits}, its image is kept {kept}")
+    return waits and kept
+
+
 def one_cycle(
-    server: JupyterServer, kernel: JupyterKernel, twin: JupyterKernel, name: str, folder: Path, changed: float
+    server: JupyterServer,
+    kernel: JupyterKernel,
+    twin: JupyterKernel,
+    name: str,
+    folder: Path,
+    images: Path,
+    changed: float,
+    full: bool,
 ) -> tuple[str, ...]:
-    """Hibernate and wake once; a row."""
+    """Hibernate and wake once, beside a full GPU or not; a row."""
     live, used_before = server.machine, gpu_used_bytes()
     for each in (kernel, twin):
         value(each, f"change({changed})") if changed else None
@@ -118,11 +148,12 @@ def one_cycle(
     kernel.listen_again()
     value(kernel, "1+1")
     awake_s = time.monotonic() - began
+    waited = not full or waits_for_room(kernel, live, images)
     after, took_s = value(kernel, "checksum()")
     server.start(KEEP, port=server.port)
     known = server.request("GET", f"/api/kernels/{kernel.id}")[0] == 200
     trained = value(kernel, "train()")[0] == value(twin, "train()")[0]
-    right = gone and known and after == before and kernel.pid == pid and trained
+    right = waited and gone and known and after == before and kernel.pid == pid and trained
     say(
         f"{name}: {size / 2**30:.2f} GiB, away {slept_s:.2f} s (plain write {wrote_s:.2f}), woken {woken_s:.2f} s,"
         f" 1+1 {awake_s:.2f} s,"
@@ -148,6 +179,8 @@ def main() -> int:
     parser.add_argument("--dir", required=True, help="a folder on a local disk")
     parser.add_argument("--gib", type=float, default=8.0, help="what the kernel holds (8)")
     parser.add_argument("--cycles", type=int, default=3, help="how often (3)")
+    parser.add_argument("--zeros", type=float, default=0.0, help="GiB of zeros beside that (0)")
+    parser.add_argument("--full", action="store_true", help="fill the GPU while it wakes the last time")
     parser.add_argument("--program", choices=sorted(SETUP), default="torch", help="what it runs (torch)")
     arguments = parser.parse_args()
     modules = ["ipykernel", "jupyter_server", *(["torch"] if arguments.program == "torch" else [])]
@@ -174,6 +207,8 @@ def main() -> int:
             words = int(gib * (1 << 30)) // 8
             value(each, SETUP[arguments.program].format(words=words))
             value(each, "train()")
+        if arguments.zeros:
+            value(kernel, f"zeros({arguments.zeros})")
         time.sleep(4)  # a process that has just begun keeps its context
         deadline = time.monotonic() + arguments.time
         for cycle in range(arguments.cycles):
@@ -181,7 +216,8 @@ def main() -> int:
                 break
             changed = 0.01 if cycle else 0.0
             name = f"{cycle + 1}" + (", 1 % changed since" if changed else "")
-            rows.append(one_cycle(server, kernel, twin, name, Path(arguments.dir), changed))
+            full = arguments.full and cycle == arguments.cycles - 1
+            rows.append(one_cycle(server, kernel, twin, name, Path(arguments.dir), images, changed, full))
         kernel.shutdown()
         twin.shutdown()
         with contextlib.suppress(AssertionError):
@@ -206,7 +242,8 @@ def main() -> int:
         rows=rows,
         passed=bool(rows) and all(row[-1] == "equal" for row in rows) and not left,
         notes=[
-            f"a kernel with {arguments.gib:g} GiB of random words, the same process throughout; all deleted: {not left}"
+            f"a kernel with {arguments.gib:g} GiB of random words and {arguments.zeros:g} of zeros, the same process"
+            f" throughout; all deleted: {not left}"
         ],
     )
 
