@@ -64,9 +64,9 @@ struct affinode_header {
 };
 
 enum affinode_hello_flags {
-	AFFINODE_HELLO_CONTEXT = 1u << 4,    /* may be parked at context depth too (the user's or the administrator's request) */
+	AFFINODE_HELLO_CONTEXT = 1u << 4,    /* the process may be parked at context depth, as its user or the administrator asked */
 	AFFINODE_HELLO_GRANT = 1u << 5,      /* in every version: a GRANT follows, and names the user */
-	AFFINODE_HELLO_MIGRATES = 1u << 7,  /* can carry out MOVE_MIGRATE, as far as is known */
+	AFFINODE_HELLO_MIGRATES = 1u << 7,   /* the process can carry out MOVE_MIGRATE, as far as it knows */
 };
 
 struct affinode_hello {
@@ -74,17 +74,17 @@ struct affinode_hello {
 	int32_t pid; /* as the shim sees it; informative, never trusted */
 	uint32_t flags;
 	uint32_t reserved;
-	/* As the shim sees it: the processes of a kernel that its signals reach are told of interrupts and of its
-	 * end, others are not. 0: not known (a group of an outer pid namespace).  */
+	/* As the shim sees it. The controller tells of interrupts, and of the kernel's end, the processes of the group that is
+	 * signalled, and no others. 0: not known (a group of an outer pid namespace).  */
 	uint32_t process_group;
 	char kernel_id[AFFINODE_KERNEL_ID_SIZE]; /* AFFINODE_KERNEL_ID, NUL-terminated; "" if unknown */
 	char command[64];                        /* comm of the process */
 	char shim_version[32];
 };
 
-/* The process's user, where the user id says nothing (between containers): a signed text of `size` bytes, passed on
- * as it is in the environment. Sent right after HELLO, in pieces, in order; the WELCOME waits for the last. The shim
- * reads it anew for each connection. It may have expired if the page is that of a process that was let in before.  */
+/* A signed text of `size` bytes that names the process's user, for where the user id says nothing (between containers). The shim
+ * reads it anew for each connection and passes it on as it is, right after HELLO, in pieces, in order; the WELCOME waits for the
+ * last. A process that was let in before, by its page, is let in again with a grant that has expired.  */
 #define AFFINODE_GRANT_SIZE 4096u
 #define AFFINODE_GRANT_PIECE 192u
 
@@ -100,7 +100,7 @@ enum affinode_notice_kind {
 	AFFINODE_NOTIFY_UNWANT = 3,    /* no call waits any more (cancelled) */
 	AFFINODE_NOTIFY_ROOM = 4,      /* an allocation of `bytes` met a full GPU; epoch = request number */
 	AFFINODE_NOTIFY_ROOM_END = 5,  /* that request was given up or served; epoch = request number */
-	AFFINODE_NOTIFY_LOT_END = 6,   /* nothing of ours is in a lot any more; epoch = its number */
+	AFFINODE_NOTIFY_LOT_END = 6,   /* the process has nothing in a lot any more; epoch = its number */
 };
 
 struct affinode_notify {
@@ -117,40 +117,39 @@ enum affinode_command_kind {
 	AFFINODE_COMMAND_CANCEL = 3,       /* waiting calls fail, and go on failing for `argument` ns (5 s at most) */
 	AFFINODE_COMMAND_CANCEL_END = 4,   /* the cell ended: calls may wait again */
 	AFFINODE_COMMAND_DYING = 5,        /* the process is about to be shut down */
-	AFFINODE_COMMAND_ROOM = 6,         /* argument: 1 try again, 0 there will be no room; epoch of `request` below */
+	AFFINODE_COMMAND_ROOM = 6,         /* answers NOTIFY_ROOM number `request`; argument 1: try again, 0: there will be no room */
 	AFFINODE_COMMAND_COMMIT = 7,       /* carry out the prepared move whose epoch is `request` */
 	AFFINODE_COMMAND_ABORT = 8,        /* undo it */
-	/* Give back host memory that is kept for the next park, down to `argument` bytes; NOTIFY STATE when it is
-	 * done.  */
+	/* Give back retained copies, down to `argument` bytes, and send NOTIFY_STATE when that is done.  */
 	AFFINODE_COMMAND_TRIM = 9,
-	/* A lot: `argument` bytes (a multiple of 32 MiB) of touched, zeroed host memory for copies, in the one
-	 * memfd that comes with the message. `request` is its number, good on this connection only: after another
-	 * WELCOME the lot is still the shim's to use, and nothing is told of its end. Map it shared, MADV_DONTFORK,
-	 * and close the descriptor. Pages are huge where fstat's st_blksize says so. Give back what a park left
-	 * empty. A lot that was sent is the shim's: the controller must not truncate it, nor make holes in it,
-	 * before NOTIFY_LOT_END of its number on the same connection or the end of the process, since a cut under a
-	 * mapping is a SIGBUS in the kernel, and its contents may be all that is left of the GPU's memory. Silence,
-	 * a lost link, another WELCOME and the end of the controller are no reason.
+	/* Take a lot: `argument` bytes (a multiple of 32 MiB) of touched, zeroed host memory for copies, in the one
+	 * memfd that comes with the message. Its pages are huge where fstat's st_blksize says so. The shim maps it shared, with
+	 * MADV_DONTFORK, closes the descriptor, and gives lots back that a park left empty. `request` is the lot's number, good on this
+	 * connection only: after another WELCOME the shim still uses the lot, and tells nothing of its end.
 	 *
-	 * After LOT_END it stays mapped and registered, untouched, until a LOT with the same memfd lends it again (so that
-	 * lots go to and fro between one user's processes, and nothing has to be touched or registered anew), or until
-	 * LOT_FORGET, another WELCOME or the end of the link.  */
+	 * The controller must not truncate a lot that it sent, nor make holes in it, before NOTIFY_LOT_END of its number on the same
+	 * connection, or the end of the process: a cut under a mapping is a SIGBUS in the user's kernel, and the lot may have all that is
+	 * left of the GPU's memory. Silence, a lost link, another WELCOME or the end of the controller do not allow it.
+	 *
+	 * After LOT_END the lot stays mapped and registered, untouched, until a LOT with the same memfd lends it again (so lots go to and
+	 * fro between one user's processes, and nothing is touched or registered anew), or until LOT_FORGET, another WELCOME or the end
+	 * of the link.  */
 	AFFINODE_COMMAND_LOT = 10,
 	/* Ask the frameworks in this process to drop what they only cache on the GPU, unless a cell runs. Answered. */
 	AFFINODE_COMMAND_DROP_CACHES = 11,
-	/* Parked: write contents to a file below the folder that is the command's `reason`, and give their host memory back,
-	 * `argument` bytes at most. Ends early, REVOKED, when another call waits for the GPU or at ABORT; FAILED says in words what the
-	 * disk, or the folder, does not allow. What is not on the disk by then stays in host memory. Resident: forget what is
-	 * only kept on the disk for the next park. Answered, with the bytes that were written, or forgotten.  */
+	/* A parked process writes contents to a file in the folder that is the command's `reason`, and gives their host memory back,
+	 * `argument` bytes at most. It ends early with REVOKED when another call waits for the GPU, or at ABORT, and with FAILED and the
+	 * reason in words where the disk or the folder does not allow it. What is not on the disk by then stays in host memory. A resident
+	 * process forgets its retained copy on the disk. The reply has the bytes that were written or forgotten.  */
 	AFFINODE_COMMAND_SPILL = 12,
-	/* Count calls by entry point for `argument` ns from now, 60 s at most; again: for longer. 0: no more. */
+	/* Count calls by entry point for `argument` ns from now, 60 s at most. Sent again it counts for longer; 0 ends it. */
 	AFFINODE_COMMAND_COUNT = 13,
-	/* Unmap the lot whose memfd comes with the message, if it was given back; else ignored. Its pages are free when all
-	 * that have it mapped have done so.  */
+	/* Unmap the lot whose memfd comes with the message, if it was given back; else do nothing. Its pages are free once all
+	 * processes that have it mapped have done so.  */
 	AFFINODE_COMMAND_LOT_FORGET = 14,
-	/* Parked at memory depth: read contents from the disk into host memory, `argument` bytes at most, which takes whole slabs of
-	 * 32 MiB. Ends early, REVOKED, at ABORT; NO_HOST_ROOM or FAILED where memory or the disk does not allow more. What is not in host
-	 * memory by then stays on the disk. Answered, with the bytes that were read.  */
+	/* A process that is parked at memory depth reads contents from the disk into host memory, `argument` bytes at most, in whole
+	 * slabs of 32 MiB. It ends early with REVOKED at ABORT, and with NO_HOST_ROOM or FAILED where memory or the disk does not allow more.
+	 * What is not in host memory by then stays on the disk. The reply has the bytes that were read.  */
 	AFFINODE_COMMAND_READ_BACK = 15,
 	/* The process is to become an image on disk. Parked: its context leaves the GPU too, all contents are written to the file
 	 * `gpu-PID` in the folder that is the command's `reason`, which is the process's own from then on, and their host memory
@@ -164,27 +163,26 @@ enum affinode_command_kind {
 enum affinode_move_flags {
 	AFFINODE_MOVE_PREPARE = 1u << 0, /* in two steps, see below */
 	AFFINODE_MOVE_CONTEXT = 1u << 1, /* PARK: at context depth */
-	/* PARK, alone or with a budget: although the process is at work. The next calls wait, what was submitted is
-	 * finished, and no call is let through before the process has had its turn again. BUSY if work or calls
-	 * under way do not end within seconds, or a capture is open: then everything goes on as before. */
+	/* PARK although the process is at work; with no other flag, but with a budget. New calls wait, and what was submitted is
+	 * finished; then no call is let through until the process is resumed. BUSY if work or calls under way do not end
+	 * within seconds, or a capture is open: then everything goes on as before. */
 	AFFINODE_MOVE_PREEMPT = 1u << 2,
-	/* RESUME, of a process parked at context depth that uses one GPU: on the GPU whose UUID, as NVML prints it,
-	 * is the command's `reason`; never together with MOVE_PREPARE. The page says where it is from then on.
-	 * REFUSED: nothing was done, and a RESUME without the flag goes to the GPU that the page names. So it is
-	 * after NO_GPU_ROOM, but for one case that the page shows too: a foreign process took the memory that was seen to
-	 * be free when the context had arrived. Then the process is parked at memory depth on the new GPU.  */
+	/* RESUME a process that is parked at context depth and uses one GPU on the GPU whose UUID, as NVML prints it, is the
+	 * command's `reason`; never together with MOVE_PREPARE. The page names that GPU from then on. After REFUSED nothing has
+	 * changed, and a RESUME without the flag goes to the GPU that the page names. After NO_GPU_ROOM the same holds, but for one
+	 * case that the page shows: the context had arrived when a process without a shim took the memory that was seen to be
+	 * free. Then the process is parked at memory depth on the new GPU.  */
 	AFFINODE_MOVE_MIGRATE = 1u << 3,
-	/* Part after part, so that two processes can change places while the link is used both ways; see below. Never
-	 * together with MOVE_CONTEXT, _PREEMPT or _MIGRATE; a RESUME never with MOVE_PREPARE.  */
+	/* Move part after part, so that two processes change places while copies go both ways; see Exchanges below. Never
+	 * together with MOVE_CONTEXT, _PREEMPT or _MIGRATE; in a RESUME never with MOVE_PREPARE.  */
 	AFFINODE_MOVE_STREAM = 1u << 4,
-	/* Only with MOVE_STREAM: host memory goes from the process that resumes to the one that parks while both are at it, so
-	 * that the exchange needs host memory for one of them and a little more; see below.  */
+	/* Only with MOVE_STREAM: host memory goes from the process that resumes to the one that parks while both move, so that the
+	 * exchange needs host memory for one of them and a little more; see Exchanges below.  */
 	AFFINODE_MOVE_HAND_OVER = 1u << 5,
 };
 
-/* PARK: the bits above are the MiB of host memory that it may take at most, beside lots and what the process keeps
- * from earlier parks; 0: no limit. A park that would need more ends with NO_HOST_ROOM, at best before anything is
- * copied. */
+/* In PARK the bits above the flags are the MiB of host memory that it may take at most, beside lots and retained copies; 0: no
+ * limit. A park that needs more ends with NO_HOST_ROOM, before anything is copied if that is known by then. */
 #define AFFINODE_MOVE_BUDGET_SHIFT 8u
 
 /* Prepared moves: the processes of one kernel move together.
@@ -244,8 +242,8 @@ enum affinode_move_flags {
 struct affinode_command {
 	struct affinode_header header;
 	uint32_t command;
-	uint32_t request;     /* ROOM: the request number it answers; COMMIT, ABORT: the epoch of the move (ABORT: or of the SPILL or READ_BACK) */
-	uint64_t deadline_ns; /* not to be begun after this; 0: none */
+	uint32_t request;     /* ROOM: the number that it answers; COMMIT, ABORT: the epoch of the move, SPILL or READ_BACK */
+	uint64_t deadline_ns; /* the command is not begun after this; 0: none */
 	uint64_t argument;
 	char reason[AFFINODE_TEXT_SIZE]; /* for the log; with MOVE_MIGRATE, the GPU's UUID; with SPILL and HIBERNATE, the folder */
 };
@@ -331,7 +329,7 @@ enum affinode_unmovable {
 };
 
 enum affinode_class {
-	AFFINODE_CLASS_HOST = 0,    /* books on the host: never waits */
+	AFFINODE_CLASS_HOST = 0,    /* bookkeeping on the host: never waits */
 	AFFINODE_CLASS_QUERY = 1,   /* never waits, not activity */
 	AFFINODE_CLASS_FREE = 2,    /* frees and destroys: never wait, never cancelled */
 	AFFINODE_CLASS_LAUNCH = 3,
@@ -350,9 +348,9 @@ enum affinode_depth {
 
 struct affinode_page_gpu {
 	uint8_t uuid[16];
-	uint64_t resident_bytes; /* ours, on the GPU now, movable */
-	uint64_t parked_bytes;   /* ours, in host memory now */
-	uint64_t unmovable_bytes[AFFINODE_UNMOVABLE_REASONS]; /* cannot move */
+	uint64_t resident_bytes; /* movable, and on the GPU now */
+	uint64_t parked_bytes;   /* movable, and in host memory or on disk now */
+	uint64_t unmovable_bytes[AFFINODE_UNMOVABLE_REASONS]; /* stay on the GPU */
 };
 
 enum affinode_page_flags {
@@ -361,7 +359,7 @@ enum affinode_page_flags {
 	AFFINODE_PAGE_DYING = 1u << 2,
 	AFFINODE_PAGE_CANCELLING = 1u << 3, /* waiting calls fail at the moment */
 	AFFINODE_PAGE_DROPS_CACHES = 1u << 4, /* the process serves DROP_CACHES */
-	AFFINODE_PAGE_INTEGRATED = 1u << 5, /* a GPU's memory is the host's: what is UNBACKED is so for that */
+	AFFINODE_PAGE_INTEGRATED = 1u << 5, /* a GPU uses the host's memory, which is why memory counts as UNBACKED */
 };
 
 #define AFFINODE_ENTRY_POINTS 20u
@@ -393,18 +391,18 @@ struct affinode_page {
 	uint64_t last_park_ns, last_park_bytes;     /* duration and size of the last ones */
 	uint64_t last_resume_ns, last_resume_bytes;
 	uint64_t copy_bytes; /* host memory that holds parked contents; zero chunks take none */
-	uint64_t retained_bytes; /* host memory kept for the next park while resident: TRIM gives it back */
+	uint64_t retained_bytes; /* host memory of retained copies: TRIM gives it back */
 	uint64_t last_park_copied_bytes, last_park_zero_bytes; /* the rest of last_park_bytes was unchanged */
 	uint64_t mended_chunks; /* 2 MiB chunks whose digest was wrong after a resume's first copy */
 	uint32_t depth;         /* how deep it is parked: enum affinode_depth */
 	uint32_t reserved_word;
-	uint64_t lot_bytes;     /* of all lots that it has, of earlier controllers too; slots in them count in
-				 * copy_bytes and retained_bytes like others */
-	uint64_t context_bytes; /* at context depth: what it needs to come back, beside its parked bytes */
+	uint64_t lot_bytes;     /* of all lots that the process has, those of earlier controllers included; what is in them counts in
+				 * copy_bytes and retained_bytes, too */
+	uint64_t context_bytes; /* at context depth: what the context needs to come back, beside the parked bytes */
 	struct affinode_page_gpu gpus[AFFINODE_MAX_GPUS];
-	uint64_t disk_bytes;         /* contents on disk: parked ones, or of a resident process what is kept for its next park */
-	uint64_t disk_written_bytes; /* ever */
-	uint64_t last_resume_disk_bytes; /* that came from disk */
+	uint64_t disk_bytes;         /* contents on disk: of a parked process its own, of a resident one its retained copy there */
+	uint64_t disk_written_bytes; /* all that was ever written */
+	uint64_t last_resume_disk_bytes; /* what of the last resume came from disk */
 	/* While calls are counted by entry point: since when, and those that were called most. */
 	uint64_t counted_since_ns; /* 0: they are not */
 	uint32_t entry_point_count;
