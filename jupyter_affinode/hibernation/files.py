@@ -11,13 +11,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import stat
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from . import criu
 from .checks import NOT_ON_A_DISK, SHIMS_DESCRIPTORS, Seen
+from .disk import disk_of
 
 FILES = "files.img"  # CRIU's list of them: magic, and each entry with its size before it
 MAGIC_BYTES, ENTRY_SIZE = 8, struct.Struct("<I")
@@ -32,6 +35,8 @@ DIGEST_BYTES_MAX = 64 << 20  # a larger file that is not a library, as a model's
 
 # Of a file that must be as it was: its size, when it was written to, and its build id, or a digest where it has none.
 Known = dict[str, list[Any]]
+# Of a file in host memory, which is gone after a restart of the machine: its copy in the image, and its permissions.
+Saved = dict[str, tuple[str, int]]
 
 
 def needed_by(pids: Iterable[int]) -> Known:
@@ -68,15 +73,18 @@ def _content_id(path: str, size: int) -> str:
     return build_id(path) or (_digest(path) if size <= DIGEST_BYTES_MAX else "")
 
 
-def objection_to_files(known: Known) -> str | None:
-    """Return which file is not as the kernel needs it, and what to do; None: all are."""
+def objection_to_files(known: Known, saved: Saved) -> str | None:
+    """Return which file is not as the kernel needs it, and what to do; None: all are, or can be put back."""
     gone, changed = [], []
     for path, was in sorted(known.items()):
         try:
             status = os.stat(path)
         except OSError:
-            gone.append(path)
+            if path not in saved:
+                gone.append(path)
             continue
+        if path in saved and status.st_uid != os.geteuid():
+            return f"the file {path} is another user's now, and the kernel had its own there: remove it"
         if not was or (status.st_size, status.st_mtime_ns) == (was[0], was[1]):
             continue
         if status.st_size != was[0] or not was[2] or was[2] != _content_id(path, status.st_size):
@@ -135,6 +143,52 @@ def _digest(path: str) -> str:
         while part := file.read(READ_BYTES):
             digest.update(part)
     return digest.hexdigest()
+
+
+# ---- files in host memory, as those in /dev/shm by which processes share memory
+
+
+def save(known: Known, folder: Path) -> Saved:
+    """Copy this user's small files in host memory into a folder, and return which. Raises OSError."""
+    found: Saved = {}
+    for path in sorted(known):
+        with open(path, "rb", opener=_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            is_ours = status.st_uid == os.geteuid() and status.st_size <= criu.GHOST_BYTES
+            if is_ours and disk_of(Path(path)).is_memory:
+                copy = folder / f"file-{len(found)}.img"
+                with open(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as into:
+                    shutil.copyfileobj(file, into)
+                found[path] = (copy.name, stat.S_IMODE(status.st_mode))
+    return found
+
+
+def put_back(saved: Saved, folder: Path) -> list[Path]:
+    """Make the files anew that are gone, and return them. Raises OSError: then none is."""
+    made: list[Path] = []
+    try:
+        for path, (name, mode) in saved.items():
+            with contextlib.suppress(FileExistsError):
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                descriptor = os.open(path, flags, 0o600)
+                made.append(Path(path))
+                with open(descriptor, "wb") as into, (folder / name).open("rb") as copy:
+                    shutil.copyfileobj(copy, into)
+                    os.fchmod(into.fileno(), mode)
+    except BaseException:
+        remove(made)
+        raise
+    return made
+
+
+def remove(made: Iterable[Path]) -> None:
+    """Remove what was put back."""
+    for path in made:
+        path.unlink(missing_ok=True)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 # ---- CRIU's list

@@ -38,9 +38,8 @@ from typing import Any
 
 from .. import environment
 from ..keeping.processes import ProcessName, resident_bytes
-from . import criu, tree
+from . import criu, files, tree
 from .checks import Seen, objection_to_rights, objection_to_writing
-from .files import objection_to_files
 from .image import Image, ImageRefused, Manifest
 from .machine import objection_to_waking
 from .store import Bounds, objection_to_size
@@ -154,7 +153,9 @@ async def wake(image: Image, on_step: OnStep = _no_step) -> ProcessName:
     try:
         on_step("check")
         manifest = image.manifest()
-        if objection := objection_to_waking(manifest.origin) or objection_to_files(manifest.needed):
+        if objection := objection_to_waking(manifest.origin) or files.objection_to_files(
+            manifest.needed, manifest.saved
+        ):
             raise CannotWake(objection)
         if found := await tree.free(manifest.ids):
             raise CannotWake(found)
@@ -166,8 +167,9 @@ async def wake(image: Image, on_step: OnStep = _no_step) -> ProcessName:
     except (ImageRefused, criu.CriuUnavailable, OSError) as error:
         raise CannotWake(str(error)) from None
     comparing = asyncio.get_running_loop().create_task(asyncio.to_thread(image.verify, manifest, pages=True))
-    is_started = False
+    is_started, put_back = False, list[Path]()
     try:
+        put_back = files.put_back(manifest.saved, image.process_folder)
         on_step("restore")
         with image.in_use() as lock:
             await criu.restore(image.process_folder, lock)
@@ -182,6 +184,7 @@ async def wake(image: Image, on_step: OnStep = _no_step) -> ProcessName:
         with contextlib.suppress(Exception):
             await comparing
         await _end_half_woken(manifest, image, is_started=is_started)
+        files.remove(put_back)
         image.not_woken()
         if isinstance(error, (criu.CriuFailed, ImageRefused, OSError)):
             raise CannotWake(str(error)) from None

@@ -37,7 +37,7 @@ from typing import Any
 
 from .. import environment
 from ..keeping.processes import ProcessName
-from . import files as needed
+from .files import Known, Saved, forget_sizes, needed_by, save
 from .machine import Origin, this_machine
 from .signing import signature_of
 
@@ -71,7 +71,8 @@ class Manifest:
     machine: dict[str, str]
     files: dict[str, list[Any]]  # below the image: size, digest
     gpu_bytes: int
-    needed: needed.Known = field(default_factory=dict)  # files elsewhere that its processes have open
+    needed: Known = field(default_factory=dict)  # files elsewhere that its processes have open
+    saved: Saved = field(default_factory=dict)  # of these, those that a restart of the machine removes
     version: int = VERSION
     has_cuda: bool = False
 
@@ -189,8 +190,9 @@ class Image:
 
     def finish(self, **known: Any) -> Manifest:
         """Have all of it on the disk, and make it whole; its processes are stopped. Raises OSError."""
-        others = needed.needed_by(process.pid for process in known["processes"])
+        others = needed_by(process.pid for process in known["processes"])
         _relax(self.process_folder, others)
+        saved = save(others, self.process_folder)
         written = sorted(path for path in self.process_folder.rglob("*") if path.is_file())
         gpu = [path for path in self.folder.glob(f"{GPU_PREFIX}*") if path.is_file()]
         with ThreadPoolExecutor(THREADS) as disk:  # while the digests are computed
@@ -204,6 +206,7 @@ class Image:
             files=digests,
             ids=sorted(int(found[1]) for path in written if (found := CORE.fullmatch(path.name))),
             needed=others,
+            saved=saved,
             gpu_bytes=sum(path.stat().st_blocks * 512 for path in gpu),
             made_at=time.time(),
             monotonic_s=time.clock_gettime(time.CLOCK_MONOTONIC),
@@ -296,9 +299,9 @@ def verify_private(folder: Path) -> None:
         raise ImageRefused(f"others may enter {folder}: `chmod 700 {folder}` closes it")
 
 
-def _relax(folder: Path, others: needed.Known) -> None:
+def _relax(folder: Path, others: Known) -> None:
     try:
-        needed.forget_sizes(folder, others)
+        forget_sizes(folder, others)
     except ValueError as error:
         raise OSError(f"what CRIU wrote is not understood: {error}") from None
 

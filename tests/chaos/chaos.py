@@ -3,8 +3,8 @@
 `python tests/chaos/chaos.py --faults 1000` prints what was injected, at which residencies it hit, and how it ended;
 with `--seed` the same faults are drawn in the same order, as far as processes allow. Kernels change places, and host
 memory is short, so that parts of them go to disk. Only kernels with more than a hand-over begins with (320 MiB) hand
-over host memory: with `--ballast 480` all have that much. With `--hibernate` kernels go to disk, process and all, and are
-woken again. The suite injects a few faults (test_chaos.py).
+over host memory: with `--ballast 480` all have that much. With `--hibernate` kernels go to disk, process and all, and
+are woken again. The suite injects a few faults (test_chaos.py).
 """
 
 from __future__ import annotations

@@ -321,13 +321,13 @@ notes = open({str(notes)!r}, "a")
     assert known[os.path.realpath(sys.executable)][2] == (
         files.build_id(sys.executable) or known[os.path.realpath(sys.executable)][2]
     )
-    assert files.objection_to_files(known) is None
+    assert files.objection_to_files(known, {}) is None
     notes.write_text("first, and more by another program")
     os.utime(library)
-    assert files.objection_to_files(known) is None, "it has the same contents"
+    assert files.objection_to_files(known, {}) is None, "it has the same contents"
     library.write_bytes(b"\0" * 4999 + b"\1")
-    said = files.objection_to_files(known) or ""
+    said = files.objection_to_files(known, {}) or ""
     assert str(library) in said and "Install what there was" in said
     notes.unlink()
-    said = files.objection_to_files(known) or ""
+    said = files.objection_to_files(known, {}) or ""
     assert str(notes) in said and "Put it back" in said

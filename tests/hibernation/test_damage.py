@@ -215,6 +215,29 @@ def test_files_that_others_change_meanwhile_are_as_they_are_and_those_that_must_
     assert said.split("\n")[:2] == ["first", "by another program"]
 
 
+def test_memory_that_processes_share_by_name_is_put_back_after_a_restart(lone):
+    name = f"affinode-{os.getpid()}-{lone.id}"
+    path = Path("/dev/shm") / name
+    lone.run(
+        "from multiprocessing import shared_memory, resource_tracker\n"
+        f"shared = shared_memory.SharedMemory({name!r}, create=True, size=5000)\nshared.buf[4000] = 7"
+    )
+    try:
+        lone.hibernate()
+        path.unlink()  # as a restart of the machine does
+        lone.wake()
+        assert lone.run("print(shared.buf[4000]); shared.buf[4000] = 8").strip() == "7"
+        assert path.read_bytes()[4000] == 8 and path.stat().st_mode & 0o777 == 0o600
+        lone.hibernate()
+        os.chown(path, 54321, 54321)
+        assert f"the file {path} is another user's now" in refusal(lone, "wake")
+        os.chown(path, 0, 0)
+        lone.wake()
+        lone.check()
+    finally:
+        path.unlink(missing_ok=True)
+
+
 def test_a_key_that_is_lost_leaves_images_that_are_refused_in_words(lone):
     lone.check()
     lone.hibernate()
