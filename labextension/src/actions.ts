@@ -28,6 +28,23 @@ export function canRelease(kernel: IKernel): boolean {
   return kernel.own && kernel.held_for_s !== null;
 }
 
+/** Whether it is idle and runs, on a server whose kernels hibernate. */
+export function canHibernate(kernel: IKernel): boolean {
+  const isIdle = !kernel.cell_open && ['none', 'resident', 'parked'].includes(kernel.residency);
+  return kernel.hibernation?.state === null && isIdle;
+}
+
+/** Whether it is hibernated. */
+export function canWake(kernel: IKernel): boolean {
+  return kernel.hibernation?.state === 'hibernated';
+}
+
+/** Whether it is on its way to disk or back. */
+export function canStay(kernel: IKernel): boolean {
+  const state = kernel.hibernation?.state;
+  return state === 'hibernating' || state === 'waking';
+}
+
 /** Whether it waits for the GPU, so that an interrupt ends something. */
 export function canStopWaiting(kernel: IKernel): boolean {
   return kernel.own && kernel.residency === 'queued';
@@ -53,7 +70,10 @@ export function offered(kernel: IKernel): NamedAction[] {
     ['park', canPark(kernel)],
     ['resume', canResume(kernel)],
     ['release', canRelease(kernel)],
-    ['hold', canHold(kernel) && !canRelease(kernel) && !canStopWaiting(kernel)]
+    ['hold', canHold(kernel) && !canRelease(kernel) && !canStopWaiting(kernel)],
+    ['stay', canStay(kernel)],
+    ['wake', canWake(kernel)],
+    ['hibernate', canHibernate(kernel)]
   ];
   return possible.filter(([, may]) => may).map(([action]) => action);
 }
@@ -106,10 +126,16 @@ const RULES: Record<Possible, (kernel: IKernel) => boolean> = {
   resume: canResume,
   hold: canHold,
   release: canRelease,
+  hibernate: canHibernate,
+  wake: canWake,
+  stay: canStay,
   'cancel-wait': canStopWaiting,
   restart: canRestart,
   end: kernel => endable(kernel).length > 0
 };
+
+/** What a kernel's state shows while it lasts: it is not waited for, and can be stopped. */
+export const SHOWN: ReadonlySet<NamedAction> = new Set(['hibernate', 'wake', 'stay']);
 
 /** What Jupyter itself does: the server's GPU part and the controller may be away. */
 export const BY_JUPYTER: ReadonlySet<NamedAction> = new Set(['cancel-wait', 'restart', 'open']);

@@ -1,6 +1,7 @@
 import { LabIcon } from '@jupyterlab/ui-components';
 import freed from '../style/icons/freed.svg';
 import gpu from '../style/icons/gpu.svg';
+import hibernated from '../style/icons/hibernated.svg';
 import keep from '../style/icons/keep.svg';
 import lost from '../style/icons/lost.svg';
 import moving from '../style/icons/moving.svg';
@@ -17,16 +18,14 @@ export const keepIcon = new LabIcon({ name: 'jupyter-affinode:keep', svgstr: kee
 
 const movingIcon = new LabIcon({ name: 'jupyter-affinode:moving', svgstr: moving });
 
-const freedIcon = new LabIcon({ name: 'jupyter-affinode:freed', svgstr: freed });
-
 /** Each state by a shape of its own, so that colour only repeats what the shape says. */
 export const residencyIcons: Record<Residency, LabIcon> = {
   none: new LabIcon({ name: 'jupyter-affinode:none', svgstr: none }),
   resident: new LabIcon({ name: 'jupyter-affinode:resident', svgstr: resident }),
   parking: movingIcon,
-  parked: freedIcon,
+  parked: new LabIcon({ name: 'jupyter-affinode:freed', svgstr: freed }),
   queued: new LabIcon({ name: 'jupyter-affinode:waiting', svgstr: waiting }),
   resuming: movingIcon,
   lost: new LabIcon({ name: 'jupyter-affinode:lost', svgstr: lost }),
-  hibernated: freedIcon
+  hibernated: new LabIcon({ name: 'jupyter-affinode:hibernated', svgstr: hibernated })
 };

@@ -1,7 +1,7 @@
 import { Event, KernelAPI, ServiceManager } from '@jupyterlab/services';
 import { DisposableDelegate, IDisposable } from '@lumino/disposable';
 import { ISignal, Signal } from '@lumino/signaling';
-import { Possible } from './actions';
+import { Possible, SHOWN } from './actions';
 import { Ages, pageClock } from './ages';
 import { AffinodeApi, AffinodeError } from './api';
 import { Changes, PossibleActions } from './changes';
@@ -141,9 +141,8 @@ export class AffinodeModel implements IAffinode, IDisposable {
       await this._api.act(id, action, body); // a hint's answer is from before its effect, which events tell
       return;
     }
-    await this._during(id, action, async () => {
-      this._take(id, await this._api.act(id, action, body));
-    });
+    const act = async () => void this._take(id, await this._api.act(id, action, body));
+    await (SHOWN.has(action) ? act() : this._during(id, action, act));
   }
 
   interrupt(id: string): Promise<void> {

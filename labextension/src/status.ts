@@ -16,8 +16,24 @@ export type IProcess = Omit<Controller.IKernel['processes'][number], 'command'> 
   command: string | null;
 };
 
+/** A kernel of this server that can hibernate. */
+export interface IHibernation {
+  /** Where it is, or which way it goes; null: it runs. Its residency is "hibernated" in each of these. */
+  state: 'hibernating' | 'hibernated' | 'waking' | null;
+  /** What its image takes on disk, so far. */
+  bytes: number;
+  /** For how long it has been so. */
+  since_s: number;
+  /** How long it takes until the GPU memory is back, too. */
+  estimate_s: number;
+  /** Why it did not hibernate, or was not woken, the last time; the server's own words. */
+  refusal: string | null;
+}
+
 /** One kernel; another server's has no name and no path. */
 export interface IKernel extends Omit<Controller.IKernel, 'processes'> {
+  /** Null where it cannot hibernate. */
+  hibernation: IHibernation | null;
   /** Of this server. */
   own: boolean;
   paths: string[];
@@ -83,8 +99,10 @@ export interface IKeptKernel {
   folder: string | null;
   /** What a Hub calls that other server. */
   server: string | null;
-  /** When its server ended, as a time of day: "13:11 CET". */
+  /** When its server ended, or when it was hibernated, as a time of day: "13:11 CET". */
   since: string;
+  /** What its image takes on disk, where it is hibernated. */
+  image_bytes: number | null;
 }
 
 /** The answer of GET status. */
@@ -102,7 +120,8 @@ export interface IStatus {
 }
 
 /** What a user may ask of a kernel. */
-export type Action = 'park' | 'resume' | 'hold' | 'release' | 'focus' | 'end';
+export type Action =
+  'park' | 'resume' | 'hold' | 'release' | 'focus' | 'end' | 'hibernate' | 'wake' | 'stay';
 
 /** What goes with it: how long to keep the GPU, or which process to end. */
 export interface IActionBody {

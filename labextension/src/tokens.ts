@@ -22,6 +22,9 @@ export namespace CommandIDs {
   export const resume = 'affinode:resume';
   export const hold = 'affinode:hold';
   export const release = 'affinode:release';
+  export const hibernate = 'affinode:hibernate';
+  export const wake = 'affinode:wake';
+  export const stay = 'affinode:stay';
   export const stopWaiting = 'affinode:stop-waiting';
   export const restartLost = 'affinode:restart-lost';
   export const openKernel = 'affinode:open-kernel';

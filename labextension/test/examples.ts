@@ -65,6 +65,7 @@ export function kernel(changes: Partial<IKernel> = {}): IKernel {
     end_asked: null,
     hibernate_asked: null,
     image_bytes: null,
+    hibernation: null,
     moved_from: null,
     parks: 0,
     resumes: 0,

@@ -1,6 +1,7 @@
 import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { AffinodeError } from '../api';
+import { IKernel } from '../status';
 import { IAffinode } from '../tokens';
 
 /** The controller expects the use of a kernel for so long after it was announced. */
@@ -24,7 +25,7 @@ export const focusPlugin: JupyterFrontEndPlugin<void> = {
     const announced = new Map<string, number>();
     affinode.changed.connect(() => {
       for (const id of announced.keys()) {
-        if (affinode.kernel(id)?.residency !== 'parked') {
+        if (!isAway(affinode.kernel(id))) {
           announced.delete(id);
         }
       }
@@ -41,7 +42,7 @@ export const focusPlugin: JupyterFrontEndPlugin<void> = {
     const announceParked = (): void => {
       const id = kernelId(notebooks.currentWidget);
       const kernel = id === undefined ? undefined : affinode.kernel(id);
-      if (!kernel?.own || kernel.residency !== 'parked') {
+      if (!kernel?.own || !isAway(kernel)) {
         return;
       }
       const last = announced.get(kernel.id);
@@ -64,6 +65,11 @@ export const focusPlugin: JupyterFrontEndPlugin<void> = {
     );
   }
 };
+
+/** Whether its memory is not on the GPU, so that it takes a while to be back. */
+function isAway(kernel: IKernel | undefined): boolean {
+  return kernel?.residency === 'parked' || kernel?.hibernation?.state === 'hibernated';
+}
 
 function kernelId(panel: NotebookPanel | null): string | undefined {
   return panel?.sessionContext.session?.kernel?.id;

@@ -12,6 +12,7 @@ import { CommandIDs, IAffinode } from '../tokens';
 import {
   aged,
   details,
+  hibernationRefusal,
   lastMoveText,
   lostText,
   moveText,
@@ -239,5 +240,9 @@ function facts(
   if (kernel.residency === 'lost') {
     lines.push(lostText(trans));
   }
+  if (kernel.hibernation?.state === 'hibernated') {
+    lines.push(trans.__('The next cell wakes it, with all its variables.'));
+  }
+  lines.push(hibernationRefusal(kernel, trans) ?? '');
   return lines.filter(line => line !== '');
 }

@@ -15,6 +15,7 @@ import {
   estimateText,
   freedText,
   givesText,
+  hibernationRefusal,
   hostMemory,
   keptText,
   lastMoveText,
@@ -231,6 +232,7 @@ function Refusals(props: IDetailsProps): JSX.Element {
   const { kernel, view } = props;
   const { trans } = view;
   const refusal = refusalText(kernel.refusal_code, kernel.refusal_args, trans);
+  const notMoved = hibernationRefusal(kernel, trans);
   const depth =
     kernel.depth === 'memory' ? depthRefusalText(kernel.depth_refusal_code, trans) : null;
   return (
@@ -243,6 +245,7 @@ function Refusals(props: IDetailsProps): JSX.Element {
       {refusal !== null && (
         <div className="jp-affinode-refusal">{trans.__('Not freed: %1', refusal)}</div>
       )}
+      {notMoved !== null && <div className="jp-affinode-refusal">{notMoved}</div>}
     </>
   );
 }

@@ -1,6 +1,6 @@
 import { caretRightIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
-import { offered, Possible } from '../actions';
+import { canStay, offered, Possible } from '../actions';
 import { keepIcon, residencyIcons } from '../icons';
 import { ActionButton } from '../shell/ActionButton';
 import { commandOf } from '../shell/commandOf';
@@ -9,6 +9,7 @@ import {
   askedText,
   busyText,
   bytes,
+  chipLabel,
   doneText,
   keptText,
   mainPath,
@@ -85,6 +86,8 @@ export const KernelRow = React.memo((props: IRowProps): JSX.Element => {
       <Line {...props} name={name} />
       {kernel.move ? (
         <Progress kernel={kernel} view={view} />
+      ) : canStay(kernel) ? (
+        <Asked label={stateText(kernel, trans)} />
       ) : (
         pending && <Asked label={askedText(pending, trans)} />
       )}
@@ -227,6 +230,10 @@ function sizeText(kernel: IKernel): string {
       return '';
     case 'parked':
       return bytes(kernel.parked_bytes);
+    case 'hibernated': {
+      const size = kernel.hibernation?.bytes || kernel.image_bytes || 0;
+      return size > 0 ? bytes(size) : '';
+    }
     case 'queued':
       return bytes(kernel.wait?.args.bytes ?? kernel.footprint_bytes);
     default: {
@@ -289,6 +296,9 @@ function ActivityClock(props: { kernel: IKernel; view: IView }): JSX.Element {
   }
   if (kernel.cell_open) {
     return clock(trans.__('A cell is running'), trans.__('Active'), ' jp-mod-active');
+  }
+  if (kernel.residency === 'hibernated') {
+    return clock(stateText(kernel, trans), chipLabel(kernel, trans));
   }
   if (since === null || kernel.residency === 'lost') {
     return clock();

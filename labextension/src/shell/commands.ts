@@ -6,12 +6,15 @@ import { LabIcon } from '@jupyterlab/ui-components';
 import { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import {
   BY_JUPYTER,
+  canHibernate,
   canHold,
   canPark,
   canRelease,
   canRestart,
   canResume,
+  canStay,
   canStopWaiting,
+  canWake,
   endable,
   offered
 } from '../actions';
@@ -116,6 +119,14 @@ class KernelCommands {
         possible: canRelease,
         execute: kernel => this._act(kernel, 'release')
       },
+      ...this._moves().map(([action, icon, possible, label]) => ({
+        id: CommandIDs[action],
+        action,
+        label: () => label,
+        icon,
+        possible,
+        execute: (kernel: IKernel) => this._act(kernel, action)
+      })),
       {
         id: CommandIDs.stopWaiting,
         action: 'cancel-wait',
@@ -132,6 +143,17 @@ class KernelCommands {
         possible: canRestart,
         execute: kernel => this._restart(kernel)
       }
+    ];
+  }
+
+  /** To disk and back. */
+  private _moves(): ['hibernate' | 'wake' | 'stay', LabIcon, IKernelCommand['possible'], string][] {
+    const { hibernated, resident, resuming } = residencyIcons;
+    const trans = this._trans;
+    return [
+      ['hibernate', hibernated, canHibernate, trans.__('Hibernate the Kernel of This Notebook')],
+      ['wake', resident, canWake, trans.__('Wake the Kernel of This Notebook')],
+      ['stay', resuming, canStay, trans.__('Leave the Kernel of This Notebook Where It Was')]
     ];
   }
 
@@ -323,7 +345,7 @@ class KernelCommands {
 
   /** Do it, and tell a refusal with its reason. */
   private async _try(name: string, act: () => Promise<void>): Promise<void> {
-    let refused: { slug: string; status: number };
+    let refused: { slug: string; status: number; message?: string };
     try {
       await act();
       return;

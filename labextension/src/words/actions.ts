@@ -4,9 +4,19 @@ import { IWords, span } from './figures';
 
 /** Actions of kernels that have words. */
 export type NamedAction =
-  'park' | 'resume' | 'hold' | 'release' | 'cancel-wait' | 'restart' | 'end' | 'open';
+  | 'park'
+  | 'resume'
+  | 'hold'
+  | 'release'
+  | 'hibernate'
+  | 'wake'
+  | 'stay'
+  | 'cancel-wait'
+  | 'restart'
+  | 'end'
+  | 'open';
 
-/** A button's label: "Free", "Get back", "Keep", "Stop keeping", "Stop waiting". */
+/** A button's label: "Free", "Get back", "Keep", "Stop keeping", "Hibernate", "Wake", "Stop", "Stop waiting". */
 export function actionLabel(action: NamedAction, trans: IWords): string {
   switch (action) {
     case 'park':
@@ -17,6 +27,12 @@ export function actionLabel(action: NamedAction, trans: IWords): string {
       return trans.__('Keep');
     case 'release':
       return trans.__('Stop keeping');
+    case 'hibernate':
+      return trans.__('Hibernate');
+    case 'wake':
+      return trans.__('Wake');
+    case 'stay':
+      return trans.__('Stop');
     case 'cancel-wait':
       return trans.__('Stop waiting');
     case 'restart':
@@ -44,6 +60,12 @@ export function actionOn(action: NamedAction, name: string, trans: IWords): stri
       return trans.__('Keep %1', name);
     case 'release':
       return trans.__('Stop keeping %1', name);
+    case 'hibernate':
+      return trans.__('Hibernate %1', name);
+    case 'wake':
+      return trans.__('Wake %1', name);
+    case 'stay':
+      return trans.__('Leave %1 where it was', name);
     case 'cancel-wait':
       return trans.__('Stop waiting: %1', name);
     case 'restart':
@@ -66,6 +88,14 @@ export function actionCaption(action: NamedAction, holdS: number, trans: IWords)
       return trans.__('Keep the memory on the GPU for %1, even while idle.', span(holdS, trans));
     case 'release':
       return trans.__('The memory may be moved to RAM again while the kernel is idle.');
+    case 'hibernate':
+      return trans.__(
+        'Write the kernel to disk, variables and GPU memory, and free all it takes. Using its notebook wakes it.'
+      );
+    case 'wake':
+      return trans.__('Start the kernel again where it was, without waiting for the next cell.');
+    case 'stay':
+      return trans.__('Leave the kernel where it was.');
     case 'cancel-wait':
       return trans.__('Interrupt the kernel: its cell ends with KeyboardInterrupt.');
     case 'restart':

@@ -80,8 +80,17 @@ export function refusalText(
     : null;
 }
 
-/** What the server answered to an action, as a part of a sentence; of an `AffinodeError`, `slug` and `status`. */
-export function errorText(error: { slug: string; status: number }, trans: IWords): string {
+/** Refusals whose reason is another program's, so that the server's own words say it. */
+const IN_SERVERS_WORDS: ReadonlySet<string> = new Set(['not-hibernated', 'not-woken']);
+
+/** What the server answered to an action, as a part of a sentence; of an `AffinodeError`. */
+export function errorText(
+  error: { slug: string; status: number; message?: string },
+  trans: IWords
+): string {
+  if (error.message && IN_SERVERS_WORDS.has(error.slug)) {
+    return error.message;
+  }
   const isForbidden = error.slug === 'http' && error.status === 403; // of Jupyter Server itself
   return refusalText(isForbidden ? 'forbidden' : error.slug, null, trans) as string;
 }

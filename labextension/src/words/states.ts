@@ -1,7 +1,7 @@
 /** Where a kernel's GPU memory is, in the words that everything uses. */
 
 import { IKeptKernel, IKernel, INode, IOthers, Residency } from '../status';
-import { basename, bytes, clockIn, isolated, IWords, place, span } from './figures';
+import { basename, bytes, clockIn, isolated, IWords, place, seconds, span } from './figures';
 
 const SMALL = 64 * 1024 ** 2; // host memory is taken in slabs: less is not worth a word
 
@@ -48,9 +48,50 @@ export function stateText(kernel: IKernel, trans: IWords): string {
       return trans.__('%1, %2', state, safeText(kernel, trans));
     case 'queued':
       return kernel.place ? trans.__('%1: %2', state, place(kernel.place, trans)) : state;
+    case 'hibernated':
+      return hibernatedText(kernel, trans);
     default:
       return state;
   }
+}
+
+/** "Hibernated · 12 GiB on disk · back in about 9 s", "Hibernating · 3 GiB on disk", "Waking". */
+function hibernatedText(kernel: IKernel, trans: IWords): string {
+  const { hibernation, image_bytes } = kernel;
+  const size = hibernation?.state ? hibernation.bytes : (image_bytes ?? 0);
+  const onDisk = size > 0 ? trans.__('%1 on disk', bytes(size)) : '';
+  const parts = {
+    hibernating: [hibernationName(kernel, trans), onDisk],
+    waking: [hibernationName(kernel, trans)],
+    hibernated: [hibernationName(kernel, trans), onDisk, backText(kernel, trans)]
+  }[hibernation?.state ?? 'hibernated'];
+  return parts.filter(part => part !== '').join(' · ');
+}
+
+function backText({ hibernation }: IKernel, trans: IWords): string {
+  return hibernation ? trans.__('back in about %1', seconds(hibernation.estimate_s, trans)) : '';
+}
+
+/** "Hibernated", and on its way: "Hibernating", "Waking". */
+function hibernationName({ hibernation }: IKernel, trans: IWords): string {
+  switch (hibernation?.state) {
+    case 'hibernating':
+      return trans.__('Hibernating');
+    case 'waking':
+      return trans.__('Waking');
+    default:
+      return trans.__('Hibernated');
+  }
+}
+
+/** Why a kernel did not hibernate, or could not be woken, the last time; null where nothing was refused. */
+export function hibernationRefusal({ hibernation }: IKernel, trans: IWords): string | null {
+  if (!hibernation?.refusal) {
+    return null;
+  }
+  return hibernation.state === 'hibernated'
+    ? trans.__('Not woken: %1', hibernation.refusal)
+    : trans.__('Not hibernated: %1', hibernation.refusal);
 }
 
 /** Whether it computes without a controller: it, or the controller, is from before an upgrade. */
@@ -77,7 +118,10 @@ export function keptTitle({ name, path }: IKeptKernel, trans: IWords): string {
 
 /** Since when it ran without a server, and for which server it is kept: "its server ended at 13:11 CET". */
 export function keptForText(kernel: IKeptKernel, trans: IWords): string {
-  const { folder, here, server, since } = kernel;
+  const { folder, here, image_bytes, server, since } = kernel;
+  if (image_bytes !== null) {
+    return trans.__('hibernated at %1, %2 on disk', since, bytes(image_bytes));
+  }
   if (here) {
     return trans.__('its server ended at %1', since);
   }
@@ -120,6 +164,8 @@ export function chipLabel(kernel: IKernel, trans: IWords): string {
       return '';
     case 'resident':
       return stateText(kernel, trans);
+    case 'hibernated':
+      return hibernationName(kernel, trans);
     default:
       return stateName(kernel.residency, trans);
   }
