@@ -25,6 +25,7 @@ SHIMS_DESCRIPTORS = 512
 CONTROLLERS_SOCKETS = ("/link.sock", "/link.soc~")
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "user")
+ESTABLISHED = "01"  # in /proc/net/tcp
 MEMORY, TERMINALS, PSEUDO_TERMINALS = 1, 5, range(136, 144)  # majors of devices that CRIU writes
 UNWRITABLE = {
     "io_uring": "io_uring, which cannot be written to disk; with UV_USE_IO_URING=0 libuv does without",
@@ -89,6 +90,14 @@ class Seen:
             Mapping(int(end, 16) - int(begin, 16), permissions, int(inode), path)
             for begin, end, permissions, inode, path in MAPPED.findall(self._read("maps"))
         ]
+
+    @cached_property
+    def established(self) -> list[tuple[str, str, int]]:
+        """The TCP connections of its network namespace: both addresses, and the socket's inode."""
+        rows = [
+            line.split() for name in ("net/tcp", "net/tcp6") for line in self._read(name).splitlines()[1:]
+        ]
+        return [(row[1], row[2], int(row[9])) for row in rows if len(row) > 9 and row[3] == ESTABLISHED]
 
     def stat_of(self, number: int) -> os.stat_result | None:
         """Return the status of what a descriptor leads to."""
@@ -208,6 +217,31 @@ def _unix_sockets(all_of_it: list[Seen]) -> str | None:
     return None
 
 
+def _own_connections(all_of_it: list[Seen]) -> str | None:
+    """What its processes say to each other by TCP ends, and so does a debugger: no end of that connects again."""
+    adapters = _debug_adapters()
+    owners = {inode: each for each in (*all_of_it, *adapters) for inode in _sockets(each)}
+    rows = all_of_it[0].established if all_of_it else []
+    ends = {(local, remote): owners[inode] for local, remote, inode in rows if inode in owners}
+    for (local, remote), one in ends.items():
+        other = ends.get((remote, local), one)
+        if other in adapters and one not in adapters:
+            return f"a debugger is attached to {one.name}: switch it off, or restart the kernel"
+        if other is not one and one not in adapters:  # libzmq connects a process to itself, and does so again
+            return f"{one.name} and {other.name} are connected by TCP, as in a cluster of its own: end that first"
+    return None
+
+
+def _debug_adapters() -> list[Seen]:
+    """Return the programs of debugpy that stand between a front end and a process; they are no children of it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if b"debugpy/adapter" in path.read_bytes():
+                found.append(Seen(int(path.parent.name)))
+    return found
+
+
 def _sockets(process: Seen) -> Iterable[int]:
     for target in process.opened.values():
         if target.startswith("socket:["):
@@ -274,6 +308,7 @@ CHECKS: tuple[Callable[[list[Seen]], str | None], ...] = (
     _other_namespaces,
     _unwritable,
     _unix_sockets,
+    _own_connections,
     _terminals,
     _deleted_files,
     _shared_memory,

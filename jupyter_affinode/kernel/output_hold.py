@@ -13,8 +13,10 @@ from typing import Any
 
 LOOK_EVERY_S = 0.02
 LOOKS = 30000  # ten minutes of the process's own time: then what removes the file has failed
-DELIMITER, PARENT = b"<IDS|MSG>", 3
-QUESTION = b"affinode-question-"  # by what answers these, programs find out whether they hear the kernel
+DELIMITER, HEADER, PARENT = b"<IDS|MSG>", 2, 3
+QUESTION = (
+    b"affinode-question-"  # by the status that answers these, programs find out whether they hear the kernel
+)
 
 
 class OutputHold:
@@ -31,7 +33,7 @@ class OutputHold:
     def publish(self, frames: Sequence[bytes], *args: Any, **kwargs: Any) -> None:
         """Publish a message, at once or when it will be heard."""
         is_held = bool(self._held) or os.path.exists(self._file)
-        if not is_held or QUESTION in frames[frames.index(DELIMITER) + PARENT]:
+        if not is_held or _answers_question(frames):
             self._publish(frames, *args, **kwargs)
             return
         self._held.append(((frames, *args), kwargs))
@@ -49,7 +51,21 @@ class OutputHold:
             self._publish(*args, **kwargs)
 
 
+def _answers_question(frames: Sequence[bytes]) -> bool:
+    """Return whether a message is the status of a question; what a thread prints meanwhile is not."""
+    begin = frames.index(DELIMITER)
+    return QUESTION in frames[begin + PARENT] and b'"status"' in frames[begin + HEADER]
+
+
 def hold_output(kernel: Any, file: str) -> None:
     """Have a kernel's output wait while a file is there. Raises AttributeError if this is no kernel of ipykernel's."""
     thread = kernel.iopub_thread
     thread._really_send = OutputHold(file, thread._really_send, thread.io_loop.call_later).publish
+    set_parent = kernel.shell.set_parent
+
+    def set_parent_of_cells(parent: Any) -> None:
+        """Have what threads print stay with the last cell: a question is none."""
+        if QUESTION.decode() not in str(parent.get("header", {}).get("msg_id")):
+            set_parent(parent)
+
+    kernel.shell.set_parent = set_parent_of_cells

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,7 @@ def without_names(kernel: Kernel) -> Kernel:
     return told
 
 
-def residency_data(
-    previous: Kernel | None, kernel: Kernel, hibernation: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def residency_data(previous: Kernel | None, kernel: Kernel) -> dict[str, Any]:
     """Return the event for a kernel's change; the schema names exactly these fields."""
     return {
         "kernel_id": kernel["id"],
@@ -76,7 +75,7 @@ def residency_data(
         "place": kernel.get("place"),
         "held_for_s": kernel.get("held_for_s"),
         "simulated": bool(kernel.get("simulated")),
-        "kernel": without_names({**kernel, "own": True, "hibernation": hibernation}),
+        "kernel": without_names({**kernel, "own": True}),
     }
 
 
@@ -138,11 +137,14 @@ class ResidencyEvents(NodeListener):
         logger: EventLogger,
         watch: NodeWatch,
         owns: Callable[[str], bool],
-        hibernation: Callable[[str], dict[str, Any] | None] = lambda kernel_id: None,
+        seen: Callable[[Kernel], Kernel] = lambda kernel: kernel,
     ):
-        """`hibernation` returns what a person is shown of a kernel's hibernation."""
+        """`seen` returns a kernel as a person sees it, with its hibernation."""
         self._logger = logger
-        self._hibernation = hibernation
+        self._seen = seen
+        self._heard_at: dict[
+            str, float
+        ] = {}  # when the controller last told of a kernel, in monotonic seconds
         self._watch = watch
         self._owns = owns
 
@@ -161,6 +163,7 @@ class ResidencyEvents(NodeListener):
 
     def kernel_changed(self, previous: Kernel | None, kernel: Kernel) -> None:
         """Tell browsers of a change of one of this server's kernels, if a user would see it."""
+        self._heard_at[kernel["id"]] = time.monotonic()
         if self._owns(kernel["id"]) and needs_event(previous, kernel):
             self._emit(previous, kernel)
 
@@ -168,11 +171,16 @@ class ResidencyEvents(NodeListener):
         """Send an event about a kernel whose hibernation a person sees otherwise, if the controller knows it."""
         kernel = self._watch.kernels.get(kernel_id)
         if kernel is not None and self._owns(kernel_id):
-            self._emit(kernel, kernel)
+            passed_s = time.monotonic() - self._heard_at.get(kernel_id, time.monotonic())
+            self._emit(kernel, {**kernel, "as_of_s": kernel.get("as_of_s", 0.0) + passed_s})
 
     def _emit(self, previous: Kernel | None, kernel: Kernel) -> None:
-        data = residency_data(previous, kernel, self._hibernation(kernel["id"]))
+        data = residency_data(previous, self._seen(kernel))
         self._logger.emit(schema_id=KERNEL_RESIDENCY, data=data)
+
+    def kernel_removed(self, kernel_id: str) -> None:
+        """Forget a kernel."""
+        self._heard_at.pop(kernel_id, None)
 
     def noticed(self, notice: Notice) -> None:
         """Send a notice about one of this server's kernels, or the machine, to its browsers."""

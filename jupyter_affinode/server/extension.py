@@ -189,7 +189,7 @@ class AffinodeExtension(
             self.serverapp.event_logger,
             self.watch,
             self.kernels.owns,
-            lambda kernel_id: self.kept.hibernation.shown(kernel_id),
+            lambda kernel: self.kept.hibernation.seen(kernel),
         )
         self._events.register()
         AffinodeProvisioner.server_label = label
@@ -220,7 +220,6 @@ class AffinodeExtension(
         self.kernels.hibernation = self.kept.hibernation.description
         self.kernels.is_away = self.kept.hibernation.is_away
         self.kernels.on_hibernate = self._hibernate_after_cell
-        self.kept.on_awake = self.kernels.woken
         wishes = ControllerWishes(manager, self.kernels.owns, self.kept.hibernation, self.log)
         for listener in (self.kernels, self._events, MetricsListener(self.watch), wishes):
             self.watch.listen(listener)

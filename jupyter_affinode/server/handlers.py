@@ -90,8 +90,8 @@ class AffinodeHandler(ExtensionHandlerMixin, APIHandler):
         """Return a kernel for the browser: another server's kernels come without their names."""
         own = self.extension.kernels.owns(kernel["id"])
         paths = self.extension.kernels.paths.get(kernel["id"], []) if own else []
-        hibernation = self.extension.kept.hibernation.shown(kernel["id"]) if own else None
-        shown = {**kernel, "own": own, "paths": paths, "hibernation": hibernation}
+        seen = self.extension.kept.hibernation.seen(kernel) if own else {**kernel, "hibernation": None}
+        shown = {**seen, "own": own, "paths": paths}
         if own:
             shown["path"] = paths[0] if paths else kernel.get("path")
         else:
@@ -241,6 +241,8 @@ class KernelActionHandler(AffinodeHandler):
         hibernation = self.extension.kept.hibernation
         if action in ("focus", "resume") and hibernation.is_away(kernel_id):
             hibernation.need(kernel_id)
+            self.answer(self.describe(self.extension.watch.kernels.get(kernel_id, {"id": kernel_id})))
+            return
         with self.controllers_refusals():
             client = self.extension.watch.client
             kernel = await getattr(client, action)(kernel_id, **arguments)

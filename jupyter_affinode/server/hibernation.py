@@ -114,6 +114,12 @@ class Hibernation:
             "refusal": self._refusals.get(kernel_id),
         }
 
+    def seen(self, kernel: dict[str, Any]) -> dict[str, Any]:
+        """Return a kernel, as the controller tells it, as a person sees it: on its way it is hibernated, too."""
+        shown = self.shown(kernel["id"])
+        is_away = shown is not None and shown["state"] is not None
+        return {**kernel, "hibernation": shown, **({"residency": HIBERNATED} if is_away else {})}
+
     def is_away(self, kernel_id: str) -> bool:
         """Return whether a kernel is hibernated, or on its way."""
         return kernel_id in self._away
@@ -246,13 +252,11 @@ class Hibernation:
         """Take the answers to our own questions, which no tab is to see; return whether this is one."""
         away = self._away.get(connection.kernel_id)
         channel = stream if isinstance(stream, str) else getattr(stream, "channel", "")
-        if QUESTION not in parent_of(frames):
-            return False
-        if away is None:
-            return True  # a late answer
-        asked = request_of(frames)
-        if channel != OUTPUT or (b"status" in header_of(frames) and b'"idle"' in frames[-1]):
-            away.wait_for.discard((connection, channel, asked))
+        is_status = b'"status"' in header_of(frames)
+        if QUESTION not in parent_of(frames) or (channel == OUTPUT and not is_status):
+            return False  # what a thread prints meanwhile is of the kernel's last request
+        if away is not None and (channel != OUTPUT or b'"idle"' in frames[-1]):
+            away.wait_for.discard((connection, channel, request_of(frames)))
         return True
 
     def _need(self, away: _Away) -> None:

@@ -119,9 +119,6 @@ class KeptKernels:
             str, list[str]
         ] = {}  # of kernels adopted in images: the tabs of an earlier server
         self._wishes: set[asyncio.Task[None]] = set()
-        self.on_awake: Callable[[str], None] = lambda kernel_id: (
-            None
-        )  # has others connect to a woken kernel anew
         self._was_signalled = False
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -219,7 +216,6 @@ class KeptKernels:
         if readers is not None:
             await self._replay.begin(kernel_id, self._manager.get_kernel(kernel_id), readers)
             self._replay.put_before(kernel_id, undelivered)
-        self.on_awake(kernel_id)
 
     async def _put_in(self, kept: Kept) -> Any:
         """Have the server's kernel manager know a kernel that runs; return the kernel's own manager."""
@@ -609,6 +605,7 @@ def _description(kept: Kept, *, is_here: bool) -> dict[str, Any]:
         "folder": None if is_here else record.owner.root,
         "server": None if is_here else record.owner.name or None,
         "since": clock_in_words(kept.kept_since - time.time()),
+        "image_bytes": kept.bytes if record.place == IMAGE else None,
     }
 
 

@@ -232,12 +232,6 @@ class ServerKernels(NodeListener):
         if kernel_id in self._messages:
             self._describe(kernel_id, self._messages[kernel_id])
 
-    def woken(self, kernel_id: str) -> None:
-        """Connect anew to a kernel that was hibernated."""
-        tracker = self._trackers.get(kernel_id)
-        if tracker is not None:
-            tracker.restarted()
-
     def _describe(self, kernel_id: str, messages: KernelMessages) -> None:
         spec = self._manager.get_kernel(kernel_id).kernel_spec if kernel_id in self._manager else None
         if spec is not None:
