@@ -21,6 +21,7 @@ from jupyter_affinode.node.execution import hibernations
 from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.metrics.history_options import HistoryOptions
 from jupyter_affinode.node.policy.resources import disk
+from jupyter_affinode.node.state import registry
 from jupyter_affinode.settings.policy import GIB, MIB
 
 IMAGE = 3 * GIB
@@ -66,7 +67,10 @@ def test_a_kernel_is_hibernated_from_the_moment_its_processes_leave_until_one_co
     assert seen(machine, "residency", "image_bytes") == ("resident", None)
 
 
-def test_what_a_hibernated_kernel_gave_back_of_gpus_goes_on_counting(node, machine, shim, messages, tmp_path):
+def test_what_a_hibernated_kernel_gave_back_of_gpus_goes_on_counting(
+    node, machine, shim, messages, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(registry, "HUNG_UP_FORGOTTEN_S", 0.5)
     history = HistoryOptions(machine.socket.with_name("ledger.sqlite"))
     node(history=history)
     left(machine, shim, messages, tmp_path).close()
