@@ -160,12 +160,12 @@ def advice() -> str:
         return "Install CRIU 4.2 or newer: apt install criu, dnf install criu, or https://criu.org/Packages"
     if is_privileged():
         return f"CRIU's own words: {shlex.join([*called, 'check'])}"
+    if os.geteuid() == 0:
+        return "Give the container the capability SYS_ADMIN, or CHECKPOINT_RESTORE and SETPCAP."
     if len(called) > 1:
         return (
             f"Name CRIU itself by {environment.CRIU}: started by another program it has no rights of its own."
         )
-    if os.geteuid() == 0:
-        return "Give the container the capability SYS_ADMIN, or CHECKPOINT_RESTORE and SETPCAP."
     return f"sudo setcap {CAPABILITIES} {called[0]}"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,28 @@ def test_where_criu_works_a_process_was_written_and_woken(monkeypatch):
         if name.isdigit() and _command(name) == b"sleep\x00600\x00"
     ]
     assert sleeping == []
+
+
+CONTAINERS = (  # what Docker leaves to root
+    "chown,dac_override,fowner,fsetid,kill,setgid,setuid,setpcap,net_bind_service,net_raw,sys_chroot,mknod,audit_write"
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root's rights are taken away")
+@pytest.mark.parametrize(("more", "works"), [("", False), (",checkpoint_restore", True)])
+def test_root_in_a_container_needs_one_capability_more(more, works):
+    from fetched_criu import fetched_criu
+
+    rights = f"-all,+{(CONTAINERS + more).replace(',', ',+')}"
+    code = "from jupyter_affinode.doctor.image_checks import image_checks as c; [print(x.text, x.advice) for x in c()]"
+    told = subprocess.run(
+        ["setpriv", "--bounding-set", rights, "--inh-caps", rights, sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "AFFINODE_CRIU": fetched_criu(), "AFFINODE_HIBERNATE_DIR": ""},
+    )
+    assert ("wrote a process to disk and woke it" in told.stdout) is works, told
+    assert works or "Give the container the capability SYS_ADMIN, or CHECKPOINT_RESTORE" in told.stdout
 
 
 def _command(pid: str) -> bytes:
