@@ -62,7 +62,7 @@ test: before-tests
 	@$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync c-tests tests-bytecode; checked=$$?; \
 		nice $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync lint test-lab >build/checks.log 2>&1 & checks=$$!; \
 		$(MAKE) --no-print-directory tests-quick || checked=1; \
-		wait $$checks || checked=1; cat build/checks.log; exit $$checked
+		wait $$checks || { cat build/checks.log; checked=1; }; exit $$checked
 
 test-apart: before-tests $(VENV)/.apart
 	pytest --numprocesses=$(WORKERS) -m 'not long' $(APART)
