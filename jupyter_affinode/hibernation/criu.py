@@ -123,6 +123,11 @@ async def restore(folder: Path, lock: int) -> None:
     await _carry_out("restore", folder, lock, size, ["--restore-detached", "--leave-stopped"])
 
 
+def patience_for(size: int) -> float:
+    """Return for how many seconds CRIU may work on so many bytes."""
+    return PATIENCE_S + size / BYTES_A_SECOND
+
+
 async def try_out() -> str:
     """Write a small process to disk and start it again; return CRIU's version. Raises CriuUnavailable: that failed."""
     version = await check()
@@ -150,6 +155,17 @@ async def try_out() -> str:
             sleeper.kill()  # unless it has ended
             sleeper.wait()
     return version
+
+
+def processes_at(folder: Path) -> list[int]:
+    """Return the processes of CRIU that work on a folder, also those that a keeper started which was killed."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"-D" in words and os.fsencode(folder) in words:
+                found.append(int(path.parent.name))
+    return found
 
 
 def advice() -> str:
@@ -190,7 +206,7 @@ async def _carry_out(action: str, folder: Path, lock: int, size: int, options: S
     log.unlink(missing_ok=True)
     whole = [*called, action, "-D", str(folder), "-W", str(work), "-o", log.name, *COMMON]
     whole += [*_as_user(), *options]
-    patience_s = PATIENCE_S + size / BYTES_A_SECOND
+    patience_s = patience_for(size)
     try:
         status, said = await asyncio.wait_for(_run(whole, lock), patience_s)
     except asyncio.TimeoutError:

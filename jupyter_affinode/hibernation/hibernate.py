@@ -200,8 +200,7 @@ async def recover(image: Image, process: ProcessName | None = None) -> Recovered
     `process`: the kernel's own as it is in the keeper's records, if it lives. Waits for a CRIU that works on it yet.
     Raises ImageRefused.
     """
-    while image.is_in_use():
-        await asyncio.sleep(LOOK_EVERY_S)
+    await _until_criu_has_ended(image)
     if not (image.is_whole or image.is_being_woken or image.was_woken):
         if process is not None:
             tree.go_on(tree.tree_of(process.pid))
@@ -223,6 +222,17 @@ async def recover(image: Image, process: ProcessName | None = None) -> Recovered
     processes = tree.tree_of(manifest.processes[0].pid)
     tree.go_on(processes)
     return Recovered(manifest, processes[0])
+
+
+async def _until_criu_has_ended(image: Image) -> None:
+    """Wait for a CRIU that a killed keeper started; one that hangs is ended."""
+    end = time.monotonic() + criu.patience_for(image.bytes)
+    while image.is_in_use():
+        if time.monotonic() > end:
+            for pid in criu.processes_at(image.process_folder):
+                with contextlib.suppress(ProcessLookupError):
+                    await tree.end(tree.tree_of(pid)[:1])
+        await asyncio.sleep(LOOK_EVERY_S)
 
 
 async def _end_half_woken(manifest: Manifest, image: Image, *, is_started: bool) -> None:

@@ -411,6 +411,25 @@ async def test_an_image_on_which_criu_works_is_looked_at_only_afterwards(store):
     assert (await looking).manifest is not None
 
 
+HANGING = """
+import fcntl, sys, time
+lock = open(sys.argv[1] + "/in-use", "w"); fcntl.flock(lock, fcntl.LOCK_EX)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+async def test_a_criu_that_hangs_and_has_no_keeper_any_more_is_ended(store, monkeypatch):
+    image = made(store)
+    command = [sys.executable, "-c", HANGING, str(image.folder), "-D", str(image.process_folder)]
+    hanging = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert hanging.stdout is not None and hanging.stdout.readline() == b"up\n"
+    monkeypatch.setattr(criu, "PATIENCE_S", 0.2)
+    assert (await recover(image)).manifest is not None
+    assert hanging.wait(timeout=30) == -9
+    hanging.stdout.close()
+
+
 async def test_an_image_counts_once_one_of_its_processes_has_been_ended(store):
     alive = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
