@@ -154,7 +154,7 @@ async def test_a_full_disk_loses_no_kernel(kernels, keeping_machine):
         for pid in keepers(keeping_machine):
             os.kill(pid, signal.SIGKILL)
             await until(lambda pid=pid: not exists(pid))
-        subprocess.run(["umount", folder], check=True)
+        subprocess.run(["umount", "--lazy", folder], check=True)  # a keeper of it may be about to end
 
 
 async def test_the_keeper_listens_wherever_a_controller_could(kernels, monkeypatch):
