@@ -141,12 +141,6 @@ export const NOTICE_EVENT = 'https://schema.jupyter.org/jupyter_affinode/notice/
 /** The data of a notice; of a kernel, `text` is what comes after its name. */
 export type INoticeEvent = Controller.INotice;
 
-/** The data of the controller's event. */
-export interface INodeEvent {
-  available: boolean;
-  code?: 'starting' | 'refused' | 'unreachable' | 'ended' | null;
-}
-
 /** The data of a residency event. `kernel` is the whole kernel as in status, without its names and its processes' commands. */
 export interface IResidencyEvent {
   kernel_id: string;
