@@ -192,7 +192,7 @@ class NodeState:
             kernel.past.resumes += process.data.resumes
             kernel.past.calls += sum(process.data.calls)
             if kernel.processes and process.uses_gpu:
-                kernel.past.peer_ended = process.pid, now
+                kernel.past.peer_ended_at = now
         self.reservations.forget_process(process.key)
         if not kernel.processes:
             kernel.past.empty_since = now

@@ -25,7 +25,6 @@ Fields = dict[str, Any]  # some of a `Kernel`'s, by name
 
 FAILED_GRANTS_MAX = 5  # an allocation that failed this often although there was room …
 FAILING_AFTER_S = 3.0  # … for so long, will fail again
-UNBOUNDED = 1 << 62
 
 
 class Sorted(NamedTuple):
@@ -280,30 +279,30 @@ def _on_gpus(kernel: KernelRecord, gpus: GpuTable) -> tuple[dict[str, int], dict
     """Return what it has on each GPU: what can be moved, what cannot, and what its parked processes have left there;
     only an exchange parks in part.
 
-    Pages are claims. Where there are other users, no more of them counts than NVML bears out (gpu_processes.py):
-    parking it would free no more, and ask for as much host memory. On a user's own controller, and where NVML's figures
-    are from before its last move, a GPU's size is the bound.
+    Pages are claims, each within the GPU's size (`records/process.py`). Where there are other users, no more of them
+    counts than NVML bears out (gpu_processes.py): parking it would free no more, and ask for as much host memory. On a
+    user's own controller, and where NVML's figures are from before its last move, the GPU's size bounds their sum.
     """
     resident: dict[str, int] = {}
     unmovable: dict[str, int] = {}
     left: dict[str, int] = {}
-    sizes = gpus.sizes or {}
-    largest = max(sizes.values(), default=UNBOUNDED)
     sampled_at = -math.inf if gpus.sample is None else gpus.sample.began
     is_shown = kernel.account.charged_user is not None and sampled_at > kernel.last_move.ended_at
     for process in kernel.processes.values():
         shown = process.borne_out if is_shown else None
         movable = left if process.is_parked else resident
         for gpu in process.data.gpus:
-            uuid = gpu.uuid
-            most = sizes.get(uuid, largest) if shown is None or uuid in gpus.unsized else shown.get(uuid, 0)
-            moves = min(gpu.resident_bytes, most)
+            uuid, moves, stays = gpu.uuid, gpu.resident_bytes, sum(gpu.unmovable_bytes)
+            if shown is not None and uuid not in gpus.unsized:
+                moves = min(moves, shown.get(uuid, 0))
+                stays = min(stays, shown.get(uuid, 0) - moves)
             movable[uuid] = movable.get(uuid, 0) + moves
             resident.setdefault(uuid, 0)
-            stays = min(sum(gpu.unmovable_bytes), most - moves)
             unmovable[uuid] = unmovable.get(uuid, 0) + stays
-    whole = {uuid: min(size, sizes.get(uuid, largest)) for uuid, size in resident.items()}
-    return whole, unmovable, {uuid: size for uuid, size in left.items() if size}
+    if gpus.sizes:
+        largest = max(gpus.sizes.values())
+        resident = {uuid: min(size, gpus.sizes.get(uuid, largest)) for uuid, size in resident.items()}
+    return resident, unmovable, {uuid: size for uuid, size in left.items() if size}
 
 
 def _moves_since(kernel: KernelRecord) -> float | None:

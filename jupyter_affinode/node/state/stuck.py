@@ -58,12 +58,10 @@ def _cannot_resume(process: Process, measured: Mapping[str, NvmlGpu]) -> StuckRe
 
 def _peer_gone(process: Process, kernel: KernelRecord, settings: Settings, now: float) -> StuckReason | None:
     """Return whether it has been in one call since another process of the kernel, which used the GPU too, ended."""
-    ended = kernel.past.peer_ended
-    if ended is None or not process.data.calls_in_flight:
+    ended_at = kernel.past.peer_ended_at
+    if ended_at is None or not process.data.calls_in_flight:
         return None
-    _, when = ended
-    since = max(when, process.calls_changed_at)
-    if process.calls_changed_at > when or now - since < settings.cell_idle_timeout_s:
+    if process.calls_changed_at > ended_at or now - ended_at < settings.cell_idle_timeout_s:
         return None
     return StuckReason.PEER_GONE
 

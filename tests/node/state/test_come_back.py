@@ -45,11 +45,11 @@ def test_its_peers_have_not_lost_it(kernels):
     gone(kernels, process)
     process = comes(kernels, Says(State.PARKED, GIB), 2.0, PID)
     kernel = kernels.kernels[peer.kernel_id]
-    assert kernel.past.peer_ended is None
+    assert kernel.past.peer_ended_at is None
     kernels.remove_process(process, 3.0, lives=True)
-    assert kernel.past.peer_ended is None, "it is not heard of, but not dead"
+    assert kernel.past.peer_ended_at is None, "it is not heard of, but not dead"
     kernels.remove_process(comes(kernels, Says(State.PARKED, GIB), 4.0, PID), 5.0)
-    assert kernel.past.peer_ended == (PID, 5.0)
+    assert kernel.past.peer_ended_at == 5.0
 
 
 def test_that_its_person_wants_it_back_is_not_forgotten(kernels):

@@ -90,12 +90,12 @@ def test_a_kernel_that_cannot_resume_is_stuck():
 
 
 def test_a_call_that_began_before_a_peer_ended_and_has_not_come_back_is_stuck():
-    kernel = KernelRecord("k", past=Past(peer_ended=(7, NOW - 700)))
+    kernel = KernelRecord("k", past=Past(peer_ended_at=NOW - 700))
     hangs = process(in_flight=1, calls_changed_at=NOW - 800)
     assert slug(hangs, kernel) == "peer-gone"
     assert slug(process(in_flight=1, calls_changed_at=NOW - 10), kernel) is None
     assert slug(process(in_flight=0, calls_changed_at=NOW - 800), kernel) is None
-    assert slug(hangs, KernelRecord("k", past=Past(peer_ended=(7, NOW - 500)))) is None
+    assert slug(hangs, KernelRecord("k", past=Past(peer_ended_at=NOW - 500))) is None
 
 
 def test_an_orphan_is_stuck_only_if_no_server_speaks_for_it_and_it_does_nothing():

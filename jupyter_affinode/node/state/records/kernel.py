@@ -180,7 +180,7 @@ class Past:
     calls: int = 0
     has_had_processes: bool = False
     empty_since: float | None = None  # it has no process
-    peer_ended: tuple[int, float] | None = None  # the last that ended beside others with GPU memory; when
+    peer_ended_at: float | None = None  # when the last process ended beside others with GPU memory
 
 
 @dataclass

@@ -185,12 +185,16 @@ def within(data: PageData, sizes: Mapping[str, int] | None) -> PageData:
 
 
 def _within(gpu: PageGpu, size: int) -> PageGpu:
-    most = max(gpu.resident_bytes, gpu.parked_bytes, *gpu.unmovable_bytes)
-    if most <= size:
+    if gpu.on_gpu_bytes <= size and gpu.parked_bytes <= size:
         return gpu
+    resident = min(gpu.resident_bytes, size)
+    left, unmovable = size - resident, []
+    for each in gpu.unmovable_bytes:
+        unmovable.append(min(each, left))
+        left -= unmovable[-1]
     return replace(
         gpu,
-        resident_bytes=min(gpu.resident_bytes, size),
+        resident_bytes=resident,
         parked_bytes=min(gpu.parked_bytes, size),
-        unmovable_bytes=tuple(min(each, size) for each in gpu.unmovable_bytes),
+        unmovable_bytes=tuple(unmovable),
     )

@@ -120,6 +120,8 @@ def test_a_report_counts_for_no_kernel_more_than_a_gpu_has(kernels):
     page = Says(State.RESIDENT)
     page.say(gpus=(PageGpu(GPU, 1 << 50, 1 << 50, (1 << 50,) * 8), PageGpu(made_up, 1 << 50, 0, (0,) * 8)))
     kernel = kernels.kernels[comes(kernels, page, 1.0).kernel_id]
+    for process in kernel.processes.values():
+        assert all(gpu.on_gpu_bytes == TOTAL for gpu in process.data.gpus), "with what cannot be moved"
     comes(kernels, Says(State.PARKED, parked=2 * GIB), 1.0)
     history = History(kernels, SimpleNamespace())
     assert history._gpus(kernel) == {GPU: (TOTAL, TOTAL + 2 * GIB), "": (TOTAL, 0)}
