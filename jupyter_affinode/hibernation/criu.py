@@ -207,10 +207,16 @@ async def _carry_out(action: str, folder: Path, lock: int, size: int, options: S
     whole = [*called, action, "-D", str(folder), "-W", str(work), "-o", log.name, *COMMON]
     whole += [*_as_user(), *options]
     patience_s = patience_for(size)
+    work_done = asyncio.ensure_future(asyncio.wait_for(_run(whole, lock), patience_s))
     try:
-        status, said = await asyncio.wait_for(_run(whole, lock), patience_s)
+        status, said = await asyncio.shield(work_done)
     except asyncio.TimeoutError:
         raise CriuFailed(f"CRIU came to no end within {patience_s:.0f} s") from None
+    except asyncio.CancelledError:
+        # CRIU has code of its own in the process that it writes. If it is killed then, the process may die of that.
+        with contextlib.suppress(Exception):
+            await work_done
+        raise
     if status < 0:
         raise CriuFailed(f"CRIU was ended by {signal.Signals(-status).name}")
     if status:

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from waiting import until
 
 from jupyter_affinode.hibernation import criu, tree
 from jupyter_affinode.hibernation import hibernate as hibernate_module
@@ -409,6 +410,23 @@ async def test_an_image_on_which_criu_works_is_looked_at_only_afterwards(store):
         with pytest.raises(OSError, match="CRIU works on its image still"), image.in_use():
             pass
     assert (await looking).manifest is not None
+
+
+async def test_a_kernel_that_is_stopped_on_its_way_does_not_have_criu_killed_in_the_midst_of_it(
+    store, monkeypatch, tmp_path
+):
+    fake = tmp_path / "criu"
+    fake.write_text(f"#!/bin/sh\ntouch {tmp_path}/begun; sleep 0.5; touch {tmp_path}/ended\n")
+    fake.chmod(0o700)
+    monkeypatch.setenv("AFFINODE_CRIU", str(fake))
+    image = made(store)
+    with image.in_use() as lock:
+        dump = asyncio.get_running_loop().create_task(criu.dump(GONE.pid, image.process_folder, lock))
+        await until((tmp_path / "begun").exists)
+        dump.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await dump
+    assert (tmp_path / "ended").exists()
 
 
 HANGING = """
