@@ -322,6 +322,8 @@ class Keeper:
         if server is not None and kernel_id in self._hibernated:
             await self._ask_server(server, "wake", kernel_id)
         undelivered = await self._woken(kernel_id)
+        if kernel_id not in self._kernels:
+            raise CannotWake("its process ended at once")
         return {**_view(self._kernels[kernel_id]), "undelivered": undelivered.to_json()}
 
     async def _ask_server(self, server: asyncio.StreamWriter, wish: str, kernel_id: str) -> None:
