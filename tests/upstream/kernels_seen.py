@@ -48,3 +48,25 @@ async def _launch(self: Any, cmd: list[str], **kwargs: Any) -> Any:
 
 
 LocalProvisioner.launch_kernel = _launch
+
+
+def _keep_kernels() -> None:
+    """Have kernels outlive their program, and servers, where a suite has any, keep them."""
+    from jupyter_affinode.provisioning.provisioner import AffinodeProvisioner
+
+    AffinodeProvisioner.keeps = True
+    try:
+        from jupyter_server.serverapp import ServerApp
+    except ImportError:
+        return
+    find = ServerApp.find_server_extensions
+
+    def find_ours_too(self: Any) -> None:
+        find(self)
+        self.jpserver_extensions.setdefault("jupyter_affinode", True)
+
+    ServerApp.find_server_extensions = find_ours_too
+
+
+if os.environ.get("UPSTREAM_KEEP"):
+    _keep_kernels()

@@ -6,7 +6,8 @@ spawners' GPU policy: every Mock and Simple spawner class of its tests is derive
 
 `run.py jupyter_client nbclient …` takes the suites from the source distributions of the installed versions, which pip
 downloads; `--source FOLDER` names an unpacked one instead. Each suite runs without us and then with us, `--rounds`
-times. What is compared is the outcome of each test; the times are printed beside, as a ratio of the medians: seconds
+times. With `--keep` kernels outlive their server there, and servers of jupyter_server's suite have our extension.
+What is compared is the outcome of each test; the times are printed beside, as a ratio of the medians: seconds
 by the clock, and processor seconds of the tests, their kernels and the controller. With `--only-ours` the suite runs
 with us, and then without us only those tests that failed. The exit status is 1 if a test that passes without us does
 not pass with us, but for those of which a suite says why they differ, or if our part was not seen at work.
@@ -48,6 +49,8 @@ PR_SET_CHILD_SUBREAPER = 36
 # and newer releases of what they use.
 NO_ASYNCIO = ("-p", "no:asyncio")
 NEWER_RELEASES = ("-W", "ignore::DeprecationWarning")
+# What plugins and our server extension take as keep_kernels.
+KEEP = {"UPSTREAM_KEEP": "1", "AFFINODE_KEEP_KERNELS": "all"}
 LOOP_SCOPE = ("-o", "asyncio_default_fixture_loop_scope=function")
 
 
@@ -134,7 +137,9 @@ def fetch(name: str, folder: Path) -> Path:
     return source
 
 
-def run(suite: Suite, source: Path, ours: bool, options: Sequence[str], log: Path) -> Outcome:
+def run(
+    suite: Suite, source: Path, ours: bool, options: Sequence[str], log: Path, *, keep: bool = False
+) -> Outcome:
     """Run the suite in `source` and return its outcome; everything it prints goes to `log`."""
     outcome = Outcome()
     with new_machine() as machine:
@@ -155,7 +160,8 @@ def run(suite: Suite, source: Path, ours: bool, options: Sequence[str], log: Pat
         env["JUPYTER_CONFIG_PATH"] = str(machine.folder)
         env["PATH"] = os.pathsep.join([*_programs(), env.get("PATH", "")])
         if ours:
-            env |= suite.ours
+            env |= suite.ours | (KEEP if keep else {})
+            env["AFFINODE_FOLDER"] = str(machine.folder / "own")
             if suite.controller:
                 machine.start_controller("--keep-alive=3600")
         command = [sys.executable, "-m", "pytest", "-p", suite.plugin, f"--junitxml={report}", *options]
@@ -184,7 +190,8 @@ def compare(name: str, source: Path, args: argparse.Namespace, logs: Path) -> bo
 
     def add(ours: bool, *more: str) -> None:
         how = f"{'with' if ours else 'without'}-{len(runs[ours]) + 1}"
-        runs[ours].append(run(suite, source, ours, [*options, *more], logs / f"{name}-{how}.log"))
+        log = logs / f"{name}-{how}.log"
+        runs[ours].append(run(suite, source, ours, [*options, *more], log, keep=args.keep))
         show(name, how, runs[ours][-1])
 
     for _ in range(args.rounds):
@@ -237,6 +244,9 @@ def main() -> int:
     parser.add_argument("suites", nargs="+", choices=SUITES, metavar="SUITE", help=", ".join(SUITES))
     parser.add_argument(
         "--source", type=Path, help="an unpacked source distribution or checkout; for one suite"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="with us kernels outlive their server (keep_kernels)"
     )
     parser.add_argument("--only-ours", action="store_true", help="run without us only what fails with us")
     parser.add_argument(

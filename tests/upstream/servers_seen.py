@@ -45,6 +45,8 @@ def _asking(spawner: type) -> type:
     """Return the class with the policy, whose servers ask for room."""
     made = derived(spawner)
     own = {"__module__": made.__module__, "_ask": default("gpu_memory")(lambda self: "1MiB")}
+    if os.environ.get("UPSTREAM_KEEP"):
+        own["_keep"] = default("keep_kernels")(lambda self: "all")
     return type(made.__name__, (made,), own)
 
 

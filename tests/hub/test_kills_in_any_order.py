@@ -1,0 +1,106 @@
+"""Server, Hub, controller and keeper are killed in any order: no kernel is lost, and no GPU memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+from gpu_cells import SETUP
+from live_hub import Hub, user_python
+from live_machine import new_machine
+from live_server import exists
+from people import open_to_everyone
+from user_servers import SERVER, UserServer
+
+ROUNDS = 12
+PARTS = {
+    "server": b"jupyterhub.singleuser",
+    "hub": b"-m\0jupyterhub\0",
+    "controller": b"jupyter_affinode.node",
+    "keeper": b"jupyter_affinode.keeping.keeper",
+}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_kills_in_any_order_lose_no_kernel(native, wait_until):
+    seed = int(os.environ.get("KILLS_SEED", random.randrange(1 << 30)))
+    chance = random.Random(seed)
+    print(f"KILLS_SEED={seed}")
+    with new_machine() as machine:
+        open_to_everyone(machine)
+        machine.simulate(memory="1GiB")
+        gpu = machine.folder / "gpu"
+        gpu.chmod(0o755)
+        (gpu / "machine").touch()
+        (gpu / "machine").chmod(0o666)
+        machine.start_controller("--system")
+        hub = Hub(
+            machine,
+            cmd=[user_python(), *SERVER],
+            environment={
+                "JUPYTERHUB_SINGLEUSER_APP": "jupyter_server.serverapp.ServerApp",
+                "AFFINODE_FOLDER": str(machine.folder / "home" / "ana" / "own"),
+            },
+            spawner={"keep_kernels": "all"},
+            cleanup_servers=False,
+        ).start()
+        hub.add("ana")
+        server = UserServer(hub, "ana")
+        have_all(hub, machine, wait_until)
+        kernel = server.start_kernel(path="kept.ipynb")
+        filled = kernel.run(f"{SETUP}\nblock, turns = Block(64, seed=7), 0\nprint(block.checksum())").text
+        pid = kernel.pid
+        for turn in range(1, ROUNDS + 1):
+            killed = chance.sample(sorted(PARTS), chance.randint(1, 4))
+            print(turn, *killed, flush=True)
+            for part in killed:
+                for each in processes(machine, part):
+                    os.kill(each, signal.SIGKILL)
+                    wait_until(lambda each=each: not exists(each))
+                if chance.random() < 0.3:  # the part is there again before the next one is killed
+                    have_all(hub, machine, wait_until)
+            have_all(hub, machine, wait_until)
+            said = kernel.run("turns += 1\nprint(block.checksum(), turns)")
+            assert said.text.split() == [filled.strip(), str(turn)], (seed, said, hub.log()[-4000:])
+            assert [each["id"] for each in server.request("GET", "/api/kernels")[1]] == [kernel.id]
+            wait_until(lambda: processes(machine, "keeper"))
+        assert kernel.pid == pid and len(processes(machine, "keeper")) == 1
+        kernel.shutdown()
+        wait_until(lambda: not exists(pid))
+        hub.ask("DELETE", "/users/ana/server")
+        hub.stop()
+
+
+def have_all(hub, machine, wait_until):
+    """Have controller, Hub and server run again, as an administrator and a user would."""
+    if machine.node() is None:
+        machine.start_controller("--system")
+    if hub.process.poll() is not None:
+        hub.start()
+    hub.spawn("ana")  # it may run
+    hub.follow("ana").whole()
+    wait_until(lambda: hub.server("ana").get("ready"), message=hub.log)
+    server = UserServer(hub, "ana")
+    wait_until(lambda: server.request("GET", "/api/kernels")[0] == 200, message=hub.log)
+    wait_until(lambda: server.affinode()[1].get("available"), message=hub.log)
+
+
+def processes(machine, part):
+    """The processes of a part, on this machine."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            environment = (path.parent / "environ").read_bytes()
+            if (
+                str(machine.folder).encode() in environment
+                and PARTS[part] in path.read_bytes() + b"\0"
+                and exists(int(path.parent.name))
+            ):
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
