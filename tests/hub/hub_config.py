@@ -39,6 +39,8 @@ class UnixUserSpawner(LocalProcessSpawner):
 
     def user_env(self, env):
         env.update(USER=self.user.name, HOME=self.home, SHELL="/bin/sh")
+        # Else their keepers were those of all tests that run at the same time.
+        env.setdefault("AFFINODE_FOLDER", os.path.join(self.home, ".affinode"))
         for name in (
             "JUPYTER_RUNTIME_DIR",
             "JUPYTER_CONFIG_DIR",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,5 +61,3 @@ def gpu_hub(version, users, environment=(), **options):
         for user in users:
             made.ask("DELETE", f"/users/{user}/server")
         made.stop()
-    for uid in users.values():
-        shutil.rmtree(f"/tmp/affinode-{uid}", ignore_errors=True)
