@@ -29,6 +29,10 @@ class KeeperUnavailable(OSError):
     """No keeper answers, and none can be started; the message says why."""
 
 
+class KeeperEnded(KeeperUnavailable):
+    """The keeper has ended."""
+
+
 class KeeperRefused(RuntimeError):
     """The keeper did not do it; the message says why."""
 
@@ -207,12 +211,14 @@ class Keeper:
                 self._writer.write(json.dumps({"do": what, **request}).encode() + b"\n")
                 await self._writer.drain()
                 answer = await asyncio.wait_for(self._answers.get(), patience_s)
+            except ConnectionError as error:
+                raise KeeperEnded(f"the keeper of kernels has ended: {error}") from None
             except (OSError, asyncio.TimeoutError) as error:
                 self._writer.close()  # a late answer would be taken for that of the next request
                 raise KeeperUnavailable(f"the keeper of kernels does not answer: {error}") from None
         if answer is None:
             self._answers.put_nowait(None)
-            raise KeeperUnavailable("the keeper of kernels has ended")
+            raise KeeperEnded("the keeper of kernels has ended")
         if "error" in answer:
             raise KeeperRefused(answer["error"])
         return answer["answer"]
@@ -232,7 +238,7 @@ async def connected() -> Keeper:
             keeper = Keeper(reader, writer)
             await keeper.greet()
             return keeper
-        except (FileNotFoundError, ConnectionRefusedError):
+        except (FileNotFoundError, ConnectionRefusedError, KeeperEnded):
             pass
         except OSError as error:
             raise KeeperUnavailable(f"no kernel can be kept: {error}") from None

@@ -155,7 +155,10 @@ class Keeper:
         self._servers[writer].add(kernel_id)
         if record.place == IMAGE:
             return
-        self._kernels[kernel_id].at_hub = AtHub(**request["at_hub"]) if request.get("at_hub") else None
+        kernel = self._kernels[kernel_id]
+        if kernel.is_kept:  # the keeper before was killed, and the server has had it all the time
+            kernel.take()
+        kernel.at_hub = AtHub(**request["at_hub"]) if request.get("at_hub") else None
         try:
             self._records.write(record)
         except OSError as error:  # a full disk, for example: it is in memory
@@ -498,7 +501,8 @@ class Keeper:
         if kernel is not None and kernel.record.process == record.process:
             kernel.belongs_to(record)
             return kernel
-        self._drop(record.kernel_id)
+        if kernel is not None:
+            self._drop(record.kernel_id)
         try:
             kernel = KeptKernel(record, self._ended, self._log)
         except ProcessLookupError:

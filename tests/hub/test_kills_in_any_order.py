@@ -66,7 +66,12 @@ def test_kills_in_any_order_lose_no_kernel(native, wait_until):
             have_all(hub, machine, wait_until)
             said = kernel.run("turns += 1\nprint(block.checksum(), turns)")
             assert said.text.split() == [filled.strip(), str(turn)], (seed, said, hub.log()[-4000:])
-            assert [each["id"] for each in server.request("GET", "/api/kernels")[1]] == [kernel.id]
+            here = [each["id"] for each in server.request("GET", "/api/kernels")[1]]
+            log = (machine.folder / "home" / "ana" / "own" / "keeper.log").read_text()
+            if here != [kernel.id]:
+                Path("/tmp/ol/hub.log").write_text(hub.log())
+                Path("/tmp/ol/keeper.log").write_text(log)
+            assert here == [kernel.id], seed
             wait_until(lambda: processes(machine, "keeper"))
         assert kernel.pid == pid and len(processes(machine, "keeper")) == 1
         kernel.shutdown()

@@ -157,6 +157,40 @@ async def test_a_full_disk_loses_no_kernel(kernels, keeping_machine):
         subprocess.run(["umount", "--lazy", folder], check=True)  # a keeper of it may be about to end
 
 
+async def test_a_keeper_that_is_killed_again_and_again_loses_no_kernel(kernels, keeping_machine):
+    """While no server has it, and after a server has adopted it, and said nothing new of it."""
+    record = kernels.start()
+    async with a_server(record):
+        pass
+    await kill_keeper(keeping_machine)
+    for _ in range(3):
+        async with a_server() as keeper:
+            assert await adopted(keeper, record.owner) == {record.kernel_id}
+            await keeper.take(record.kernel_id)
+            await kill_keeper(keeping_machine)
+
+
+async def test_a_keeper_that_was_started_under_a_server_does_not_take_its_kernels_for_kept(
+    kernels, keeping_machine
+):
+    """They would end in time, or by a quota, while they are used."""
+    records = [kernels.start(most_kernels=1) for _ in range(3)]
+    async with a_server(*records):
+        await kill_keeper(keeping_machine)
+        async with a_server(*records) as again:
+            async with a_server():  # whose end has the keeper look at the quota
+                pass
+            assert await again.list_kept() == []
+    assert " is ended" not in Path(os.environ["AFFINODE_FOLDER"], "keeper.log").read_text().partition("gone")[0]
+
+
+async def kill_keeper(machine) -> None:
+    """Kill the keeper, and return once it is gone."""
+    (pid,) = keepers(machine)
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: not exists(pid))
+
+
 async def test_the_keeper_listens_wherever_a_controller_could(kernels, monkeypatch):
     """In a folder whose path is as long as the path of a socket allows."""
     path = str(kernels.folder / "long")
@@ -217,7 +251,8 @@ async def test_setting_the_clock_neither_ends_a_kernel_nor_keeps_it(
         pass
     monkeypatch.delenv("LD_PRELOAD")
     clocks.write_bytes(struct.pack("@qq", 0, by_days * DAYS_NS))
-    await until(lambda: not exists(short.process.pid))
+    log = Path(os.environ["AFFINODE_FOLDER"], "keeper.log")
+    await until(lambda: not exists(short.process.pid), message=log.read_text)
     async with a_server() as keeper:
         kept, ended = (await keeper.adopt(lasting.owner))[:2]
         (each,) = kept
