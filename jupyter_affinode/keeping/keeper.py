@@ -57,6 +57,7 @@ class Keeper:
         self._ends: dict[
             str, tuple[Record, float]
         ] = {}  # of kernels that ended while they were kept: when, after the machine's start
+        self._ended_under_server: dict[str, Record] = {}
         self._denials: dict[AtHub, int] = {}  # how often in a row a Hub did not know a user
         self._hibernated = HibernatedKernels(log)
         self._on_their_way: dict[str, asyncio.Task[Any]] = {}  # kernels that are being hibernated, or woken
@@ -95,6 +96,10 @@ class Keeper:
                 await kernel.keep()
                 if record.hibernate_dir:  # the keeper before may have been killed in the midst of it
                     self._begin_alone(record.kernel_id, self._look_at_image_of(record))
+            elif record.hibernate_dir:  # it may be in an image by now
+                self._records.remove(record.kernel_id)
+            else:
+                self._note_end(record)
         self._maybe_leave()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -121,6 +126,8 @@ class Keeper:
                 if not self._kernels[kernel_id].is_kept:
                     self._log.info("kernel %s is kept: its server is gone", kernel_id)
                     await self._kernels[kernel_id].keep()
+            for kernel_id in had & self._ended_under_server.keys():
+                self._note_end(self._ended_under_server.pop(kernel_id))
             self._hold_to_quota()
             self._maybe_leave()
 
@@ -156,6 +163,7 @@ class Keeper:
         if record.place == IMAGE:
             return
         kernel = self._kernels[kernel_id]
+        self._ended_under_server.pop(kernel_id, None)
         if kernel.is_kept:  # the keeper before was killed, and the server has had it all the time
             kernel.take()
         kernel.at_hub = AtHub(**request["at_hub"]) if request.get("at_hub") else None
@@ -515,20 +523,27 @@ class Keeper:
         if self._kernels.get(kernel_id) is not kernel:
             return
         self._hibernated.has_ended(kernel.record, was_wanted=kernel.dying is not None)
-        if kernel.is_kept and kernel.dying is None:
-            self._log.warning("kernel %s ended while no server had it", kernel_id)
-            self._ends[kernel_id] = (kernel.record, since_boot_s())
-            while len(self._ends) > REMEMBERED_ENDS:
-                del self._ends[next(iter(self._ends))]
         if kernel.is_kept:
-            with contextlib.suppress(OSError):
-                os.unlink(kernel.record.connection_file)
+            self._note_end(kernel.record, was_wanted=kernel.dying is not None)
             self._drop(kernel_id)
             self._remove_grant(kernel)
-        else:  # its server restarts it, or says that it is gone
+        else:  # its server restarts it, or says that it is gone, unless that ends at the same time
             kernel.close()
-            del self._kernels[kernel_id]
+            self._ended_under_server[kernel_id] = self._kernels.pop(kernel_id).record
         self._maybe_leave()
+
+    def _note_end(self, record: Record, *, was_wanted: bool = False) -> None:
+        """Leave nothing of a kernel that ended without a server, and have the next one say so."""
+        for path in (record.connection_file, *record.sockets):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        self._records.remove(record.kernel_id)
+        if was_wanted:
+            return
+        self._log.warning("kernel %s ended while no server had it", record.kernel_id)
+        self._ends[record.kernel_id] = (record, since_boot_s())
+        while len(self._ends) > REMEMBERED_ENDS:
+            del self._ends[next(iter(self._ends))]
 
     def _remove_grant(self, kernel: KeptKernel) -> None:
         """Remove the grant of the server that a kernel had, if it was the server's last kernel."""
@@ -543,6 +558,7 @@ class Keeper:
         if kernel is not None:
             kernel.close()
             self._hibernated.has_ended(kernel.record, was_wanted=True)
+        self._ended_under_server.pop(kernel_id, None)
         self._records.remove(kernel_id)
         for had in self._servers.values():
             had.discard(kernel_id)

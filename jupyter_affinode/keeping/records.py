@@ -69,6 +69,14 @@ class Record:
     image_spare_bytes: int = 256 << 20  # of the disk, that stay free
     version: int = VERSION
 
+    @property
+    def sockets(self) -> list[str]:
+        """The paths of its Unix sockets, if it is reached by these; they are removed with its connection file."""
+        if self.connection.get("transport") != "ipc":
+            return []
+        ports = [value for name, value in self.connection.items() if name.endswith("_port")]
+        return [f"{self.connection['ip']}-{port}" for port in ports]
+
 
 FIELDS = {each.name for each in fields(Record)}
 

@@ -43,7 +43,8 @@ class Kernels:
         process = subprocess.Popen(["sleep", "600"], start_new_session=True)
         self._processes.append(process)
         kernel_id = uuid.uuid4().hex
-        ports = {f"{channel}_port": 1 for channel in ("shell", "iopub", "stdin", "control", "hb")}
+        channels = ("shell", "iopub", "stdin", "control", "hb")
+        ports = {f"{channel}_port": number for number, channel in enumerate(channels)}
         place = {"transport": "ipc", "ip": str(self.folder / kernel_id[:6]), **ports}
         known = {
             "kernel_name": "python3",
@@ -132,6 +133,18 @@ async def test_kernels_of_a_folder_that_moved_are_adopted_where_a_link_stands_fo
         assert await adopted(keeper, Owner("", str(root.resolve()))) == {record.kernel_id}
 
 
+async def test_nothing_is_left_of_a_kernel_that_ended_without_a_server(kernels):
+    record = kernels.start()
+    left = [Path(each) for each in (record.connection_file, *record.sockets)]
+    for path in left:
+        path.touch()
+    async with a_server(record):
+        pass
+    os.kill(record.process.pid, signal.SIGKILL)
+    await until(lambda: not any(path.exists() for path in left))
+    assert not any((Path(os.environ["AFFINODE_FOLDER"]) / "kept").iterdir())
+
+
 async def test_a_full_disk_loses_no_kernel(kernels, keeping_machine):
     """Only a keeper that is killed meanwhile would."""
     folder = Path(os.environ["AFFINODE_FOLDER"])
@@ -181,7 +194,9 @@ async def test_a_keeper_that_was_started_under_a_server_does_not_take_its_kernel
             async with a_server():  # whose end has the keeper look at the quota
                 pass
             assert await again.list_kept() == []
-    assert " is ended" not in Path(os.environ["AFFINODE_FOLDER"], "keeper.log").read_text().partition("gone")[0]
+    assert (
+        " is ended" not in Path(os.environ["AFFINODE_FOLDER"], "keeper.log").read_text().partition("gone")[0]
+    )
 
 
 async def kill_keeper(machine) -> None:
@@ -250,7 +265,8 @@ async def test_setting_the_clock_neither_ends_a_kernel_nor_keeps_it(
     async with a_server(lasting, short):
         pass
     monkeypatch.delenv("LD_PRELOAD")
-    clocks.write_bytes(struct.pack("@qq", 0, by_days * DAYS_NS))
+    with clocks.open("r+b") as file:  # not emptied in between: it is mapped
+        file.write(struct.pack("@qq", 0, by_days * DAYS_NS))
     log = Path(os.environ["AFFINODE_FOLDER"], "keeper.log")
     await until(lambda: not exists(short.process.pid), message=log.read_text)
     async with a_server() as keeper:

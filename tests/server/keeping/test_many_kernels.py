@@ -69,6 +69,8 @@ def test_of_two_hundred_kernels_that_were_kept_adopted_and_ended_nothing_is_left
         now = len(os.listdir(f"/proc/{keeper}/fd"))
         if cycle == 3:
             before = now
+        if cycle % 20 == 19:
+            print(f"{cycle + 1} cycles, {now} descriptors", flush=True)
     assert keepers(machine) == [keeper]
     print(f"{CYCLES} cycles; the keeper has {now} descriptors, after four it had {before}")
     wait_until(lambda: len(os.listdir(f"/proc/{keeper}/fd")) <= before)
