@@ -215,7 +215,7 @@ def alice_and_bob(node, shared_machine, person):
     return alice, bob
 
 
-def test_only_its_user_has_a_kernel_write_an_image(alice_and_bob, person, tmp_path):
+def test_only_its_user_has_a_kernel_write_an_image(alice_and_bob, person, tmp_path, wait_until):
     alice, bob = alice_and_bob
     body = {"folder": str(tmp_path)}
     assert bob.ask("POST", "/kernels/k/hibernate", body)[0] == 404
@@ -224,7 +224,7 @@ def test_only_its_user_has_a_kernel_write_an_image(alice_and_bob, person, tmp_pa
     for folder in ("images", "/" + "é" * 100, "/a\nb"):  # the shim takes a path of so many bytes, and logs it
         assert alice.ask("POST", "/kernels/k/hibernate", {"folder": folder})[0] == 400
     assert alice.ask("POST", "/kernels/k/hibernate", body)[0] == 200
-    assert alice.kernels()["k"]["residency"] == "hibernated"
+    wait_until(lambda: alice.kernels()["k"]["residency"] == "hibernated")
     assert bob.ask("GET", "/node")[1]["others"]["parked_bytes"] == 0
 
 

@@ -244,7 +244,7 @@ def test_the_shim_is_not_preloaded_into_the_controller():
     environ = environment.controller_environment(
         {"LD_PRELOAD": "/x/libaffinode.so:/y/libother.so", "AFFINODE_SERVER": "1", "PATH": "/bin"}
     )
-    assert environ == {"LD_PRELOAD": "/y/libother.so", "PATH": "/bin"}
+    assert environ == {"LD_PRELOAD": "/y/libother.so", "PATH": "/bin", environment.STAYS: "1"}
 
 
 def test_the_machines_controller_refuses_context_depth(machine):
