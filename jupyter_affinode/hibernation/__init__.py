@@ -11,6 +11,7 @@ this package knows nothing of CUDA, and the shim nothing of CRIU.
 | `image.py`, `signing.py` | an image: its files, its manifest, when it is whole, whether it was changed |
 | `checks.py`, `unix_sockets.py` | what stands against writing processes, looked at before anything is done |
 | `machine.py`, `files.py` | what stands against waking them: another machine, files that were changed |
+| `disk.py` | the disk of a folder: whether it is one, and whether it is encrypted |
 | `criu.py` | finds CRIU, calls it, and says in words why it refused |
 | `tree.py` | the processes of a kernel: ended, gone, going on |
 """
