@@ -35,6 +35,7 @@ def server(gpu_machine, labextension):
 AWAY = re.compile(r"Hibernated · \d+ MiB on disk · back in about")
 
 
+@pytest.mark.long
 def test_a_notebook_hibernates_from_the_panel_and_its_next_cell_finds_everything(server, open_lab):
     page = open_lab()
     work = "kept = {'a': [1, 2]}; import os; print(os.getpid(), id(kept))"
