@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
@@ -57,6 +58,30 @@ class Hibernated:
         return None if self.image.warned_at is None else self.deleted_at
 
 
+class PortsHeld:
+    """Ports of a hibernated kernel, which no other program gets meanwhile; nothing listens at them."""
+
+    def __init__(self, connection: dict[str, Any]):
+        """Take those that are free."""
+        self._sockets: list[socket.socket] = []
+        if connection.get("transport", "tcp") != "tcp":
+            return
+        for name, number in connection.items():
+            if name.endswith("_port") and number:
+                held = socket.socket()
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # beside its connections that end
+                try:
+                    held.bind((connection["ip"], number))
+                    self._sockets.append(held)
+                except OSError:
+                    held.close()
+
+    def free(self) -> None:
+        """Let go of them, for the kernel."""
+        for held in self._sockets:
+            held.close()
+
+
 class HibernatedKernels:
     """All that are known. What another keeper left in a store is known from `look_in` on."""
 
@@ -69,6 +94,7 @@ class HibernatedKernels:
             set()
         )  # kernels whose image is being written, or looked at: no other may delete it
         self._bringing_gpu_back: dict[str, asyncio.Task[None]] = {}
+        self._ports: dict[str, PortsHeld] = {}
         self._moving: dict[str, Image] = {}  # images of kernels that are on their way into them, or back
         self._beyond_stopping: set[str] = set()
 
@@ -185,7 +211,7 @@ class HibernatedKernels:
         if (task := self._bringing_gpu_back.pop(record.kernel_id, None)) is not None:
             task.cancel()  # of the image that it was woken from
         began = time.monotonic()
-        undelivered = kernel.undelivered()
+        undelivered, was_kept = kernel.undelivered(), kernel.is_kept
         asleep = replace(record, place=IMAGE)
 
         def about_to_end() -> None:
@@ -203,7 +229,8 @@ class HibernatedKernels:
                 undelivered=undelivered.to_json(),
             )
         hibernated = self._take(image, asleep, undelivered, manifest)
-        await self._tell_bytes(record, hibernated.bytes)
+        if was_kept:
+            await self._tell_bytes(record, hibernated.bytes)
         self._log.info(
             "kernel %s is hibernated: %s in %.1f s",
             record.kernel_id,
@@ -212,23 +239,36 @@ class HibernatedKernels:
         )
         return hibernated
 
-    async def wake(self, kernel_id: str) -> tuple[Hibernated, Record]:
-        """Start a kernel's processes again; return what it was, and its record as it is now. Raises CannotWake."""
+    async def wake(self, kernel_id: str, *, tells: bool) -> tuple[Hibernated, Record]:
+        """Start a kernel's processes again; return what it was, and its record as it is now. Raises CannotWake.
+
+        `tells`: it is told to the controller here, since no server has the kernel.
+        """
         image, began = self._known[kernel_id].image, time.monotonic()
-        with self._on_its_way(kernel_id, image):
-            process = await images.wake(image)
+        self._free_ports(kernel_id)
+        try:
+            with self._on_its_way(kernel_id, image):
+                process = await images.wake(image)
+        except BaseException:
+            self._ports[kernel_id] = PortsHeld(self._known[kernel_id].record.connection)
+            raise
         self._log.info("kernel %s is awake after %.1f s", kernel_id, time.monotonic() - began)
         hibernated, record = self._has_woken(kernel_id, process)
-        if not hibernated.has_cuda:  # else its processes tell the controller themselves
+        if tells and not hibernated.has_cuda:  # else its processes tell the controller themselves
             await self._tell_bytes(record, None)
         return hibernated, record
 
     def _has_woken(self, kernel_id: str, process: ProcessName) -> tuple[Hibernated, Record]:
         hibernated = self._known.pop(kernel_id)
+        self._free_ports(kernel_id)
         hibernated.image.let_back()
         if hibernated.has_cuda:
             self._await_gpu(kernel_id, hibernated.image)
         return hibernated, replace(hibernated.record, process=process, place=PROCESS)
+
+    def _free_ports(self, kernel_id: str) -> None:
+        if (held := self._ports.pop(kernel_id, None)) is not None:
+            held.free()
 
     def _await_gpu(self, kernel_id: str, image: Image) -> None:
         self._bringing_gpu_back[kernel_id] = asyncio.get_running_loop().create_task(
@@ -244,6 +284,7 @@ class HibernatedKernels:
     def end(self, kernel_id: str) -> None:
         """Delete a kernel's image."""
         hibernated = self._known.pop(kernel_id)
+        self._free_ports(kernel_id)
         hibernated.image.give_up()
         if hibernated.record.is_managed:
             with contextlib.suppress(ControllerUnavailable):
@@ -279,6 +320,7 @@ class HibernatedKernels:
     def _take(self, image: Image, record: Record, undelivered: Undelivered, manifest: Manifest) -> Hibernated:
         taken = Hibernated(record, image, manifest.made_at, undelivered, image.bytes, manifest.has_cuda)
         self._known[record.kernel_id] = taken
+        self._ports[record.kernel_id] = PortsHeld(record.connection)
         return taken
 
     def end_old(self) -> None:

@@ -146,12 +146,14 @@ class Keeper:
 
     # ---- requests
 
-    def _own(self, writer: asyncio.StreamWriter, request: Answer) -> None:
+    async def _own(self, writer: asyncio.StreamWriter, request: Answer) -> None:
         """Note what adopting a server's kernel takes, now or after a change. Raises ProcessLookupError."""
         record = from_json(request["record"])
         kernel_id = record.kernel_id
-        if record.place == IMAGE and kernel_id not in self._hibernated:
-            raise LookupError(f"kernel {kernel_id} is in no image")
+        if record.place == IMAGE and kernel_id not in self._hibernated:  # an earlier keeper knew it
+            await self._look_in(record.hibernate_dir)
+            if kernel_id not in self._hibernated:
+                raise LookupError(f"kernel {kernel_id} is in no image")
         if record.place == PROCESS and kernel_id in self._hibernated:  # its server has started it anew
             self._hibernated.end(kernel_id)
         if record.place == PROCESS and self._known(record) is None:
@@ -191,7 +193,7 @@ class Keeper:
 
     async def _hand_over(self, writer: asyncio.StreamWriter, request: Answer) -> None:
         """Keep a kernel from now on; its server ends."""
-        self._own(writer, request)
+        await self._own(writer, request)
         kernel_id = request["record"]["kernel_id"]
         if kernel_id in self._hibernated:
             return self._servers[writer].discard(kernel_id)
@@ -421,7 +423,8 @@ class Keeper:
         return hibernated.undelivered
 
     async def _woken_of(self, kernel_id: str) -> None:
-        await self._has_woken(*await self._hibernated.wake(kernel_id))
+        tells = self._server_of(kernel_id) is None
+        await self._has_woken(*await self._hibernated.wake(kernel_id, tells=tells))
 
     async def _has_woken(self, hibernated: Hibernated, record: Record) -> None:
         kernel_id = record.kernel_id

@@ -102,8 +102,8 @@ class AffinodeExtension(
     hibernate_after_s = Float(
         0.0,
         min=0.0,
-        help="""For how many seconds a kernel must be kept and idle before it hibernates; 0: only when that is asked
-        for, and when the keeper is told to end (SIGTERM).""",
+        help="""For how many seconds a kernel must be idle and parked, or idle and without a server, before it
+        hibernates; 0: only when that is asked for, where host memory is short, and at the machine's end.""",
     ).tag(config=True)
     images_for_s = Float(
         30 * 86400.0,

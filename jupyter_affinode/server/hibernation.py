@@ -19,6 +19,7 @@ from typing import Any
 from ..keeping.client import KeeperRefused, KeeperUnavailable, Kept, connected
 from ..keeping.messages import OUTPUT, QUESTION, Undelivered, header_of, parent_of, question_id, request_of
 from ..keeping.processes import name_of
+from ..keeping.records import IMAGE
 from ..provisioning.provisioner import AffinodeProvisioner
 
 HIBERNATING, HIBERNATED, WAKING = "hibernating", "hibernated", "waking"
@@ -96,6 +97,7 @@ class Hibernation:
         self._tasks: set[asyncio.Task[None]] = set()
         # Called when a kernel's processes run again, with what an earlier server did not deliver.
         self.on_awake: Callable[[str, Undelivered], Awaitable[None]] = _nothing
+        self.tell_keeper: Callable[[], Awaitable[None]] = _nothing  # has it know what this server has
 
     # ---- what a person sees
 
@@ -177,10 +179,10 @@ class Hibernation:
         looking = asyncio.get_running_loop().create_task(self._look(away))
         try:
             name = name_of(provisioner.pid or 0)
+            await self.tell_keeper()
             await self._until_quiet(away)
             began = time.monotonic()
-            async with await connected() as keeper:
-                kept = await keeper.hibernate(away.kernel_id, by_server=True)
+            kept = await self._put_into_image(away.kernel_id)
             provisioner.has_left(name)
         except BaseException as error:
             self._is_here(away)
@@ -192,6 +194,18 @@ class Hibernation:
         self._rate = max(kept.bytes / max(time.monotonic() - began, 0.1), 1.0)
         self._refusals.pop(away.kernel_id, None)
         self._is_hibernated(away, kept.bytes)
+
+    async def _put_into_image(self, kernel_id: str) -> Kept:
+        """Have the keeper make the image. One that is killed after it may have ended the kernel's processes."""
+        try:
+            async with await connected() as keeper:
+                return await keeper.hibernate(kernel_id, by_server=True)
+        except KeeperUnavailable:
+            async with await connected() as keeper:
+                for kept in await keeper.list_kept(self._folder, all=True):
+                    if kept.record.kernel_id == kernel_id and kept.record.place == IMAGE:
+                        return kept
+            raise
 
     async def _until_quiet(self, away: _Away) -> None:
         """Wait until all that tabs have sent is answered, and the answers are here. Raises Refused."""
@@ -276,6 +290,7 @@ class Hibernation:
             provisioner = self._provisioner(kernel_id)
             if provisioner is None:
                 raise Refused(ENDED)
+            await self.tell_keeper()
             async with await connected() as keeper:
                 record, undelivered = await keeper.wake_own(kernel_id, self._folder)
                 provisioner.has_come_back(record.process)
@@ -448,7 +463,7 @@ def _request_header(connection: Any, message: Any) -> dict[str, Any]:
         return {}
 
 
-async def _nothing(kernel_id: str, undelivered: Undelivered) -> None:
+async def _nothing(*_: object) -> None:
     pass
 
 

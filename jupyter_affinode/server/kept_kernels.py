@@ -47,7 +47,9 @@ LOOK_EVERY_S = 2.0
 HAND_OVER_S = 8.0  # for all kernels: a Hub kills its servers 10 s after it asked them to end
 PARK_S = 5.0  # of these
 OFF_THE_GPU = ("none", "parked")
-ENDS_AFTER_S = 1.0  # a kernel that does not outlive its server, where that was killed
+ENDS_AFTER_S = (
+    60.0  # a kernel that does not outlive its server, where that was killed; a new keeper is told sooner
+)
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ class KeptKernels:
         self._wishes: set[asyncio.Task[None]] = set()
         self._was_signalled = False
         self._changed = asyncio.Event()
+        self._telling = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._adopting: asyncio.Task[None] | None = None
 
@@ -149,6 +152,7 @@ class KeptKernels:
             self._readers.watch(settings)
             self._readers.hibernation = self.hibernation if self._images.folder else None
             self.hibernation.on_awake = self._awake
+            self.hibernation.tell_keeper = self._tell_keeper
         loop = self._app.io_loop.asyncio_loop
         if loop.is_running():
             self._adopting = loop.create_task(self._begin())
@@ -361,15 +365,23 @@ class KeptKernels:
     async def _keep_up(self) -> None:
         while True:
             try:
-                await self._tell_changes()
-            except (KeeperUnavailable, KeeperRefused) as error:
-                self._log.warning("The keeper of this server's kernels is to be reached anew: %s", error)
-                await self._reconnect()
+                await self._tell_keeper()
             except Exception:  # the next round may work
                 self._log.exception("Telling the keeper of this server's kernels failed")
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), LOOK_EVERY_S)
             self._changed.clear()
+
+    async def _tell_keeper(self) -> None:
+        """Have the keeper know this server's kernels as they are, also one that was started since it was told last."""
+        async with self._telling:
+            try:
+                await self._tell_changes()
+            except (KeeperUnavailable, KeeperRefused) as error:
+                self._log.warning("The keeper of this server's kernels is to be reached anew: %s", error)
+                await self._reconnect()
+                with contextlib.suppress(KeeperUnavailable, KeeperRefused):
+                    await self._tell_changes()
 
     async def _tell_changes(self) -> None:
         if self._keeper is None or self._keeper.is_gone:
@@ -381,12 +393,21 @@ class KeptKernels:
             if record is not None:
                 running.add(kernel_id)
                 if record != self._told.get(kernel_id):
-                    await self._keeper.own(record, _at_hub())
-                    self._told[kernel_id] = record
+                    await self._tell(record)
         for kernel_id in self._told.keys() - running - self._manager._kernels.keys():
             await self._keeper.forget(kernel_id)
             self._readers.forget(kernel_id)
             del self._told[kernel_id]
+
+    async def _tell(self, record: Record) -> None:
+        assert self._keeper is not None
+        try:
+            await self._keeper.own(record, _at_hub())
+        except KeeperRefused as refused:
+            if record.place != IMAGE:
+                raise
+            self._log.error("Kernel %s is in no image that can be used: %s", record.kernel_id, refused)
+        self._told[record.kernel_id] = record
 
     async def _reconnect(self) -> None:
         self._told.clear()
@@ -402,7 +423,7 @@ class KeptKernels:
         provisioner = manager.provisioner
         if not (isinstance(provisioner, AffinodeProvisioner) and provisioner.outlives_server):
             return None
-        if provisioner.away is not None and provisioner.away.is_moving:
+        if provisioner.away is not None and provisioner.away.is_moving and provisioner.in_image is None:
             return self._told.get(kernel_id)
         try:
             info = await provisioner.get_provisioner_info()

@@ -94,7 +94,7 @@ class HibernateHandler(Handler):
             raise ApiError(403, Refusal.FORBIDDEN, "only its user may have a kernel write an image")
         if len(os.fsencode(folder)) > FOLDER_MAX:
             raise ApiError(400, Refusal.BAD_REQUEST, f"'folder' is longer than {FOLDER_MAX} bytes")
-        if kernel.residency not in (Residency.NONE, Residency.PARKED):
+        if kernel.processes and kernel.residency not in (Residency.NONE, Residency.PARKED):
             await self._done(self.controller.user_requests.park(kernel), MOVE_WAIT_S)
         uses_cuda = sum(process.data.state is not State.NONE for process in kernel.processes.values())
         await self._done(self.controller.operations.hibernate(kernel, folder), None)

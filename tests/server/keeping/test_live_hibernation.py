@@ -7,12 +7,15 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from gpu_cells import SETUP
+from keepers import keepers
 from live_server import ENDLESS, JupyterServer, exists
 from tab import Tab
 
@@ -263,6 +266,26 @@ handle = display(Image(png(3)), display_id="plot")
     with_tab(server, story)
 
 
+@pytest.mark.long
+def test_a_kernel_of_another_language_hibernates_with_the_shell_that_it_drives(server):
+    """It is no kernel of IPython's: its shell runs at a terminal that is its own."""
+    folder = Path(server.machine.environment["JUPYTER_DATA_DIR"], "kernels", "bash")
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-m", "bash_kernel", "-f", "{connection_file}"]
+    (folder / "kernel.json").write_text(
+        json.dumps({"argv": command, "display_name": "Bash", "language": "bash"})
+    )
+
+    async def story(tab: Tab) -> None:
+        shell = (await result(tab, "kept=word; cd /; echo $$")).strip()
+        for _ in range(3):
+            await moved(server, tab.kernel_id, "hibernate")
+            assert not exists(int(shell))
+            assert (await result(tab, "echo $kept $$ $PWD")).split() == ["word", shell, "/"]
+
+    with_tab(server, story, "bash")
+
+
 def test_a_kernel_that_is_needed_stays_and_says_why(server):
     async def story(tab: Tab) -> None:
         running = tab.run(f"print('begun', flush=True)\n{ENDLESS}")
@@ -359,6 +382,32 @@ def test_an_image_outlives_a_server_that_is_killed_and_ends_with_one_that_stops(
     server.process.send_signal(signal.SIGTERM)
     server.process.wait(timeout=60)
     assert images(server) == []
+
+
+@pytest.mark.long
+def test_a_keeper_that_is_killed_loses_no_hibernated_kernel(server):
+    """While it is hibernated; and at the moment at which its processes have ended."""
+
+    async def story(tab: Tab) -> None:
+        pid = int(await result(tab, "kept = 7; import os; print(os.getpid())"))
+        await moved(server, tab.kernel_id, "hibernate")
+        (keeper,) = keepers(server.machine)
+        os.kill(keeper, signal.SIGKILL)
+        await until(lambda: [each for each in keepers(server.machine) if each != keeper])
+        assert await result(tab, "print(kept)") == "7\n"
+        going = asyncio.create_task(
+            asyncio.to_thread(server.affinode, f"kernels/{tab.kernel_id}/hibernate", "POST", {})
+        )
+        (keeper,) = keepers(server.machine)
+        while exists(pid):
+            await asyncio.sleep(0)
+        os.kill(keeper, signal.SIGKILL)
+        status, answer = await going
+        assert status == 200, answer
+        assert await result(tab, "print(kept)") == "7\n"
+        assert int(await result(tab, "print(os.getpid())")) == pid
+
+    with_tab(server, story)
 
 
 @pytest.mark.long
