@@ -218,16 +218,20 @@ class HibernatedKernels:
             self._beyond_stopping.add(record.kernel_id)
             kernel.close()
 
-        with self._alone_with(record.kernel_id), self._on_its_way(record.kernel_id, image):
-            manifest = await images.hibernate(
-                image,
-                record.process.pid,
-                lambda folder: self._leave_gpu(record, folder),
-                about_to_end,
-                bounds=Bounds(record.image_bytes_max, record.image_spare_bytes),
-                record=to_json(asleep),
-                undelivered=undelivered.to_json(),
-            )
+        try:
+            with self._alone_with(record.kernel_id), self._on_its_way(record.kernel_id, image):
+                manifest = await images.hibernate(
+                    image,
+                    record.process.pid,
+                    lambda folder: self._leave_gpu(record, folder),
+                    about_to_end,
+                    bounds=Bounds(record.image_bytes_max, record.image_spare_bytes),
+                    record=to_json(asleep),
+                    undelivered=undelivered.to_json(),
+                )
+        except BaseException:
+            await self._tell_bytes(record, None)  # its processes may have left already, and it may have none
+            raise
         hibernated = self._take(image, asleep, undelivered, manifest)
         if was_kept:
             await self._tell_bytes(record, hibernated.bytes)

@@ -61,12 +61,10 @@ class Keeper:
         self._denials: dict[AtHub, int] = {}  # how often in a row a Hub did not know a user
         self._hibernated = HibernatedKernels(log)
         self._on_their_way: dict[str, asyncio.Task[Any]] = {}  # kernels that are being hibernated, or woken
-        self._wishes: dict[
-            str, asyncio.Future[None]
-        ] = {}  # by kernel: what was asked of the server that has it
-        self._unheard: dict[
-            str, Hibernated
-        ] = {}  # of woken kernels whose server has not said that it hears them
+        # By kernel: what was asked of the server that has it.
+        self._wishes: dict[str, asyncio.Future[None]] = {}
+        # Kernels that were woken, and whose server has not said that it hears them.
+        self._unheard: dict[str, Hibernated] = {}
         self._stopping: asyncio.Task[None] | None = None
         self.left = asyncio.Event()
         self._leaving: asyncio.TimerHandle | None = None
@@ -186,9 +184,7 @@ class Keeper:
         kernel_id = request["kernel"]
         if kernel_id in self._servers[writer]:
             self._drop(kernel_id)
-            if (
-                kernel_id in self._hibernated
-            ):  # also one that ended before its GPU memory was back, as its user wanted
+            if kernel_id in self._hibernated:  # also where its user ended it before its GPU memory was back
                 self._hibernated.end(kernel_id)
 
     async def _hand_over(self, writer: asyncio.StreamWriter, request: Answer) -> None:
