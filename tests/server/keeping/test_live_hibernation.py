@@ -163,8 +163,14 @@ def test_a_restart_of_a_hibernated_kernel_begins_anew_without_its_image(server):
         assert int(await result(tab, "print(os.getpid())")) != pid
         assert images(server) == []
         # What it sends its kernel afterwards reaches the new one, and that hibernates, too.
+        pid = int(await result(tab, "print(os.getpid())"))
         await moved(server, tab.kernel_id, "hibernate")
         assert await result(tab, "print('again')") == "again\n"
+        # Turning to its notebook wakes it, too.
+        await moved(server, tab.kernel_id, "hibernate")
+        assert not exists(pid)
+        await moved(server, tab.kernel_id, "focus")
+        await until(lambda: exists(pid))
 
     with_tab(server, story)
 
