@@ -100,7 +100,8 @@ class KeptKernel:
 
     def close(self) -> None:
         """Stop listening, and forget it; the kernel goes on."""
-        self._loop.remove_reader(self._process.fileno())
+        if self._process.fileno() >= 0:
+            self._loop.remove_reader(self._process.fileno())
         if self._expiry is not None:
             self._expiry.cancel()
         for task in self._tasks.values():
@@ -108,6 +109,8 @@ class KeptKernel:
         for connected in (self._output, *self._reading.values()):
             connected.close(linger=0)
         self._tasks, self._reading = {}, {}
+        if self.dying is None or self.dying.done() or self._process.poll() is not None:
+            self._process.close()  # else it is still to be ended
 
     # ---- kept, and no longer
 

@@ -68,13 +68,17 @@ class Adopted:
         except ProcessLookupError:
             is_it = False
         if not is_it or self.poll() is not None:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            self.close()
             raise ProcessLookupError(f"process {process.pid} has ended")
 
     def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Watch it no longer; it counts as ended."""
         if getattr(self, "_descriptor", -1) >= 0:
             os.close(self._descriptor)
+            self._descriptor = -1
 
     def fileno(self) -> int:
         """Return a descriptor that can be read once the process has ended."""
@@ -102,7 +106,9 @@ class Adopted:
         self.send_signal(signal.SIGTERM)
 
     def _looked(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._descriptor], [], [], timeout)[0]:
+        if self.returncode is None and (
+            self._descriptor < 0 or select.select([self._descriptor], [], [], timeout)[0]
+        ):
             self.returncode = 0
         return self.returncode
 

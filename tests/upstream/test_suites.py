@@ -22,14 +22,23 @@ OPTIONS = {"jupyter_client": [SIDE_BY_SIDE, "-k", f"not ({ORDERED})"]}
 @pytest.mark.timeout(
     3600
 )  # up to 1,187 tests that start up to 180 kernels, beside the other workers of this run
-@pytest.mark.parametrize("name", run.SUITES)
-def test_the_suite_passes_with_our_provisioner(name: str, native: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        *((name, []) for name in run.SUITES),
+        *((name, ["--keep"]) for name in ("jupyter_client", "jupyter_server")),
+    ],
+)
+def test_the_suite_passes_with_our_provisioner(
+    name: str, more: list[str], native: Path, tmp_path: Path
+) -> None:
+    """And where kernels outlive their servers."""
     try:
         source = run.fetch(name, tmp_path)
     except subprocess.CalledProcessError as error:
         pytest.skip(f"pip could not download {name}'s source distribution, or what it needs: {error}")
     options = [*OPTIONS.get(name, []), "--timeout=300"]
-    command = [sys.executable, RUN, name, "--only-ours", "--source", source, "--", *options]
+    command = [sys.executable, RUN, name, *more, "--only-ours", "--source", source, "--", *options]
     ran = subprocess.run(command, capture_output=True, text=True)
     print(ran.stdout, ran.stderr)
     assert ran.returncode == 0

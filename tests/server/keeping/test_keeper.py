@@ -145,6 +145,21 @@ async def test_nothing_is_left_of_a_kernel_that_ended_without_a_server(kernels):
     assert not any((Path(os.environ["AFFINODE_FOLDER"]) / "kept").iterdir())
 
 
+async def test_a_keeper_has_no_descriptor_left_of_many_kernels(kernels, keeping_machine):
+    """Whether they ended while no server had them, or their server says so."""
+    async with a_server(kernels.start()):
+        (pid,) = keepers(keeping_machine)
+        before = None
+        for turn in range(60):
+            record = kernels.start()
+            async with a_server(record) as keeper:
+                if turn % 2:
+                    await keeper.forget(record.kernel_id)
+            os.kill(record.process.pid, signal.SIGKILL)
+            before = before or len(os.listdir(f"/proc/{pid}/fd"))
+        await until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before)
+
+
 async def test_a_full_disk_loses_no_kernel(kernels, keeping_machine):
     """Only a keeper that is killed meanwhile would."""
     folder = Path(os.environ["AFFINODE_FOLDER"])
