@@ -194,6 +194,21 @@ async def test_what_a_kernel_asks_and_says_without_a_server_reaches_the_tab(serv
 
 
 @pytest.mark.long
+@pytest.mark.long
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+async def test_a_question_of_before_the_servers_end_is_answered_after_it(server, how):
+    kernel = server.start_kernel()
+    tab = await Tab(kernel.id).attach(server)
+    cell = tab.run("print('I am', input('who? '))", allow_stdin=True)
+    await until(lambda: tab.questions)
+    again(server, how)
+    await tab.attach(server)
+    tab.send("input_reply", {"value": "here"}, "stdin", tab.questions[0]["header"])
+    await until(lambda: tab.is_done(cell))
+    assert tab.text(cell).endswith("I am here\n")
+    await tab.close()
+
+
 async def test_each_of_several_tabs_gets_its_answers_and_the_output(server):
     """A notebook's cell runs through the restart; a console that was opened after it does not take its answer."""
     kernel = server.start_kernel(path="work.ipynb")
