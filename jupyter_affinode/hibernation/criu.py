@@ -11,11 +11,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from .. import environment
 
+T = TypeVar("T")
 OLDEST = (4, 2)  # earlier ones do not start on today's Linux
 GHOST_BYTES = 64 << 20  # of a file that has no name any more
 # "ignore": the processes belong to the control groups of the program that wakes them. A file's permissions may change
@@ -30,6 +32,7 @@ COMMON = (
 )
 CAPABILITIES = "cap_checkpoint_restore,cap_setpcap+eip"
 ADMIN = 21  # CAP_SYS_ADMIN
+KILLED_S = 5.0
 PATIENCE_S, BYTES_A_SECOND = 60.0, 20 << 20  # CRIU has for its work; then it hangs, and is ended
 WORK = "criu"  # beside the folder with what CRIU writes: its log, and figures that it leaves at each call
 # What CRIU says, and what that means for a user. The first that fits counts.
@@ -92,13 +95,13 @@ def command() -> list[str]:
 async def check() -> str:
     """Return the version of a CRIU that works here. Raises CriuUnavailable."""
     called = command()
-    status, said = await _run([*called, "--version"])
+    status, said = await _to_its_end(_run([*called, "--version"]))
     version = re.search(r"Version: (\d+)\.(\d+)\S*", said)
     if status or version is None:
         raise CriuUnavailable(f"{called[0]} does not work here: {_last_line(said)}")
     if (int(version[1]), int(version[2])) < OLDEST:
         raise CriuUnavailable(f"{called[0]} is too old ({version[1]}.{version[2]}): 4.2 or newer is needed")
-    status, said = await _run([*called, "check", *_as_user()])
+    status, said = await _to_its_end(_run([*called, "check", *_as_user()]))
     if status:
         raise CriuUnavailable(f"{called[0]} does not work here: {_last_line(said)}")
     return version[0][len("Version: ") :]
@@ -207,16 +210,10 @@ async def _carry_out(action: str, folder: Path, lock: int, size: int, options: S
     whole = [*called, action, "-D", str(folder), "-W", str(work), "-o", log.name, *COMMON]
     whole += [*_as_user(), *options]
     patience_s = patience_for(size)
-    work_done = asyncio.ensure_future(asyncio.wait_for(_run(whole, lock), patience_s))
     try:
-        status, said = await asyncio.shield(work_done)
+        status, said = await _to_its_end(asyncio.wait_for(_run(whole, lock), patience_s))
     except asyncio.TimeoutError:
         raise CriuFailed(f"CRIU came to no end within {patience_s:.0f} s") from None
-    except asyncio.CancelledError:
-        # CRIU has code of its own in the process that it writes. If it is killed then, the process may die of that.
-        with contextlib.suppress(Exception):
-            await work_done
-        raise
     if status < 0:
         raise CriuFailed(f"CRIU was ended by {signal.Signals(-status).name}")
     if status:
@@ -246,6 +243,21 @@ def _last_line(said: str) -> str:
     return re.sub(r"^\([\d.]+\)\s*", "", lines[-1]) if lines else "it says nothing"
 
 
+async def _to_its_end(work: Awaitable[T]) -> T:
+    """Wait for CRIU's end also where this is cancelled.
+
+    CRIU has code of its own in the process that it writes: if it is killed then, the process may die of that. And what
+    it has started itself, as for its check, would live on.
+    """
+    done = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        with contextlib.suppress(Exception):
+            await done
+        raise
+
+
 async def _run(called: Sequence[str], *descriptors: int) -> tuple[int, str]:
     """Run a program to its end; it is killed if this is cancelled."""
     environ = {
@@ -267,6 +279,6 @@ async def _run(called: Sequence[str], *descriptors: int) -> tuple[int, str]:
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        await process.wait()
+        await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=KILLED_S)  # it may have children
         raise
     return process.returncode or 0, said.decode(errors="replace")
