@@ -69,7 +69,10 @@ class ThreadController:
         with contextlib.closing(logging.FileHandler(self._socket.with_name("node.log"))) as file:
             file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
             log.addHandler(file)
-            await self._serve_with(log)
+            try:
+                await self._serve_with(log)
+            finally:
+                log.removeHandler(file)  # else a word from what still ends would open the file again
 
     async def _serve_with(self, log: logging.Logger) -> None:
         election = Election(self._socket, self._socket.parent)
