@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
@@ -173,6 +174,43 @@ def one_cycle(
     )
 
 
+@contextlib.contextmanager
+def server_with_images(
+    images: Path, simulated: bool, *, gpus: int = 1, controller: Sequence[str] = (), **variables: str
+) -> Iterator[JupyterServer]:
+    """A server on a machine of its own whose kernels are kept, and hibernate in that folder.
+
+    `controller` are more options of the controller, `variables` more of the environment.
+    """
+    with new_machine() as live:
+        live.environment.update(
+            AFFINODE_FOLDER=str(live.folder / "own"),
+            AFFINODE_HIBERNATE_DIR=str(images),
+            XDG_STATE_HOME=str(live.folder / "state"),
+            AFFINODE_CRIU=os.environ.get("AFFINODE_CRIU", "criu"),
+            **variables,
+        )
+        if simulated:
+            live.simulate("4GiB", gpus=gpus)
+        config = Path(live.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.d")
+        config.mkdir()
+        (config / "affinode.json").write_text(ENABLED)  # where the package is on the path, and not installed
+        live.start_controller("--settle=0", *controller)
+        server = JupyterServer(live)
+        server.transport = "tcp"
+        yield server.start(KEEP)
+
+
+def what_is_left(server: JupyterServer, kernels: Sequence[JupyterKernel], images: Path) -> list[str]:
+    """Shut the kernels down, and end their server; what is in the folder of images after half a minute."""
+    for kernel in kernels:
+        kernel.shutdown()
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: not list(images.glob("*")), 30)
+    server.stop()
+    return [str(path) for path in images.glob("*")]
+
+
 def main() -> int:
     """Run it; 0 if everything is as it must be."""
     parser = options(__doc__, time_s=500.0)
@@ -186,22 +224,7 @@ def main() -> int:
     modules = ["ipykernel", "jupyter_server", *(["torch"] if arguments.program == "torch" else [])]
     where, rows = machine(modules=modules), []
     images = Path(arguments.dir, f"images-{os.getpid()}")
-    with new_machine() as live:
-        live.environment.update(
-            AFFINODE_FOLDER=str(live.folder / "own"),
-            AFFINODE_HIBERNATE_DIR=str(images),
-            XDG_STATE_HOME=str(live.folder / "state"),
-            AFFINODE_CRIU=os.environ.get("AFFINODE_CRIU", "criu"),
-        )
-        if where["simulated"]:
-            live.simulate("4GiB")
-        config = Path(live.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.d")
-        config.mkdir()
-        (config / "affinode.json").write_text(ENABLED)  # where the package is on the path, and not installed
-        live.start_controller("--settle=0")
-        server = JupyterServer(live)
-        server.transport = "tcp"
-        server.start(KEEP)
+    with server_with_images(images, bool(where["simulated"])) as server:
         kernel, twin = server.start_kernel(), server.start_kernel()
         for each, gib in ((kernel, arguments.gib), (twin, 0.25 if where["simulated"] else 1.0)):
             words = int(gib * (1 << 30)) // 8
@@ -218,12 +241,7 @@ def main() -> int:
             name = f"{cycle + 1}" + (", 1 % changed since" if changed else "")
             full = arguments.full and cycle == arguments.cycles - 1
             rows.append(one_cycle(server, kernel, twin, name, Path(arguments.dir), images, changed, full))
-        kernel.shutdown()
-        twin.shutdown()
-        with contextlib.suppress(AssertionError):
-            wait_until(lambda: not list(images.glob("*")), 30)
-        server.stop()
-        left = [str(path) for path in images.glob("*")]
+        left = what_is_left(server, [kernel, twin], images)
     return finish(
         "hibernation",
         where,

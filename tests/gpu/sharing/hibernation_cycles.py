@@ -10,7 +10,6 @@ GPU of the machine. Exits with 1 if anything is not as it must be.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -24,10 +23,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 from controlled import NO_GPU_STATUS, ballast, finish, machine, options, say
-from hibernation import ENABLED, KEEP
-from live_machine import Machine, new_machine
-from live_server import JupyterKernel, JupyterServer
-from waiting import wait_until
+from hibernation import KEEP, server_with_images, what_is_left
+from live_machine import Machine
+from live_server import JupyterKernel
 
 FRAMEWORKS = Path(__file__).resolve().parents[1] / "frameworks"
 ANSWERS_WITHIN_S = 100.0
@@ -204,25 +202,16 @@ def main() -> int:
         return NO_GPU_STATUS
     images = Path(given.dir, f"images-{os.getpid()}")
     notes = [f"left out, not installed: {name}" for name in asked if name not in names]
-    with new_machine() as live:
-        live.environment.update(
-            AFFINODE_FOLDER=str(live.folder / "own"),
-            AFFINODE_HIBERNATE_DIR=str(images),
-            XDG_STATE_HOME=str(live.folder / "state"),
-            AFFINODE_CRIU=os.environ.get("AFFINODE_CRIU", "criu"),
-            CUBLAS_WORKSPACE_CONFIG=":4096:8",
-            XLA_PYTHON_CLIENT_PREALLOCATE="false",
-        )
-        if where["simulated"]:
-            live.simulate("4GiB", gpus=1 + given.elsewhere)
-        config = Path(live.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.d")
-        config.mkdir()
-        (config / "affinode.json").write_text(ENABLED)
-        migrates = ["--depth=context", "--allow-migration=True"] if given.elsewhere else []
-        live.start_controller("--settle=0", *migrates)
-        server = JupyterServer(live)
-        server.transport = "tcp"
-        server.start(KEEP)
+    migrates = ["--depth=context", "--allow-migration=True"] if given.elsewhere else []
+    with server_with_images(
+        images,
+        bool(where["simulated"]),
+        gpus=1 + given.elsewhere,
+        controller=migrates,
+        CUBLAS_WORKSPACE_CONFIG=":4096:8",
+        XLA_PYTHON_CLIENT_PREALLOCATE="false",
+    ) as server:
+        live = server.machine
         pairs = [Pair(name, server.start_kernel(), server.start_kernel()) for name in names]
         for seed, pair in enumerate(pairs):
             if given.elsewhere:
@@ -253,13 +242,8 @@ def main() -> int:
             if all(pair.problem for pair in pairs):
                 break
         server.start(KEEP, port=server.port)
-        for pair in pairs:
-            pair.kernel.shutdown()
-            pair.twin.shutdown()
-        with contextlib.suppress(AssertionError):
-            wait_until(lambda: not list(images.glob("*")), 30)
-        server.stop()
-        left = [str(path) for path in images.glob("*")]
+        kernels = [kernel for pair in pairs for kernel in (pair.kernel, pair.twin)]
+        left = what_is_left(server, kernels, images)
     rows = [row_of(pair) for pair in pairs]
     return finish(
         "hibernation_cycles",
