@@ -57,11 +57,12 @@ def processes_with(machine, word):
 def test_a_killed_controller_is_started_again_and_the_waiting_program_gets_the_gpu(
     programs, machine, wait_until
 ):
-    first, second = programs("first"), programs("second")  # at once: one controller is started
+    first, second = programs("first"), programs("second")  # at once
     ready = [program.stdout.readline() for program in (first, second)]
     logs = [(machine.folder / f"{name}.log").read_text() for name in ("first", "second")]
     assert ready == ["ready\n"] * 2, (first.poll(), second.poll(), logs, machine.controller_log()[-3000:])
-    assert len(processes_with(machine, SUPERVISORS)) == 1
+    # On a slow machine the second may start one too: that one loses the election, and ends.
+    wait_until(lambda: len(processes_with(machine, SUPERVISORS)) == 1)
     machine.kill_controller()
     assert machine.ask("PATCH", "/policy", {"contended_idle_timeout_s": 1})[0] == 200
     assert contents(first) == contents(second) == "same"
