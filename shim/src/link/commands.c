@@ -118,6 +118,7 @@ void shim_set_dying(void)
 static void on_welcome(const struct affinode_welcome *welcome)
 {
 	link_.welcomed = true;
+	link_.unwelcome = 0;
 	link_.connect_pause_ns = CONNECT_FIRST_NS;
 	link_.heartbeat_ns = welcome->heartbeat_ms * MS_NS;
 	if (link_.heartbeat_ns < 100 * MS_NS || link_.heartbeat_ns > 60 * S_NS)

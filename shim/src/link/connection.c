@@ -20,6 +20,8 @@
 #include "state/status_page.h"
 
 #define CONNECT_LAST_NS (2 * S_NS)
+/* A controller that is killed before its welcome hangs up, too: so often in a row one refuses the process.  */
+#define UNWELCOME_MOST 3
 /* That long the controller has to hang up.  */
 #define HANG_UP_NS (2 * S_NS)
 
@@ -41,7 +43,7 @@ static void disconnect(const char *why)
 	link_.socket = -1;
 	if (!link_.welcomed) {
 		wait_longer(); /* it will hardly be welcome in a moment: its grant has expired, … */
-		link_note_attempt(false);
+		link_note_attempt(++link_.unwelcome < UNWELCOME_MOST);
 	}
 	link_.welcomed = link_.owes_hello = false;
 	link_.owes_reply = false; /* the next controller's numbers are others */
@@ -109,7 +111,9 @@ void link_try_connect(uint64_t now)
 		return;
 	link_.socket = link_socket_connect();
 	if (link_.socket < 0) {
-		link_note_attempt(link_.socket == -EAGAIN || discovery_start_is_under_way());
+		/* One that was killed is started anew, by a program that may not have noted its end yet.  */
+		link_note_attempt(link_.socket == -EAGAIN || link_.socket == -ECONNREFUSED ||
+				  discovery_start_is_under_way());
 		link_.connect_at_ns = now + link_.connect_pause_ns;
 		wait_longer();
 		asks_wake_all();

@@ -15,6 +15,7 @@ struct link_state {
 	int socket; /* -1: none */
 	bool owes_hello; /* it is connected, and waits until the grant is read */
 	bool welcomed;
+	uint32_t unwelcome; /* how often in a row a controller hung up without a welcome */
 	uint64_t looked_ns; /* when the thread last looked at the clock */
 	uint64_t heard_ns, said_ns, heartbeat_ns;
 	uint64_t connect_at_ns, connect_pause_ns;

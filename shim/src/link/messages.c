@@ -59,14 +59,17 @@ static int connect_to(unsigned place)
 }
 
 /* Connect to the first controller that listens, even one with a full backlog (EAGAIN). A socket that the machine's controller
- * left behind keeps no process from its user's controller.  */
+ * left behind keeps no process from its user's controller. Return ECONNREFUSED where none listens and one was killed.  */
 int link_socket_connect(void)
 {
 	int got = -ENOENT;
+	bool is_left = false;
 
-	for (unsigned place = 0; got < 0 && got != -ERANGE && got != -EAGAIN; place++)
+	for (unsigned place = 0; got < 0 && got != -ERANGE && got != -EAGAIN; place++) {
 		got = connect_to(place);
-	return got;
+		is_left = is_left || got == -ECONNREFUSED;
+	}
+	return got == -ERANGE && is_left ? -ECONNREFUSED : got;
 }
 
 /* Read the process's own name, as ps shows it.  */

@@ -100,7 +100,7 @@ void controller_accept(void)
 
 void controller_start_again(void)
 {
-	listen_at_path();
+	controller_listen_again();
 	controller_accept();
 }
 
@@ -110,12 +110,22 @@ void controller_drop(void)
 	link_fd = -1;
 }
 
-void controller_stop(void)
+void controller_kill(void)
 {
 	close(listener);
 	listener = -1;
-	unlink(link_path);
 	controller_drop();
+}
+
+void controller_stop(void)
+{
+	controller_kill();
+	unlink(link_path);
+}
+
+void controller_listen_again(void)
+{
+	listen_at_path();
 }
 
 struct affinode_hello controller_hello(void)

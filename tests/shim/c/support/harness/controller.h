@@ -13,8 +13,10 @@ void controller_accept(void);
 void controller_accept_silently(void); /* without a welcome */
 void controller_welcome(void);
 void controller_drop(void);       /* close the link */
-void controller_stop(void);       /* and the listener: as if killed */
-void controller_start_again(void); /* the next one, which takes the shim */
+void controller_kill(void);       /* and the listener: its socket is left */
+void controller_stop(void);       /* as it ends by itself: its socket goes */
+void controller_listen_again(void); /* the next one */
+void controller_start_again(void); /* … which takes the shim */
 int controller_fd(void);
 struct affinode_hello controller_hello(void); /* of the shim that was accepted last */
 void controller_send(uint16_t type, void *message, uint32_t size, uint32_t epoch);
