@@ -29,6 +29,7 @@ COMMANDS = {
     "systemd_unit": ("systemd-unit",),
     "grant": ("grant",),
     "run": ("run",),
+    "slurm": ("slurm",),
     "kernelspec": ("kernelspec",),
     "simulate": ("simulate",),
 }

@@ -38,6 +38,8 @@ def sign_grant(
     uid: int | None = None,
     is_administrator: bool = False,
     token: str | None = None,
+    account: str | None = None,
+    job: str | None = None,
 ) -> str:
     """Return a grant that says: the process that shows this belongs to `user`.
 
@@ -47,8 +49,9 @@ def sign_grant(
     (`gpu_bytes`: GPU memory on all GPUs together). Rules know the `groups` as `hub:NAME`. With `uid` it is good for
     processes of that user id alone. With `is_administrator` it lets no process in: it is for one request over the
     network (`NodeController.api_port`) that sees or moves all users' kernels. `token` is the digest of the server's
-    token, for the Hub's service that renews the grant; controllers ignore it. Any program that has a grant can use it
-    until it expires, so let it live about as long as it takes to renew it. Raises CannotSign.
+    token, for the Hub's service that renews the grant; controllers ignore it. `account` and `job`
+    are of a batch system: reports are by them, too. Any program that has a grant can use
+    it until it expires, so let it live about as long as it takes to renew it. Raises CannotSign.
     """
     jwt = _jwt()
     now = int(time.time())
@@ -66,6 +69,8 @@ def sign_grant(
         "uid": uid,
         "admin": is_administrator or None,
         "token": token,
+        "account": account,
+        "job": job,
     }
     claims.update({name: value for name, value in optional.items() if value is not None})
     try:

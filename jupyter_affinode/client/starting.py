@@ -25,6 +25,8 @@ ENDS_WITHIN_S = 10.0
 START_MARGIN_S = 10.0  # how much longer than its own time-out a start may take, where a file system hangs
 MACHINES_RESTART_S = 3.0  # its unit starts it again after one second
 TRY_EVERY_S = 0.02
+SYSTEMD = Path("/run/systemd/system")  # where systemd runs
+UNIT = Path("/etc/systemd/system/affinode.service")  # as `jupyter affinode systemd-unit` is installed
 
 # Supervisors of controllers that this process started, reaped at the next start; they outlive this process.
 _started: list[subprocess.Popen[bytes]] = []
@@ -46,6 +48,31 @@ def ensure_controller(
         return environment.NODE_SOCKET
     if path == environment.NODE_SOCKET:  # its administrator starts it, and systemd restarts it when it fails
         raise ControllerUnavailable(f"this machine's controller does not answer at {path}")
+    return _started_at(path, extra_args, timeout_s)
+
+
+def start_machines_controller(timeout_s: float = 20.0) -> Path:
+    """Start the controller of all users unless it answers, as root: by its unit, or as a process that outlives us.
+
+    Return the path of its API socket. Raises ControllerUnavailable.
+    """
+    path = environment.NODE_SOCKET
+    if environment.listens(path):
+        return path
+    if UNIT.exists() and SYSTEMD.is_dir():
+        subprocess.run(["systemctl", "start", UNIT.name], check=False, timeout=timeout_s)
+        if environment.listens(path):
+            return path
+        raise ControllerUnavailable(f"{UNIT.name} was started, and no controller answers at {path}")
+    try:
+        path.parent.mkdir(mode=0o755, exist_ok=True)
+    except OSError as error:
+        raise ControllerUnavailable(f"{path.parent} cannot be made: {why(error)}") from None
+    return _started_at(path, ["--system"], timeout_s)
+
+
+def _started_at(path: Path, extra_args: Sequence[str], timeout_s: float) -> Path:
+    """Start a controller for a socket, and wait until it answers."""
     deadline = time.monotonic() + timeout_s
     with _one_starts(path, until=deadline - timeout_s / 2) as share:
         if environment.listens(path):

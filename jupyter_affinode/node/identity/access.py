@@ -145,6 +145,8 @@ class EveryUserAccess:
                 priority=claims.priority,
                 caps=claims.caps,
                 groups=tuple(GRANTED + group for group in claims.groups),
+                account=claims.account,
+                job=claims.job,
                 granted_at=claims.issued_at,
                 key_is_known=partial(grants.still_has, claims.kid, claims.key),
             )

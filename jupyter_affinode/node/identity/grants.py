@@ -67,6 +67,8 @@ class Claims:
     key: bytes  # the public one that it is signed with …
     kid: str  # … and its name
     is_administrator: bool = False
+    account: str = ""  # of a batch system, as is …
+    job: str = ""
 
 
 class GrantVerifier:
@@ -211,7 +213,8 @@ def parse_claims(claims: Mapping[str, Any], uid: int | None, key: bytes, kid: st
     own_uid = claims.get("uid")
     if own_uid is not None and (isinstance(own_uid, bool) or own_uid != uid):
         raise GrantRefused(f"its grant is for a process of another user id than {uid}")
-    for what, text in (("user", user), ("server", server or "")):
+    account, job = claims.get("account") or "", claims.get("job") or ""
+    for what, text in (("user", user), ("server", server or ""), ("account", account), ("job", job)):
         if text and not _is_name(text):
             raise GrantRefused(f"the {what} in its grant is no name")
     if not user:
@@ -235,6 +238,8 @@ def parse_claims(claims: Mapping[str, Any], uid: int | None, key: bytes, kid: st
         key,
         kid,
         is_administrator=claims.get("admin") is True,
+        account=account,
+        job=job,
     )
 
 

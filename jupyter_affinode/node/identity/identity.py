@@ -22,6 +22,8 @@ class Identity:
     priority: int = 0
     caps: Mapping[str, float] = field(default_factory=dict)
     groups: tuple[str, ...] = ()  # of the grant, as rules name them
+    account: str = ""  # … and of a batch system, "" without one, as is …
+    job: str = ""
     # when the grant was signed, in seconds since the epoch; None: there is none
     granted_at: float | None = None
     counts_for: str | None = None  # whose limits it takes of; None: the owner's own

@@ -52,6 +52,8 @@ class Account:
     priority: int = 0  # of that grant; higher goes first
     caps: Mapping[str, float] = field(default_factory=dict)  # … the owner's limits, by name
     groups: tuple[str, ...] = ()  # … and the owner's groups, as rules name them
+    account: str = ""  # … and of a batch system, "" without one, as is …
+    job: str = ""
 
     def take_identity(self, identity: Identity) -> None:
         """Record the user of a connection, and what the newest grant allows."""
@@ -59,6 +61,7 @@ class Account:
         if identity.granted_at is not None and identity.granted_at >= self.granted_at:
             self.granted_at, self.priority = identity.granted_at, identity.priority
             self.caps, self.groups = identity.caps, identity.groups
+            self.account, self.job = identity.account, identity.job
 
 
 @dataclass

@@ -1,0 +1,222 @@
+"""What Slurm's scripts do: Prolog and Epilog as root on the node of a job, TaskProlog as the job's user.
+
+None of them fails: Slurm drains a node whose Prolog or Epilog does. What is missing is said in slurmd's log, and the
+job starts as it would without us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from .. import environment
+from ..client.errors import ControllerUnavailable
+from ..client.grant_signing import CannotSign, sign_grant
+from ..client.starting import start_machines_controller
+from .job import Details, Job, NoJob, details_of
+from .site import AUDIENCE, KEY_NAME, Site, SiteRefused, private_key, read_site
+
+JOBS = environment.NODE_SOCKET.parent / "slurm"  # a folder for each job on this node
+GRANT_NAME, OPTS_IN_NAME, OWN_NAME = "grant", "opts-in", "own"
+NO_LIMIT_S = 400 * 86400.0  # a job without a time limit
+LATE_S = 86400.0  # a job may end later than its limit says: OverTimeLimit, a limit that was raised
+ENDS_WITHIN_S = 5.0
+TASK_VARIABLES = (environment.HIBERNATE_DIR, environment.KEEP_KERNELS, environment.CRIU)
+
+
+def say(text: str) -> None:
+    """Say something in slurmd's log, which has what scripts write to standard error."""
+    print(f"affinode: {text}", file=sys.stderr, flush=True)
+
+
+def prolog(folder: Path) -> None:
+    """See to the machine's controller, and make the job's folder, with its grant."""
+    try:
+        job, site = Job.of(os.environ), read_site(folder)
+    except (NoJob, SiteRefused) as refused:
+        return say(str(refused))
+    try:
+        details = details_of(job)
+    except (OSError, subprocess.SubprocessError) as error:
+        say(f"job {job.id} gets no priority of its QOS, since slurmctld does not answer: {error}")
+        details = Details()
+    if not details.uses_gpus:
+        return
+    see_to_controller()
+    try:
+        make_job_folder(JOBS / str(job.id), job, grant_of(job, details, site, folder), opts_in=job.opts_in)
+    except (OSError, CannotSign) as error:
+        say(f"the GPU of job {job.id} is not managed: {error}")
+
+
+def see_to_controller() -> None:
+    """Start the machine's controller if it does not answer."""
+    try:
+        start_machines_controller()
+    except ControllerUnavailable as error:
+        say(f"{socket.gethostname()} shares no GPU: {error}")
+
+
+def grant_of(job: Job, details: Details, site: Site, folder: Path) -> str:
+    """Return what the job's processes show to the controller. Raises OSError and CannotSign.
+
+    It is good for processes of the job's user alone. Rules of the controller know the account as the group
+    `@hub:ACCOUNT` and the QOS as `@hub:qos-QOS`.
+    """
+    groups = [name for name in (job.account, details.qos and f"qos-{details.qos}") if name]
+    most = site.bytes_per_shard * details.shards
+    ends_in_s = NO_LIMIT_S if details.ends_at is None else details.ends_at - time.time() + LATE_S
+    return sign_grant(
+        private_key(folder).read_bytes(),
+        KEY_NAME,
+        user=job.user,
+        uid=job.uid,
+        audience=AUDIENCE,
+        lifetime_s=min(max(ends_in_s, LATE_S), NO_LIMIT_S),
+        priority=site.qos.get(details.qos, 0),
+        caps={"gpu_bytes": most} if most else None,
+        groups=groups,
+        account=job.account or None,
+        job=str(job.id),
+    )
+
+
+def make_job_folder(folder: Path, job: Job, grant: str, *, opts_in: bool) -> None:
+    """Make a job's folder, anew if it was requeued: its grant, which its user can read, and a folder of the user's.
+
+    `opts_in`: its programs are managed, though it is no notebook.
+    """
+    folder.parent.mkdir(mode=0o755, exist_ok=True)
+    remove_job_folder(folder)
+    folder.mkdir(mode=0o755)
+    descriptor = os.open(folder / GRANT_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(grant + "\n")
+        os.fchown(descriptor, job.uid, job.gid)
+    if opts_in:
+        (folder / OPTS_IN_NAME).touch()
+    own = folder / OWN_NAME
+    own.mkdir(mode=0o700)
+    os.chown(own, job.uid, job.gid)
+
+
+def remove_job_folder(folder: Path) -> None:
+    """Remove a job's folder. A part of it is the user's: nothing that links there lead to is touched."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
+
+
+def epilog() -> None:
+    """Leave nothing of a job: processes that left its step, its grant, its sockets."""
+    try:
+        job = Job.of(os.environ)
+    except NoJob as refused:
+        return say(str(refused))
+    folder = JOBS / str(job.id)
+    if not folder.exists():
+        return
+    for pid in end_processes(job, folder / OWN_NAME):
+        say(f"process {pid} of job {job.id} had not ended, and was killed")
+    try:
+        remove_job_folder(folder)
+    except OSError as error:
+        say(f"{folder} cannot be removed: {error}")
+
+
+def end_processes(job: Job, own: Path) -> list[int]:
+    """Kill the job's processes that have outlived it, and return which; none where Slurm tracks them by cgroup.
+
+    They have the job's folder in their environment. A user can only have processes of the user's own be killed by that.
+    """
+    deadline, killed = time.monotonic() + ENDS_WITHIN_S, []
+    while found := list(_left(job, own)):
+        for pid, descriptor in found:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                killed.append(pid)
+            os.close(descriptor)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return sorted(set(killed))
+
+
+def _left(job: Job, own: Path) -> Iterator[tuple[int, int]]:
+    """Yield the processes of a job that live, each with a descriptor that can mean no other process."""
+    mark = f"{environment.FOLDER}={own}\0".encode()
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            descriptor = os.pidfd_open(int(path.name))
+        except OSError:
+            continue
+        try:
+            is_left = path.stat().st_uid == job.uid and mark in (path / "environ").read_bytes() + b"\0"
+        except OSError:
+            is_left = False
+        if is_left:
+            yield int(path.name), descriptor
+        else:
+            os.close(descriptor)
+
+
+def task_prolog(folder: Path) -> None:
+    """Print what a task's environment gets: lines that Slurm reads from a TaskProlog."""
+    try:
+        site = read_site(folder)
+        for name, value in task_environment(os.environ, site, folder).items():
+            print(f"export {name}={value}")
+    except SiteRefused as refused:
+        print(f"print affinode: {refused}")
+
+
+def task_environment(environ: Mapping[str, str], site: Site, folder: Path) -> dict[str, str]:
+    """Return the variables of a task; none where the job is no notebook and has not opted in, or its node knows nothing
+    of it.
+    """
+    job = JOBS / environ.get("SLURM_JOB_ID", "")
+    if not environ.get("SLURM_JOB_ID", "").isdecimal() or not (job / GRANT_NAME).exists():
+        return {}
+    is_notebook = _is_notebook(environ, site)
+    if not is_notebook and not (job / OPTS_IN_NAME).exists():
+        return {}
+    variables = {
+        environment.GRANT_FILE: str(job / GRANT_NAME),
+        environment.FOLDER: str(job / OWN_NAME),
+    }
+    shim = Path(site.shim) if site.shim else environment.shim_path({})
+    if shim is not None:
+        variables[environment.LIBRARY] = str(shim)
+        others = [
+            each for each in environ.get("LD_PRELOAD", "").replace(":", " ").split() if each != str(shim)
+        ]
+        variables["LD_PRELOAD"] = ":".join([str(shim), *others])
+    if not is_notebook:
+        # All processes of a task are parked together.
+        step, task = environ.get("SLURM_STEP_ID", "0"), environ.get("SLURM_PROCID", "0")
+        variables[environment.KERNEL_ID] = f"slurm-{job.name}.{step}.{task}"
+    elif site.images:
+        user = environ.get("SLURM_JOB_USER", "")
+        images = site.images.replace("{user}", user)
+        variables[environment.HIBERNATE_DIR] = images.replace("~", environ.get("HOME", "~"), 1)
+        variables[environment.KEEP_KERNELS] = "hibernated"
+        if site.criu:
+            variables[environment.CRIU] = site.criu
+    chosen = {name for name in TASK_VARIABLES if environ.get(name)}
+    return {name: value for name, value in variables.items() if name not in chosen}
+
+
+def _is_notebook(environ: Mapping[str, str], site: Site) -> bool:
+    """Return whether a job is a Hub's, or is called like a notebook's."""
+    name = environ.get("SLURM_JOB_NAME", "").lower()
+    return bool(environ.get("JUPYTERHUB_API_TOKEN")) or any(
+        fnmatch.fnmatchcase(name, pattern.lower()) for pattern in site.notebooks
+    )
