@@ -27,15 +27,10 @@ YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "user")
 ESTABLISHED = "01"  # in /proc/net/tcp
 MEMORY, TERMINALS, PSEUDO_TERMINALS = 1, 5, range(136, 144)  # majors of devices that CRIU writes
-UNWRITABLE = {
-    "io_uring": "io_uring, which cannot be written to disk; with UV_USE_IO_URING=0 libuv does without",
-    "userfaultfd": "userfaultfd, which cannot be written to disk",
-    "perf_event": "performance counters (perf_event), which cannot be written to disk",
-    "bpf-prog": "a BPF program, which cannot be written to disk",
-    "kvm-vm": "a virtual machine (KVM), which cannot be written to disk",
-    "seccomp notify": "seccomp notifications, which cannot be written to disk",
-    "landlock-ruleset": "a Landlock rule set, which cannot be written to disk",
-}
+# Of what Linux calls anon_inode: that CRIU writes, and what helps against another.
+WRITABLE = ("eventfd", "eventpoll", "timerfd", "signalfd", "inotify", "fanotify", "pidfd")
+ADVICE = {"io_uring": "; with UV_USE_IO_URING=0 libuv does without"}
+PROTOCOLS = re.compile(r"UNIX(-STREAM)?|NETLINK|PACKET|(TCP|UDP|UDP-Lite|UDPLITE|RAW|PING)(v6)?")
 MAPPED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+) +(/.*)$", re.M)
 NOT_ON_A_DISK = (
     "/memfd:",
@@ -43,6 +38,8 @@ NOT_ON_A_DISK = (
     "/affinode-lot",
     "/anon_hugepage",
 )  # mapped, and written with the process
+SECRET = "/secretmem"  # of memfd_secret
+SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -105,6 +102,22 @@ class Seen:
             return os.stat(f"/proc/{self.pid}/fd/{number}")
         return None
 
+    def told_of(self, number: int, name: str) -> str | None:
+        """Return what Linux says of a descriptor under that name, as "mnt_id"."""
+        found = re.search(rf"^{name}:\s*(\S+)", self._read(f"fdinfo/{number}"), re.M)
+        return found[1] if found else None
+
+    def protocol_of(self, number: int) -> str | None:
+        """Return the protocol of a socket, as "TCPv6"; None if that is not to be seen."""
+        with contextlib.suppress(OSError):
+            return os.getxattr(f"/proc/{self.pid}/fd/{number}", "system.sockprotoname").rstrip(b"\0").decode()
+        return None
+
+    @cached_property
+    def mounts(self) -> set[str]:
+        """The ids of the mounts that it sees."""
+        return {line.split(" ", 1)[0] for line in self._read("mountinfo").splitlines()}
+
     def namespace(self, kind: str) -> str:
         """Return which namespace it is in; "" if that is not to be seen."""
         with contextlib.suppress(OSError):
@@ -113,8 +126,8 @@ class Seen:
 
     def terminal_of(self, number: int) -> str | None:
         """Return the pseudo-terminal that is led from a descriptor of its master."""
-        index = re.search(r"^tty-index:\s*(\d+)", self._read(f"fdinfo/{number}"), re.M)
-        return f"/dev/pts/{index[1]}" if index else None
+        index = self.told_of(number, "tty-index")
+        return f"/dev/pts/{index}" if index else None
 
     def _read(self, name: str) -> str:
         with contextlib.suppress(OSError):
@@ -177,18 +190,41 @@ def _other_namespaces(all_of_it: list[Seen]) -> str | None:
 
 
 def _unwritable(all_of_it: list[Seen]) -> str | None:
+    ours = {each.pid for each in all_of_it}
     for each in all_of_it:
+        paths = (*each.opened.values(), *(part.path for part in each.mapped))
+        if any(path.startswith(SECRET) for path in paths):
+            return f"{each.name} uses secret memory (memfd_secret), which cannot be written to disk"
         for number, target in each.opened.items():
-            kind = target.removeprefix("anon_inode:").strip("[]")
-            if target.startswith("anon_inode:") and kind in UNWRITABLE:
-                return f"{each.name} uses {UNWRITABLE[kind]}"
-            if target.startswith("/dev/infiniband/"):
-                return f"{each.name} uses RDMA ({target}), which cannot be written to disk"
-            if target.startswith("/dev/nvidia"):
-                continue  # of a context that leaves the GPU before
-            status = each.stat_of(number) if target.startswith("/dev/") else None
-            if status is not None and _is_unknown_device(status):
-                return f"{each.name} has a device open ({target}), which cannot be written to disk: close it first"
+            if what := _unwritable_at(each, number, target, ours):
+                return f"{each.name} {what}"
+    return None
+
+
+def _unwritable_at(process: Seen, number: int, target: str, ours: set[int]) -> str | None:
+    """Return what a descriptor leads to that cannot be written, after "its process 7"."""
+    kind = target.removeprefix("anon_inode:").strip("[]")
+    if target.startswith("anon_inode:") and kind not in WRITABLE:
+        return f"uses {kind}, which cannot be written to disk{ADVICE.get(kind, '')}"
+    if kind == "pidfd" and (pid := int(process.told_of(number, "Pid") or -1)) > 0 and pid not in ours:
+        return f"watches a process that is not its own (a pidfd of {pid}): close that first"
+    if target.startswith("socket:"):
+        protocol = process.protocol_of(number)
+        is_known = protocol is None or PROTOCOLS.fullmatch(protocol)
+        return (
+            None if is_known else f"has a socket open ({protocol}) that cannot be written to disk: close it"
+        )
+    if target.startswith("/dev/infiniband/"):
+        return f"uses RDMA ({target}), which cannot be written to disk"
+    if target.startswith("/dev/nvidia"):
+        return None  # of a context that leaves the GPU before
+    status = process.stat_of(number) if target.startswith("/dev/") else None
+    if status is not None and _is_unknown_device(status):
+        return f"has a device open ({target}), which cannot be written to disk: close it first"
+    if target.startswith("/") and not target.startswith(NOT_ON_A_DISK):
+        mount = process.told_of(number, "mnt_id")
+        if mount is not None and process.mounts and mount not in process.mounts:
+            return f"has a file of a mount open that it does not see ({target}), as a message queue: close it first"
     return None
 
 
@@ -295,6 +331,24 @@ def _shared_memory(all_of_it: list[Seen]) -> str | None:
     for each in all_of_it:
         if any(part.path.startswith("/SYSV") for part in each.mapped):
             return f"{each.name} uses System V shared memory, which cannot be written to disk"
+        if name := _semaphore(each):
+            return (
+                f"{each.name} shares a semaphore by name ({name}), as workers of joblib and those that multiprocessing"
+                " spawns: end these workers first"
+            )
+    return None
+
+
+def _semaphore(process: Seen) -> str | None:
+    """Return the name of one that glibc made under another, which is gone: CRIU finds no file for it."""
+    gone = {
+        part.inode
+        for part in process.mapped
+        if part.path.startswith(f"{SHARED_MEMORY}/") and part.path.endswith(" (deleted)")
+    }
+    if gone:
+        with contextlib.suppress(OSError), os.scandir(SHARED_MEMORY) as entries:
+            return next((entry.path for entry in entries if entry.inode() in gone), None)
     return None
 
 

@@ -118,7 +118,8 @@ async def hibernate(
         tree.go_on(processes)
         image.give_up()
         if has_ended and isinstance(error, Exception):
-            raise CannotHibernate("its process ended meanwhile") from None
+            why = f" ({error})" if isinstance(error, criu.CriuFailed) else ""
+            raise CannotHibernate(f"its process ended meanwhile{why}") from None
         if isinstance(error, (criu.CriuFailed, OSError)):
             raise CannotHibernate(str(error)) from None
         raise
