@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import environment
-from ..threads import on_own_thread
 from ..time_of_day import since_boot_s
-from ..units import bytes_in_words
-from .at_hub import ASK_EVERY_S, DENIALS, AtHub
+from .at_hub import ASK_EVERY_S, AtHub
 from .hibernated import CannotHibernate, CannotWake, Hibernated, HibernatedKernels
 from .kept_kernel import CLOSED, OPEN, KeptKernel
 from .messages import Undelivered
-from .processes import resident_bytes
+from .oversight import Oversight
 from .records import FOLDER_NAME, IMAGE, PROCESS, VERSION, Owner, Record, Records, from_json, to_json
 
 SOCKET_NAME = "keep.sock"  # as long as the controller's: a folder whose path is too long is not used
@@ -58,8 +56,8 @@ class Keeper:
             str, tuple[Record, float]
         ] = {}  # of kernels that ended while they were kept: when, after the machine's start
         self._ended_under_server: dict[str, Record] = {}
-        self._denials: dict[AtHub, int] = {}  # how often in a row a Hub did not know a user
         self._hibernated = HibernatedKernels(log)
+        self.oversight = Oversight(self._kernels.values, log)
         self._on_their_way: dict[str, asyncio.Task[Any]] = {}  # kernels that are being hibernated, or woken
         # By kernel: what was asked of the server that has it.
         self._wishes: dict[str, asyncio.Future[None]] = {}
@@ -126,7 +124,7 @@ class Keeper:
                     await self._kernels[kernel_id].keep()
             for kernel_id in had & self._ended_under_server.keys():
                 self._note_end(self._ended_under_server.pop(kernel_id))
-            self._hold_to_quota()
+            self.oversight.hold_to_quota()
             self._maybe_leave()
 
     async def _answer(self, writer: asyncio.StreamWriter, line: bytes) -> Answer | None:
@@ -195,7 +193,7 @@ class Keeper:
             return self._servers[writer].discard(kernel_id)
         self._log.info("kernel %s is kept: its server hands it over", kernel_id)
         await self._kernels[kernel_id].keep()
-        self._hold_to_quota()
+        self.oversight.hold_to_quota()
 
     def _deliver(self, writer: asyncio.StreamWriter, request: Answer) -> None:
         """Take what a server got of a kernel that it handed over, and did not deliver; another may adopt it now."""
@@ -264,49 +262,12 @@ class Keeper:
             raise LookupError(f"a server has kernel {request['kernel']}")
         await kernel.begin_end("its user asked for that")
 
-    # ---- what a server would see to
-
     async def watch(self) -> None:
-        """See to kept kernels as their servers would, until cancelled: their user's quota, and what their Hub says."""
+        """See to kept kernels as their servers would, until cancelled."""
         while True:
             await asyncio.sleep(ASK_EVERY_S)
-            self._hold_to_quota()
             self._hibernated.end_old()
-            places = {kernel.at_hub for kernel in self._kept() if kernel.at_hub is not None}
-            self._denials = {place: self._denials.get(place, 0) for place in places}
-            for place in places:
-                await self._ask_hub(place)
-
-    async def _ask_hub(self, place: AtHub) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):
-            is_known = await on_own_thread(place.said_of_user, timeout_s=ASK_EVERY_S)
-            if is_known is not None:
-                self._denials[place] = 0 if is_known else self._denials[place] + 1
-        if self._denials[place] >= DENIALS:
-            for kernel in self._kept():
-                if kernel.at_hub == place:
-                    kernel.begin_end(f"its Hub knows no user {place.user} with its server's token any more")
-            return
-        try:
-            await on_own_thread(place.renew_grant, timeout_s=ASK_EVERY_S)
-        except (OSError, ValueError, LookupError, TypeError, asyncio.TimeoutError) as error:
-            self._log.warning("the grant of %s was not renewed, trying again: %s", place.user, error)
-
-    def _kept(self) -> list[KeptKernel]:
-        return [kernel for kernel in self._kernels.values() if kernel.is_kept and kernel.dying is None]
-
-    def _hold_to_quota(self) -> None:
-        """End kept kernels beyond what the user may have: first those that have said nothing for longest."""
-        kept = sorted(self._kept(), key=lambda kernel: (bool(kernel.open_cells), kernel.heard_at))
-        most = min((kernel.record.most_kernels for kernel in kept if kernel.record.most_kernels), default=0)
-        most_bytes = min((kernel.record.most_bytes for kernel in kept if kernel.record.most_bytes), default=0)
-        while most and len(kept) > most:
-            kept.pop(0).begin_end(f"its user may have {most} kept kernels")
-        if not most_bytes:
-            return
-        sizes = resident_bytes(kernel.record.process.pid for kernel in kept)
-        while kept and sum(sizes.get(kernel.record.process.pid, 0) for kernel in kept) > most_bytes:
-            kept.pop(0).begin_end(f"its user's kept kernels may have {bytes_in_words(most_bytes)}")
+            await self.oversight.look()
 
     # ---- hibernated kernels
 
