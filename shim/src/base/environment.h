@@ -15,7 +15,7 @@
 const char *environment_now(const char *name);
 
 /* Note what threads of ours, and later questions, need of the environment: getenv is not safe beside a setenv of the
- * program's. On the thread that starts the shim, before there are others.  */
+ * program's. On the thread that starts the shim, before there are others; again on a thread that has changed it for the shim.  */
 void environment_note(void);
 
 /* As environment_now had it then; NULL: it was not set, or is none of those that are noted. A program's later

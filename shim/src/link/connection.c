@@ -27,6 +27,8 @@
 
 struct link_state link_ = {.socket = -1};
 
+static _Atomic bool is_to_introduce;
+
 static void wait_longer(void)
 {
 	link_.connect_pause_ns *= 2;
@@ -54,6 +56,20 @@ static void disconnect(const char *why)
 	lots_forget_numbers();
 	mover_lots_changed();
 	link_.connect_at_ns = clock_ns() + link_.connect_pause_ns;
+}
+
+void link_introduce_again(void)
+{
+	atomic_store(&is_to_introduce, true);
+	link_wake();
+}
+
+void link_look_whether_taken(void)
+{
+	if (link_.owes_reply || !atomic_exchange(&is_to_introduce, false) || link_.socket < 0)
+		return;
+	disconnect("the process is another kernel's now");
+	link_.connect_at_ns = 0;
 }
 
 void link_send(void *message, enum affinode_message type, uint32_t size, uint32_t epoch)

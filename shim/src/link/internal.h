@@ -36,6 +36,7 @@ extern struct link_state link_;
 void link_try_connect(uint64_t now);
 void link_say_hello(uint64_t now);
 void link_keep_alive(uint64_t now);
+void link_look_whether_taken(void);
 void link_receive(void);
 /* Leave the controller, since the process becomes an image: none is looked for as long as the folder says so (protocol.h).  */
 void link_leave(const char *folder);

@@ -16,5 +16,9 @@ void shim_set_dying(void);
 
 void link_begin_again(void);
 
+/* The process is another kernel's from now on, as the environment says: have the controller know it by that. The link is made anew,
+ * once no move's outcome is owed; a controller knows the process again by its page.  */
+void link_introduce_again(void);
+
 /* Write the page's samples. Given to page_set_sampler.  */
 void page_take_sample(void);

@@ -194,6 +194,7 @@ static void *link_main(void *unused)
 		watch_mover(now);
 		answer_caches();
 		settle_queued();
+		link_look_whether_taken();
 		link_try_connect(now);
 		link_say_hello(now);
 		tell_changes();

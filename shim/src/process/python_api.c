@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/describe.h"
+#include "base/environment.h"
 #include "gate/gate.h"
 #include "gate/second_gate.h"
 #include "gate/thread_slots.h"
@@ -26,6 +27,7 @@ EXPORT int affinode_status_text(char *text, size_t size);
 EXPORT int affinode_page_copy(void *buffer, size_t size);
 EXPORT void affinode_dying(void);
 EXPORT void affinode_cell_began(void);
+EXPORT void affinode_taken(void);
 EXPORT uint32_t affinode_next_display(uint32_t seen, uint64_t timeout_ns, char *text, size_t size);
 EXPORT int affinode_describe(char *text, size_t size);
 
@@ -82,6 +84,16 @@ void affinode_dying(void)
 void affinode_cell_began(void)
 {
 	gate_cancel_end();
+}
+
+/* A warm kernel was taken: from now on the process is of the kernel that the environment names, with its user's grant. The caller has
+ * changed the environment, and no thread changes it meanwhile.  */
+void affinode_taken(void)
+{
+	if (!shim_is_on())
+		return; /* it notes the environment when it begins */
+	environment_note();
+	link_introduce_again();
 }
 
 uint32_t affinode_next_display(uint32_t seen, uint64_t timeout_ns, char *text, size_t size)
