@@ -23,6 +23,9 @@ is shim/src/base/environment.h. A shim takes them as they are at its program's f
 | AFFINODE_STAYS | server → Hub | "1": this process is to go on when its server's unit ends |
 | AFFINODE_HIBERNATE_DIR | spawner, a user → server, command line | where images of hibernated kernels are |
 | AFFINODE_HIBERNATES | provisioner → startup file, magics | a file that is there while output would be lost |
+| AFFINODE_WARM | keeper → startup file | the entry of a kernel that no notebook has had yet |
+| AFFINODE_PRELUDE | provisioner → startup file | a Python file that the kernel runs before its first cell |
+| AFFINODE_PRELUDE_FAILED | provisioner → startup file | what to show in place of a prelude that has just failed |
 | AFFINODE_CRIU | admin, a user → keeper | how CRIU is called, if it is not `criu` |
 | AFFINODE_SIM | a user → server, provisioner, controller's start | "1": use the simulated GPU |
 | AFFINODE_SIM_DIR | tests, a user → simulator | folder of the simulated machine's state |
@@ -67,6 +70,9 @@ KEEP_KERNELS_MEMORY = "AFFINODE_KEEP_KERNELS_MEMORY"
 STAYS = "AFFINODE_STAYS"
 HIBERNATE_DIR = "AFFINODE_HIBERNATE_DIR"
 HIBERNATES = "AFFINODE_HIBERNATES"
+WARM = "AFFINODE_WARM"
+PRELUDE = "AFFINODE_PRELUDE"
+PRELUDE_FAILED = "AFFINODE_PRELUDE_FAILED"
 CRIU = "AFFINODE_CRIU"
 SIM = "AFFINODE_SIM"
 SIM_DIR = "AFFINODE_SIM_DIR"

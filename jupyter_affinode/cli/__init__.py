@@ -19,6 +19,7 @@ COMMANDS = {
     "status": ("status",),
     "actions": ("park", "resume", "hold", "release"),
     "kept": ("kept", "hibernate", "wake"),
+    "warm": ("warm",),
     "clean": ("clean",),
     "room": ("room",),
     "report": ("report",),

@@ -27,6 +27,7 @@ from .errors import ControllerRefused, ControllerUnavailable, refusal, why
 
 REQUEST_TIMEOUT_S = 15.0
 UNAWAITED_TIMEOUT_S = 10.0  # then the connection of a message is closed unanswered
+PARK_TIMEOUT_S = 120.0  # the controller answers when it is done or refused
 HIBERNATE_TIMEOUT_S = (
     1800.0  # the controller answers when the disk is done, or has made no progress for a while
 )
@@ -63,6 +64,10 @@ class KernelMessages:
         """Return the GPUs that the kernel should see when it starts, the best first. Raises ControllerRefused."""
         answer = ask(self._socket, "POST", kernel_path(self._kernel_id, "place"), {})
         return PlacedOn(answer["visible_devices"], answer.get("numbers"), answer.get("gpu_count", 0))
+
+    def park(self) -> None:
+        """Have the kernel's GPU memory moved to host memory, and wait for that. Raises ControllerRefused."""
+        ask(self._socket, "POST", kernel_path(self._kernel_id, "park"), {}, timeout_s=PARK_TIMEOUT_S)
 
     def hibernate(self, folder: Path) -> int:
         """Have all that the kernel has on the GPU, or had, written to files in a folder, and its processes leave the

@@ -174,6 +174,40 @@ class Keeper:
         """Say that a wish was fulfilled, or why not."""
         await self._ask("wish_done", kernel=kernel_id, error=error)
 
+    async def want_warm(
+        self, want: dict[str, Any], at_hub: AtHub | None = None, *, stays: bool = False, again: bool = False
+    ) -> dict[str, Any]:
+        """Have a kernelspec's warm kernels made, and return what there is of them.
+
+        `want`: `spec`, its folder; `environ`, that kernels are made with; `settings`. `stays`: as long as this client
+        is connected. `again`: also if its prelude failed, and has not changed since.
+        """
+        told = await self._ask(
+            "warm_want", **want, at_hub=at_hub and asdict(at_hub), stays=stays, again=again
+        )
+        return dict(told)
+
+    async def offer_warm(self, want: dict[str, Any], patience_s: float, **kernel: Any) -> dict[str, Any]:
+        """Ask for a warm kernel: return `offer`, or None with `why`, and `failed`, a file that says how its prelude
+        failed.
+
+        `kernel`: `kernel_environ`, `command` and `pid`, of the program that takes it, which says then that it
+        `has_warm`.
+        """
+        return dict(await self._ask("warm_offer", patience_s, **want, **kernel))
+
+    async def has_warm(self, kernel_id: str) -> None:
+        """Say that this client has the kernel that it was offered."""
+        await self._ask("warm_taken", id=kernel_id)
+
+    async def list_warm(self) -> list[dict[str, Any]]:
+        """Return all warm kernels, by kernelspec."""
+        return list(await self._ask("warm_list"))
+
+    async def drop_warm(self, spec: str) -> None:
+        """End a kernelspec's warm kernels, and have none made any more."""
+        await self._ask("warm_drop", spec=spec)
+
     async def end(self, kernel_id: str) -> None:
         """Shut a kept kernel down, and return when it has ended."""
         await self._ask("end", kernel=kernel_id)

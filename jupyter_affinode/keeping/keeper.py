@@ -27,6 +27,8 @@ from .kept_kernel import CLOSED, OPEN, KeptKernel
 from .messages import Undelivered
 from .oversight import Oversight
 from .records import FOLDER_NAME, IMAGE, PROCESS, VERSION, Owner, Record, Records, from_json, to_json
+from .warm_pools import FOLDER_NAME as WARM_FOLDER
+from .warm_pools import WarmPools
 
 SOCKET_NAME = "keep.sock"  # as long as the controller's: a folder whose path is too long is not used
 LOCK_NAME = "keeper.lock"
@@ -63,6 +65,7 @@ class Keeper:
         self._wishes: dict[str, asyncio.Future[None]] = {}
         # Kernels that were woken, and whose server has not said that it hears them.
         self._unheard: dict[str, Hibernated] = {}
+        self.warm = WarmPools(self, folder.parent / WARM_FOLDER, log)
         self._stopping: asyncio.Task[None] | None = None
         self.left = asyncio.Event()
         self._leaving: asyncio.TimerHandle | None = None
@@ -82,6 +85,11 @@ class Keeper:
             "progress": self._progress,
             "wish_done": self._wish_done,
             "heard": self._heard,
+            "warm_want": self.warm.want,
+            "warm_offer": self.warm.offer,
+            "warm_taken": self.warm.taken,
+            "warm_list": self.warm.list_all,
+            "warm_drop": self.warm.drop,
         }
 
     async def begin(self) -> None:
@@ -96,7 +104,8 @@ class Keeper:
                 self._records.remove(record.kernel_id)
             else:
                 self._note_end(record)
-        self._maybe_leave()
+        await self.warm.begin()
+        self.maybe_leave()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one server until it ends; then its kernels are kept."""
@@ -114,6 +123,7 @@ class Keeper:
         finally:
             had = self._servers.pop(writer)
             writer.close()
+            self.warm.hung_up(writer)
             for kernel_id in had & self._wishes.keys():
                 self._wish_failed(kernel_id, "its server has ended")
             for kernel_id in had & self._unheard.keys():
@@ -125,7 +135,7 @@ class Keeper:
             for kernel_id in had & self._ended_under_server.keys():
                 self._note_end(self._ended_under_server.pop(kernel_id))
             self.oversight.hold_to_quota()
-            self._maybe_leave()
+            self.maybe_leave()
 
     async def _answer(self, writer: asyncio.StreamWriter, line: bytes) -> Answer | None:
         try:
@@ -147,7 +157,7 @@ class Keeper:
         record = from_json(request["record"])
         kernel_id = record.kernel_id
         if record.place == IMAGE and kernel_id not in self._hibernated:  # an earlier keeper knew it
-            await self._look_in(record.hibernate_dir)
+            await self.look_in(record.hibernate_dir)
             if kernel_id not in self._hibernated:
                 raise LookupError(f"kernel {kernel_id} is in no image")
         if record.place == PROCESS and kernel_id in self._hibernated:  # its server has started it anew
@@ -204,7 +214,7 @@ class Keeper:
     async def _adopt(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
         """Give a server all kept kernels of its name and root folder, also those in images; say which have ended."""
         owner = Owner(**request["owner"])
-        await self._look_in(request.get("store"))
+        await self.look_in(request.get("store"))
         for task in list(self._on_their_way.values()):
             await asyncio.wait([task])
         there = [
@@ -241,8 +251,11 @@ class Keeper:
 
     async def _list(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
         """Say which kernels are kept; or all that are known."""
-        await self._look_in(request.get("store"))
-        views = [*map(_view, self._kernels.values()), *map(_view_of_image, self._hibernated)]
+        await self.look_in(request.get("store"))
+        views = [
+            *(_view(kernel) for kernel in self._kernels.values() if not kernel.record.warm),
+            *(_view_of_image(kernel) for kernel in self._hibernated if not kernel.record.warm),
+        ]
         for view in views:
             view["has_server"] = self._server_of(view["record"]["kernel_id"]) is not None
         return {"kernels": [view for view in views if request.get("all") or not view["has_server"]]}
@@ -286,7 +299,7 @@ class Keeper:
 
     async def _wake(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
         """Wake a hibernated kernel, which is kept then, or have the server that has it do so. Raises CannotWake."""
-        await self._look_in(request.get("store"))
+        await self.look_in(request.get("store"))
         kernel_id = request["kernel"]
         server = None if request.get("by_server") else self._server_of(kernel_id)
         if server is not None and kernel_id in self._hibernated:
@@ -358,18 +371,19 @@ class Keeper:
         self._kernels.pop(kernel_id, None)  # if it has not been noticed that its process ended
         self._ends.pop(kernel_id, None)
         self._records.remove(kernel_id)
-        self._maybe_leave()
+        self.maybe_leave()
 
     async def _look_at_image_of(self, record: Record) -> None:
         if await self._hibernated.look_at_image_of(record):
             self._is_in_image(record.kernel_id)
 
-    async def _look_in(self, store: str | None) -> None:
+    async def look_in(self, store: str | None) -> None:
         """Find a store's images, and the kernels that run again and that no record names."""
         if store:
             for hibernated, record in await self._hibernated.look_in(store, self._kernels):
                 with contextlib.suppress(CannotWake):
                     await self._has_woken(hibernated, record)
+            self.warm.end_unknown()
 
     async def _woken(self, kernel_id: str) -> Undelivered:
         """Wake a kernel; return what its tabs had not got when it went. Raises CannotWake."""
@@ -449,7 +463,7 @@ class Keeper:
             *(
                 self._try_to_hibernate(each)
                 for each, kernel in self._kernels.items()
-                if kernel.record.hibernate_dir and kernel.is_kept
+                if kernel.record.hibernate_dir and kernel.is_kept and not kernel.record.warm
             )
         )
 
@@ -460,6 +474,51 @@ class Keeper:
             self._log.warning("kernel %s is not hibernated: %s", kernel_id, refused)
         except Exception:
             self._log.exception("kernel %s is not hibernated", kernel_id)
+
+    # ---- warm kernels (WarmPools asks for these)
+
+    async def hold(self, record: Record) -> KeptKernel | None:
+        """Know a kernel and keep it; return None if its process has ended."""
+        kernel = self._known(record)
+        if kernel is not None:
+            self._records.write(record)
+            await kernel.keep()
+        return kernel
+
+    async def awaken(self, kernel_id: str) -> None:
+        """Have a kernel's process run if it is in an image. Raises CannotWake."""
+        await self._woken(kernel_id)
+
+    def let_go(self, kernel_id: str) -> None:
+        """Forget a kernel, which lives on as another."""
+        self._drop(kernel_id)
+
+    def end_now(self, kernel_id: str, why: str) -> None:
+        """End a kernel, wherever it is."""
+        if kernel_id in self._hibernated:
+            self._hibernated.end(kernel_id)
+        elif kernel_id in self._kernels:
+            self._kernels[kernel_id].begin_end(why)
+
+    def held(self, kernel_id: str) -> KeptKernel | None:
+        """Return a kernel whose process runs."""
+        return self._kernels.get(kernel_id)
+
+    def image_bytes(self, kernel_id: str) -> int | None:
+        """Return what a kernel's image takes; None for one that is in none."""
+        return self._hibernated.get(kernel_id).bytes if kernel_id in self._hibernated else None
+
+    def is_moving(self, kernel_id: str) -> bool:
+        """Return whether a kernel is on its way into an image or back."""
+        return kernel_id in self._on_their_way
+
+    def warm_kernels(self) -> list[str]:
+        """Return the ids of all warm kernels that are kept, in images or not."""
+        records = [
+            *(kernel.record for kernel in self._kernels.values()),
+            *(each.record for each in self._hibernated),
+        ]
+        return [record.kernel_id for record in records if record.warm]
 
     # ---- what is known
 
@@ -483,14 +542,17 @@ class Keeper:
         if self._kernels.get(kernel_id) is not kernel:
             return
         self._hibernated.has_ended(kernel.record, was_wanted=kernel.dying is not None)
-        if kernel.is_kept:
+        if kernel.record.warm:
+            self._drop(kernel_id)
+            self.warm.has_ended(kernel_id)
+        elif kernel.is_kept:
             self._note_end(kernel.record, was_wanted=kernel.dying is not None)
             self._drop(kernel_id)
             self._remove_grant(kernel)
         else:  # its server restarts it, or says that it is gone, unless that ends at the same time
             kernel.close()
             self._ended_under_server[kernel_id] = self._kernels.pop(kernel_id).record
-        self._maybe_leave()
+        self.maybe_leave()
 
     def _note_end(self, record: Record, *, was_wanted: bool = False) -> None:
         """Leave nothing of a kernel that ended without a server, and have the next one say so."""
@@ -498,7 +560,7 @@ class Keeper:
             with contextlib.suppress(OSError):
                 os.unlink(path)
         self._records.remove(record.kernel_id)
-        if was_wanted:
+        if was_wanted or record.warm:
             return
         self._log.warning("kernel %s ended while no server had it", record.kernel_id)
         self._ends[record.kernel_id] = (record, since_boot_s())
@@ -522,17 +584,21 @@ class Keeper:
         self._records.remove(kernel_id)
         for had in self._servers.values():
             had.discard(kernel_id)
-        self._maybe_leave()
+        self.maybe_leave()
 
-    def _maybe_leave(self) -> None:
+    @property
+    def _is_idle(self) -> bool:
+        return not self._servers and not self._kernels and self.warm.is_empty
+
+    def maybe_leave(self) -> None:
         """End in a while, if nothing is to be kept then."""
         if self._leaving is not None:
             self._leaving.cancel()
-        if not self._servers and not self._kernels:
+        if self._is_idle:
             self._leaving = asyncio.get_running_loop().call_later(LEAVES_AFTER_S, self._leave)
 
     def _leave(self) -> None:
-        if not self._servers and not self._kernels:
+        if self._is_idle:
             self.left.set()
 
 
@@ -566,11 +632,13 @@ async def run(folder: Path, log: logging.Logger) -> None:
     server = await asyncio.start_unix_server(keeper.serve, str(path), limit=LINE_BYTES_MAX)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, keeper.machine_stops)
     idle = asyncio.get_running_loop().create_task(keeper.hibernate_idle())
+    warming = asyncio.get_running_loop().create_task(keeper.warm.run())
     try:
         await keeper.left.wait()
     finally:
         watching.cancel()
         idle.cancel()
+        warming.cancel()
         path.unlink(missing_ok=True)
         server.close()
 

@@ -24,7 +24,7 @@ from ..time_of_day import clock_in_words, since_boot_s
 from .at_hub import AtHub
 from .messages import OUTPUT, Message, Outbox, Undelivered, header_of, parent_of, question_id, request_of
 from .processes import Adopted
-from .records import KEPT_SINCE, Record
+from .records import KEPT_SINCE, WARM_SINCE, Record
 
 CONNECTED_S = 1.0  # how long a connection to a kernel on this machine may take
 POLITE_S, TERM_S = 5.0, 5.0  # until SIGTERM, and from then until SIGKILL
@@ -242,7 +242,7 @@ class KeptKernel:
         since = clock_in_words(-self.kept_for_s)
         try:
             known = KernelMessages(self.record.kernel_id).describe(
-                server=f"{KEPT_SINCE}{since}", **self.record.description
+                server=f"{WARM_SINCE if self.record.warm else KEPT_SINCE}{since}", **self.record.description
             )
             known = known if isinstance(known, dict) else {}
             self.hibernate_asked = known.get("hibernate_asked")

@@ -51,7 +51,10 @@ class Oversight:
 
     def hold_to_quota(self) -> None:
         """End kept kernels beyond what the user may have: first those that have said nothing for longest."""
-        kept = sorted(self._kept(), key=lambda kernel: (bool(kernel.open_cells), kernel.heard_at))
+        kept = [
+            kernel for kernel in self._kept() if not kernel.record.warm
+        ]  # these have a bound of their own
+        kept.sort(key=lambda kernel: (bool(kernel.open_cells), kernel.heard_at))
         most = min((kernel.record.most_kernels for kernel in kept if kernel.record.most_kernels), default=0)
         most_bytes = min((kernel.record.most_bytes for kernel in kept if kernel.record.most_bytes), default=0)
         while most and len(kept) > most:

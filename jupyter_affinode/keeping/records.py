@@ -20,6 +20,7 @@ VERSION = 1
 KEPT_SINCE = (
     "none, kept since "  # what the controller is told in place of a server's name, before the time of day
 )
+WARM_SINCE = "warm, made "  # … for a kernel that no server has had yet
 PROCESS, IMAGE = "process", "image"  # where a kept kernel is
 
 
@@ -67,6 +68,7 @@ class Record:
     image_keep_s: float = 0.0  # for how long its image stays; 0: for ever
     image_bytes_max: int = 0  # of all of its user's images; 0: no limit
     image_spare_bytes: int = 256 << 20  # of the disk, that stay free
+    warm: str = ""  # of a warm kernel: the folder of its kernelspec
     version: int = VERSION
 
     @property

@@ -24,6 +24,7 @@ from collections.abc import Callable
 _PARK, _RESUME, _HOLD, _RELEASE, _STATUS = 1, 2, 3, 4, 5  # enum affinode_request_kind
 _OK, _NOTHING = 0, 6  # enum affinode_status
 _TEXT_SIZE = 192
+_WARM = ("AFFINODE_WARM", "AFFINODE_PRELUDE", "AFFINODE_PRELUDE_FAILED")  # warming.py
 _PAGE_SIZE = 4096
 _PAGE_MAGIC = 0x47504641
 _GPUS_OFFSET, _GPU_SIZE = 256, 96  # struct affinode_page
@@ -305,6 +306,8 @@ def start_in_kernel(namespace: dict[str, object]) -> None:
         _keep_shim_informed(shell, load_ipython_extension(shell))
     if chained:
         _run_startup_file(chained, namespace, shell)
+    if shell is not None and any(os.environ.get(name) for name in _WARM):
+        _load_beside("warming").begin(shell, namespace, _load_beside)
 
 
 def _ipython():  # type: ignore[no-untyped-def]

@@ -24,7 +24,7 @@ class OutputHold:
 
     def __init__(self, file: str, publish: Callable[..., None], later: Callable[..., object]):
         """`later` calls a function on that thread after some seconds."""
-        self._file = file
+        self.file = file
         self._publish = publish
         self._later = later
         self._held: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -32,7 +32,7 @@ class OutputHold:
 
     def publish(self, frames: Sequence[bytes], *args: Any, **kwargs: Any) -> None:
         """Publish a message, at once or when it will be heard."""
-        is_held = bool(self._held) or os.path.exists(self._file)
+        is_held = bool(self._held) or os.path.exists(self.file)
         if not is_held or _answers_question(frames):
             self._publish(frames, *args, **kwargs)
             return
@@ -43,7 +43,7 @@ class OutputHold:
 
     def _look(self) -> None:
         self._looks += 1
-        if self._looks < LOOKS and os.path.exists(self._file):
+        if self._looks < LOOKS and os.path.exists(self.file):
             self._later(LOOK_EVERY_S, self._look)
             return
         held, self._held = self._held, []
@@ -60,7 +60,8 @@ def _answers_question(frames: Sequence[bytes]) -> bool:
 def hold_output(kernel: Any, file: str) -> None:
     """Have a kernel's output wait while a file is there. Raises AttributeError if this is no kernel of ipykernel's."""
     thread = kernel.iopub_thread
-    thread._really_send = OutputHold(file, thread._really_send, thread.io_loop.call_later).publish
+    hold = OutputHold(file, thread._really_send, thread.io_loop.call_later)
+    thread._really_send, kernel.affinode_output_hold = hold.publish, hold  # a warm kernel gets another file
     set_parent = kernel.shell.set_parent
 
     def set_parent_of_cells(parent: Any) -> None:

@@ -78,7 +78,7 @@ def manage(
         env.setdefault(environment.DEPTH, depth)
     _name_controller(env)
     if python:
-        _chain_startup(env)
+        chain_startup(env)
 
 
 def _loading(env: Mapping[str, str], library: Path, simulation: Path | None) -> dict[str, str]:
@@ -252,7 +252,7 @@ def _name_controller(env: Environment) -> None:
         env[environment.FOLDER] = str(folder)
 
 
-def _chain_startup(env: Environment) -> None:
+def chain_startup(env: Environment) -> None:
     """Name our startup file and remember the one that was there. Doing so again, at a restart or nested, changes
     nothing.
     """

@@ -8,7 +8,7 @@ import signal
 import stat
 import subprocess
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from functools import partial, wraps
 from inspect import isawaitable
@@ -22,11 +22,12 @@ from jupyter_client.provisioning import LocalProvisioner
 from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..client.kernel_messages import KernelMessages, PlacedOn
 from ..client.starting import ensure_controller
-from ..environment import HIBERNATES, STAYS
+from ..environment import HIBERNATES, PRELUDE, PRELUDE_FAILED, STAYS
 from ..keeping.processes import Adopted, InImage, ProcessName, name_of
+from ..keeping.warm_spec import WarmSpec, read_spec, warm_section
 from ..threads import on_own_thread
 from .kernelspec import scheduling_fields
-from .preload import Unmanaged, manage
+from .preload import Unmanaged, chain_startup, manage
 from .shim_sight import lacks_shim
 from .visible_gpus import VISIBLE, visible_gpus
 
@@ -70,6 +71,14 @@ class AffinodeProvisioner(LocalProvisioner):
     # Set by the server extension: where images of hibernated kernels are; "": new kernels do not hibernate.
     images: ClassVar[str] = ""
 
+    # Set by the server extension: how warm kernels are made and bounded (keeping/warm_pools.py).
+    warm_settings: ClassVar[dict[str, Any]] = {}
+    takes_warm = True  # whether a warm kernel is taken where the kernelspec has some
+
+    _warm: WarmSpec | None = None
+    _environ_before: dict[str, str] | None = (
+        None  # as the kernel's server has it, before the kernelspec's and ours
+    )
     outlives_server = False  # whether the kernel that runs now does
     managed = False  # whether the shim is in the kernel that runs now
     away: Away | None = None  # set by the server extension while the kernel is hibernated, or on its way
@@ -82,7 +91,9 @@ class AffinodeProvisioner(LocalProvisioner):
         Called by `KernelManager.pre_start_kernel()` at each start and restart; after `super()`, since that
         applies the kernelspec's own `env`.
         """
+        self._environ_before = dict(kwargs.get("env") or os.environ)
         kwargs = await super().pre_launch(**kwargs)
+        self._warm = self._warm_spec()
         self.outlives_server = self.keeps
         if self.keeps:
             kwargs.update(independent=True, **_lasting_output())
@@ -90,6 +101,9 @@ class AffinodeProvisioner(LocalProvisioner):
         self._said_dying = self._is_forgotten = False
         self.managed = False
         _report_interrupts(self.parent)
+        if self._warm is not None and self._warm.prelude:  # also of a kernel that is not managed
+            kwargs["env"] = {**kwargs["env"], PRELUDE: self._warm.prelude}
+            chain_startup(kwargs["env"])
         env = dict(kwargs["env"])  # a preparation that fails, or goes on after its time-out, changes nothing
         language = (self.kernel_spec.language or "").lower()
         prepare = partial(
@@ -116,6 +130,52 @@ class AffinodeProvisioner(LocalProvisioner):
             kwargs["env"] = env
             self.managed = True
         return kwargs
+
+    def _warm_spec(self) -> WarmSpec | None:
+        """Return what the kernelspec says of warm kernels; None if nothing, or nothing that can be used."""
+        if warm_section(self.kernel_spec.metadata) is None or not self.kernel_spec.resource_dir:
+            return None
+        try:
+            return read_spec(os.path.realpath(self.kernel_spec.resource_dir))
+        except ValueError as error:
+            self.log.warning("Kernel %s is no warm one: %s", self.kernel_id, error)
+            return None
+
+    async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> Any:
+        """Take a warm kernel, if the kernelspec has some and one is ready; start one otherwise.
+
+        Called by `KernelManager.start_kernel()`, also at a restart.
+        """
+        if self._warm is None or not self.takes_warm or self._warm.count == 0:
+            return await super().launch_kernel(cmd, **kwargs)
+        from .taking import Launch, Taken, take  # what a kernel that is not warm need not wait for
+
+        cwd = str(kwargs.get("cwd") or os.getcwd())
+        launch = Launch(
+            cmd,
+            kwargs["env"],
+            cwd,
+            dict(self.connection_info),
+            getattr(self.parent, "connection_file", ""),
+            bool(kwargs.get("independent")),
+        )
+        found = await take(warm_want(self._warm, self._environ_before or {}, self.warm_settings), launch)
+        if not isinstance(found, Taken):
+            self.log.info(
+                "No warm kernel of %s for kernel %s, which is started: %s.",
+                self._warm.name,
+                self.kernel_id,
+                found.why,
+            )
+            if found.failed is not None:  # it would fail again, after as long a wait
+                kwargs["env"] = {**kwargs["env"], PRELUDE_FAILED: found.failed}
+                del kwargs["env"][PRELUDE]
+            return await super().launch_kernel(cmd, **kwargs)
+        self.process = Adopted(found.process)  # type: ignore[assignment]  # as Popen
+        self.pid, self.pgid, self.cwd = found.process.pid, found.process_group, cwd
+        self.managed = self.managed and found.has_shim
+        self.log.info("Kernel %s was ready: it is a warm one of %s.", self.kernel_id, self._warm.name)
+        return self.connection_info
 
     async def post_launch(self, **kwargs: Any) -> None:
         """Introduce the kernel to the controller, on a thread, so that the start does not wait for it.
@@ -312,6 +372,13 @@ class AffinodeProvisioner(LocalProvisioner):
             self.log.warning(
                 "Kernel %s runs without a controller, its GPU stays its own: %s", self.kernel_id, error
             )
+
+
+def warm_want(spec: WarmSpec, environ: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the keeper is told of warm kernels that are wanted (`Keeper.want_warm`)."""
+    # the session's own, and none of what a pool's kernels have in common
+    environ = {name: value for name, value in environ.items() if not name.startswith("JPY_")}
+    return {"spec": spec.folder, "environ": environ, "settings": dict(settings)}
 
 
 def _lasting_output() -> dict[str, Any]:

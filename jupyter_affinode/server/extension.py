@@ -33,6 +33,7 @@ from .handlers import HANDLERS
 from .kept_kernels import ImageSettings, KeptKernels, Limits
 from .kernels import KERNEL_ACTIONS, ServerKernels
 from .metrics import MetricsListener
+from .warm_kernels import WarmKernels
 
 SHARED = (
     " None leaves what the controller has. All servers of a user share one controller: the server that starts last "
@@ -122,6 +123,29 @@ class AffinodeExtension(
         images of all.""",
     ).tag(config=True)
 
+    warm_kernels = Bool(
+        True,
+        help="""Whether kernels of warm kernelspecs (`jupyter affinode warm add`) are made before a notebook wants one,
+        and taken then. Where no kernelspec is warm, nothing is made. Switched off, such kernels start as others, and
+        run their prelude.""",
+    ).tag(config=True)
+    warm_for_s = Float(
+        3600.0,
+        min=0.0,
+        help="""For how many seconds warm kernels stay that no server of the user wants any more, and that no program
+        has asked for.""",
+    ).tag(config=True)
+    warm_per_user = Integer(
+        4,
+        min=0,
+        help="""How many warm kernels a user has at a time, of all kernelspecs together; 0: as many as these say.""",
+    ).tag(config=True)
+    warm_memory = Unicode(
+        "",
+        help="""How much host memory the processes of a user's warm kernels may have together, as "32GiB", parked GPU
+        memory included; empty: any. Where one more would be beyond that, it is not made.""",
+    ).tag(config=True)
+
     _follows = False  # whether kernels and controller are followed
     default_provisioner = DefaultProvisioner("local-provisioner", "the extension has not been loaded")
 
@@ -146,7 +170,7 @@ class AffinodeExtension(
     def _keep_kernels_memory_default(self) -> str:
         return os.environ.get(KEEP_KERNELS_MEMORY, "")
 
-    @validate("keep_kernels_memory", "images_limit", "images_spare")
+    @validate("keep_kernels_memory", "warm_memory", "images_limit", "images_spare")
     def _check_size(self, proposal: Any) -> str:
         text = str(proposal["value"]).strip()
         try:
@@ -217,6 +241,9 @@ class AffinodeExtension(
             name=_hubs_name(),
             log=self.log,
         )
+        settings = self._warm_settings(AffinodeProvisioner.depth)
+        AffinodeProvisioner.warm_settings, AffinodeProvisioner.takes_warm = settings, self.warm_kernels
+        self.warm = WarmKernels(manager.kernel_spec_manager, settings, self.log)
         self.kernels.hibernation = self.kept.hibernation.description
         self.kernels.is_away = self.kept.hibernation.is_away
         self.kernels.on_hibernate = self._hibernate_after_cell
@@ -238,6 +265,19 @@ class AffinodeExtension(
         if self.serverapp.gateway_config.gateway_enabled:
             return "remote", "A kernel gateway starts this server's kernels on another machine."
         return None
+
+    def _warm_settings(self, depth: str | None) -> dict[str, Any]:
+        """Return how this server's warm kernels are made, and their bounds."""
+        return {
+            "keep_s": self.warm_for_s,
+            "per_user": self.warm_per_user,
+            "most_bytes": size_in_bytes(self.warm_memory or "0"),
+            "depth": depth,
+            "hibernate_dir": self.hibernate_dir,
+            "hibernate_after_s": self.hibernate_after_s,
+            "image_bytes_max": size_in_bytes(self.images_limit or "0"),
+            "image_spare_bytes": size_in_bytes(self.images_spare or "0"),
+        }
 
     def _hibernation_changed(self, kernel_id: str) -> None:
         """Have browsers and the controller see a kernel's hibernation as it is now."""
@@ -262,6 +302,8 @@ class AffinodeExtension(
         self.watch.start()
         self.kernels.start()
         await self.kept.start()
+        if self.warm_kernels:
+            self.warm.start()
         self._activity_callback.start()
 
     async def stop_extension(self) -> None:
@@ -270,10 +312,12 @@ class AffinodeExtension(
         """
         AffinodeProvisioner.server_label = AffinodeProvisioner.depth = None
         AffinodeProvisioner.images = ""
+        AffinodeProvisioner.warm_settings, AffinodeProvisioner.takes_warm = {}, True
         AffinodeProvisioner.places = False
         if self._follows:
             self._activity_callback.stop()
             await self.kernels.stop()
+            await self.warm.stop()
             await self.kept.stop()
             await self._grant.stop(removes=not self.kept.leaves_kernels)
             await self.watch.stop()

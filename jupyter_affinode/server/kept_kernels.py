@@ -402,7 +402,7 @@ class KeptKernels:
     async def _tell(self, record: Record) -> None:
         assert self._keeper is not None
         try:
-            await self._keeper.own(record, _at_hub())
+            await self._keeper.own(record, at_hub())
         except KeeperRefused as refused:
             if record.place != IMAGE:
                 raise
@@ -530,7 +530,7 @@ class KeptKernels:
         # From now on the server puts the messages of open tabs aside, as for a tab that is closed.
         await self._app.kernel_websocket_connection_class.close_all()
         for kernel_id in stay:
-            await self._keeper.hand_over(records[kernel_id], _at_hub())
+            await self._keeper.hand_over(records[kernel_id], at_hub())
             await self._keeper.deliver(kernel_id, self._undelivered(kernel_id))
             self._taken_out(kernel_id)
         self._log.info("%d kernels run on without this server.", len(stay))
@@ -589,7 +589,7 @@ class KeptKernels:
         self._told.pop(kernel_id, None)
 
 
-def _at_hub() -> AtHub | None:
+def at_hub() -> AtHub | None:
     """Return this server's place at its Hub; None without one."""
     user, token = os.environ.get("JUPYTERHUB_USER", ""), os.environ.get("JUPYTERHUB_API_TOKEN", "")
     url = os.environ.get("JUPYTERHUB_API_URL", "")

@@ -1,0 +1,158 @@
+"""Run a kernel's prelude, inside a kernel of any environment: standard library only, Python 3.8 or later.
+
+A kernelspec may name a prelude: a Python file that runs before the kernel's first cell, in its namespace. A *warm*
+kernel runs it before a notebook wants the kernel, and waits to be taken (taking.py). It says in the folder of
+its entry how far it is: `started.json` once it runs, `ready.json` once the prelude has ended. Where that folder is gone
+the kernel is not wanted any more, and ends. Loaded by magics.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import stat
+import sys
+import time
+import traceback
+
+WARM, PRELUDE, FAILED = "AFFINODE_WARM", "AFFINODE_PRELUDE", "AFFINODE_PRELUDE_FAILED"
+STARTED, READY = "started.json", "ready.json"
+OUTPUT_MAX = 20_000  # characters of what a prelude printed, that are shown if it failed
+IPYTHON = (".ipy", ".ipynb")
+
+
+def begin(shell, namespace, load_beside):  # type: ignore[no-untyped-def]
+    """Run the prelude that the environment names, if any; have a warm kernel wait to be taken."""
+    entry, prelude, failed = (os.environ.pop(name, None) for name in (WARM, PRELUDE, FAILED))
+    if entry:
+        _end_unless_wanted(entry)
+        _write(entry, STARTED, {"pid": os.getpid()})
+    before, began = set(namespace), time.monotonic()
+    error = output = ""
+    if failed:  # the same prelude, a moment ago
+        with contextlib.suppress(OSError), open(failed, encoding="utf-8") as file:
+            error = file.read()
+    elif prelude:
+        error, output = run_prelude(prelude, shell, namespace)
+        if error:
+            error = _in_words(prelude, error, output)
+    at_first_cell(shell, error, set(namespace) - before)
+    if entry:
+        try:
+            load_beside("taking").wait_to_be_taken(shell, load_beside)
+        except AttributeError as unknown:
+            error = error or f"This kernel cannot be handed to a notebook: {unknown}"
+        _write(
+            entry,
+            READY,
+            {
+                "error": error or None,
+                "took_s": time.monotonic() - began,
+                "files": stamps(code_files()),
+                "folders": stamps(package_folders()),
+                "has_shim": bool(os.environ.get("AFFINODE_LIBRARY")),
+            },
+        )
+        _end_unless_wanted(entry)
+
+
+def run_prelude(path, shell, namespace):  # type: ignore[no-untyped-def]
+    """Run a prelude in its own folder; return its traceback, "" if it did not fail, and what it printed."""
+    output, here = io.StringIO(), os.getcwd()
+    folder = os.path.dirname(os.path.abspath(path))
+    with _nothing_shown(output):
+        try:
+            os.chdir(folder)
+            sys.path.insert(0, folder)
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+            if path.endswith(IPYTHON):
+                text = shell.transform_cell(text)
+            namespace["__file__"] = path
+            exec(compile(text, path, "exec"), namespace)
+        except BaseException as error:  # also SystemExit: the kernel is to start all the same
+            shown = error.__traceback__.tb_next if error.__traceback__ is not None else None
+            return "".join(traceback.format_exception(type(error), error, shown)), output.getvalue()
+        finally:
+            namespace.pop("__file__", None)
+            with contextlib.suppress(ValueError):
+                sys.path.remove(folder)
+            with contextlib.suppress(OSError):
+                os.chdir(here)
+    return "", output.getvalue()
+
+
+@contextlib.contextmanager
+def _nothing_shown(output):  # type: ignore[no-untyped-def]
+    """Keep what a prelude prints or displays out of the notebook."""
+    from IPython.utils.capture import capture_output
+
+    with contextlib.ExitStack() as quiet:
+        quiet.enter_context(capture_output(stdout=False, stderr=False, display=True))
+        quiet.enter_context(contextlib.redirect_stdout(output))
+        quiet.enter_context(contextlib.redirect_stderr(output))
+        yield
+
+
+def _in_words(prelude, error, output):  # type: ignore[no-untyped-def]
+    said = f"It had printed:\n{output[-OUTPUT_MAX:]}\n" if output.strip() else ""
+    return f"The prelude of this kernel failed ({prelude}). What it was to prepare may be missing.\n{said}{error}"
+
+
+def at_first_cell(shell, words, names):  # type: ignore[no-untyped-def]
+    """Show words in the first cell, and have %who list the prelude's names as a cell's."""
+
+    def first_cell(*_):  # type: ignore[no-untyped-def]
+        shell.events.unregister("pre_run_cell", first_cell)
+        for name in names:
+            shell.user_ns_hidden.pop(name, None)
+        if words:
+            print(words, file=sys.stderr)
+
+    if words or names:
+        shell.events.register("pre_run_cell", first_cell)
+
+
+def code_files():  # type: ignore[no-untyped-def]
+    """Return the files that this process has its code from: imported modules and loaded libraries."""
+    found = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
+        for line in maps:
+            fields = line.split(None, 5)
+            if len(fields) == 6 and "x" in fields[1]:
+                found.add(fields[5].rstrip("\n"))
+    return sorted(path for path in found if isinstance(path, str) and path.startswith("/"))
+
+
+def package_folders():  # type: ignore[no-untyped-def]
+    """Return the folders in which packages are installed: installing one, or removing it, changes their time."""
+    return [path for path in sys.path if path.rstrip("/").endswith(("site-packages", "dist-packages"))]
+
+
+def stamps(paths):  # type: ignore[no-untyped-def]
+    """Return when files were changed last, in nanoseconds, and their sizes."""
+    found = {}
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):
+            status = os.stat(path)
+            if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
+                found[path] = [status.st_mtime_ns, status.st_size]
+    return found
+
+
+def _end_unless_wanted(entry):  # type: ignore[no-untyped-def]
+    if not os.path.isdir(entry):
+        os._exit(0)
+
+
+def _write(folder, name, told):  # type: ignore[no-untyped-def]
+    """Write a file whole or not at all; end where its folder is gone."""
+    path = os.path.join(folder, name)
+    try:
+        with open(path + ".new", "w", encoding="utf-8") as file:
+            json.dump(told, file)
+        os.replace(path + ".new", path)
+    except FileNotFoundError:
+        os._exit(0)
