@@ -206,8 +206,10 @@ class WarmPools:
             return {"offer": None, "why": "its prelude failed", "failed": str(failed)}
         why = "none was made yet" if not pool.entries else "none is ready yet"
         for entry in self._ready(pool):
-            unfit = await self._why_unfit(entry, spec.digest(), request)
-            if unfit is not None:
+            stale = await asyncio.to_thread(why_stale, entry, spec.digest())
+            if stale is not None and entry.kernel_id in pool.entries:
+                self._end_of(pool, entry, f"it is stale: {stale}")
+            if (unfit := stale or self._why_unfit(entry, request)) is not None:
                 why = unfit
                 continue
             if entry.kernel_id not in pool.entries or entry.read(OFFERED) is not None:
@@ -248,13 +250,13 @@ class WarmPools:
             return "process" if kernel.dying is None else None
         return "image" if self._holder.image_bytes(entry.kernel_id) is not None else None
 
-    async def _why_unfit(self, entry: Entry, digest: str, request: Answer) -> str | None:
+    def _why_unfit(self, entry: Entry, request: Answer) -> str | None:
         launched = entry.told(LAUNCHED)
         if (unfit := why_unfit(launched["environ"], request["kernel_environ"])) is not None:
             return unfit
         if launched["command"] != request["command"]:
             return "made with another command"
-        return await asyncio.to_thread(why_stale, entry, digest)
+        return None
 
     async def _made_ready(self, entry: Entry) -> Answer:
         await self._holder.awaken(entry.kernel_id)

@@ -23,7 +23,14 @@ PROGRAM = re.compile(
 )
 SPOKEN_OF = {  # names of programs rather than something to type
     *("jupyter affinode …", "jupyter affinode grant keys", "jupyter affinode kernelspec wrap"),
-    *("jupyter affinode run", "jupyter console", "jupyter execute", "jupyter server stop", "pip install"),
+    *(
+        "jupyter affinode run",
+        "jupyter affinode warm add",
+        "jupyter console",
+        "jupyter execute",
+        "jupyter server stop",
+        "pip install",
+    ),
 }
 
 

@@ -1,0 +1,368 @@
+"""Warm kernels: made by a real keeper, taken by real servers and other programs, with a simulated GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu_cells import SETUP
+from live_server import JupyterServer, exists
+from waiting import wait_until
+from warm_stage import WarmStage
+
+from jupyter_affinode.keeping.processes import name_of
+
+GPU_PRELUDE = f"""{SETUP}
+import random
+import numpy
+print("said by the prelude")
+random.seed(1), numpy.random.seed(1)
+generator = numpy.random.default_rng(1)
+block = Block(16, seed=7)
+"""
+RANDOM = "print(random.random(), numpy.random.random(), generator.random())"
+WAS_READY = "was ready: it is a warm one"
+NOTEBOOK = {
+    "nbformat": 4,
+    "nbformat_minor": 5,
+    "metadata": {"kernelspec": {"name": "warm", "display_name": "warm", "language": "python"}},
+    "cells": [
+        {
+            "cell_type": "code",
+            "id": "one",
+            "metadata": {},
+            "execution_count": None,
+            "outputs": [],
+            "source": "import os\nprint(os.getpid(), prepared)",
+        }
+    ],
+}
+
+
+@pytest.fixture
+def stage(keeping_machine):
+    """Where kernelspecs of the machine are written."""
+    return WarmStage(keeping_machine)
+
+
+def known(stage: WarmStage) -> dict[str, tuple[str, str]]:
+    """Where the GPU memory of each kernel is that the controller knows, and the beginning of its server's name."""
+    kernels = stage.machine.ask("GET", "/kernels")[1]["kernels"]
+    return {kernel["id"]: (kernel["residency"], (kernel["server"] or "")[:10]) for kernel in kernels}
+
+
+def test_notebooks_take_warm_kernels_which_are_parked_until_then(native, stage, server):
+    stage.machine.simulate(memory="256MiB")
+    stage.write("warm", GPU_PRELUDE, count=2)
+    server.start()
+    stage.until("warm", "ready", 2)
+    made = stage.pids()
+    wait_until(lambda: set(known(stage).values()) == {("parked", "warm, made")}, 120, stage.log)
+
+    kernels = [server.start_kernel("warm", path=f"{number}.ipynb") for number in range(2)]
+    assert sorted(kernel.pid for kernel in kernels) == sorted(made)
+    first, second = (kernel.run(f"{RANDOM}\nprint(block.checksum())") for kernel in kernels)
+    assert (first.status, second.status, first.stderr) == ("ok", "ok", "")
+    numbers = [run.text.splitlines()[0].split() for run in (first, second)]
+    assert all(one != other for one, other in zip(*numbers, strict=True))
+    assert first.text.splitlines()[1] == second.text.splitlines()[1]
+    for kernel in kernels:
+        assert kernel.state()["residency"] == "resident" and kernel.state()["own"]
+    assert {kernel.id for kernel in kernels} <= known(stage).keys()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("keeps", ["never", "all"])
+def test_a_restart_gives_a_fresh_one_at_the_same_addresses(stage, server, keeps):
+    stage.write("warm", "prepared = 42")
+    server.start(f"--AffinodeExtension.keep_kernels={keeps}")
+    stage.until("warm", "ready")
+    kernel = server.start_kernel("warm", path="work.ipynb")
+    before, connection = kernel.pid, kernel.client.get_connection_info()
+    kernel.run("prepared = 'changed'")
+    stage.until("warm", "ready")
+    (ready,) = stage.pids()
+    kernel.restart()
+    assert kernel.pid == ready != before and kernel.run("prepared").text == "42"
+    assert kernel.client.get_connection_info() == connection
+    assert server.log().count(WAS_READY) == 2
+    message = kernel.begin("import time\nwhile True:\n    time.sleep(0.05)")
+    kernel.interrupt()
+    assert kernel.wait(message).error == "KeyboardInterrupt"
+    kernel.shutdown()
+    wait_until(lambda: not exists(ready))
+
+
+@pytest.mark.long
+def test_without_a_ready_one_a_kernel_starts_as_usual_and_runs_the_prelude(stage, server):
+    go = stage.machine.folder / "go"
+    stage.write(
+        "warm",
+        f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.05)\nprepared = 42",
+    )
+    server.start()
+    stage.until("warm", "making")
+    wait_until(stage.pids)
+    status, model = server.request("POST", "/api/kernels", {"name": "warm"})
+    assert status == 201 and "No warm kernel of warm" in server.log() and "none is ready yet" in server.log()
+    go.touch()
+    assert server.request("DELETE", f"/api/kernels/{model['id']}")[0] == 204
+    stage.until("warm", "ready")
+    kernel = server.start_kernel("warm")
+    assert kernel.run("prepared").text == "42" and WAS_READY in server.log()
+
+
+@pytest.mark.long
+def test_a_prelude_that_fails_is_shown_and_tried_again_only_when_it_changes(stage, server):
+    ran = stage.machine.folder / "ran"
+    count = f"open({str(ran)!r}, 'a').write('x')\n"
+    prelude = stage.write("warm", f"{count}print('so far')\n1 / 0", count=2)
+    server.start()
+    failed = stage.until("warm", "failed", True)["failed"]
+    assert "ZeroDivisionError" in failed and "so far" in failed and f'File "{prelude}", line 3' in failed
+    kernel = server.start_kernel("warm", path="work.ipynb")
+    first, second = kernel.run("6 * 7"), kernel.run("1 + 1")
+    assert (first.text, first.stderr.strip(), second.text, second.stderr) == ("42", failed.strip(), "2", "")
+    assert ran.read_text() == "x"
+    listed = stage.machine.affinode("warm", "list").stdout
+    assert "0 of 2 ready" in listed and "ZeroDivisionError" in listed
+    prelude.write_text(f"{count}prepared = 42")
+    stage.until("warm", "ready", 2)
+    assert ran.read_text() == "xxx"
+    kernel.restart()
+    assert kernel.run("prepared").text == "42" and WAS_READY in server.log()
+
+
+@pytest.mark.long
+def test_what_a_kernel_is_made_of_changes_and_it_is_not_taken(stage, server):
+    folder = stage.machine.folder
+    (folder / "module_of_mine.py").write_text("value = 1")
+    weights = folder / "weights"
+    weights.write_text("1")
+    text = f"import sys\nsys.path.append({str(folder)!r})\nimport module_of_mine\nprepared = module_of_mine.value"
+    prelude = stage.write("warm", text, files=[str(weights)])
+    server.start()
+    for change in (
+        lambda: (folder / "module_of_mine.py").write_text("value = 20"),
+        lambda: prelude.write_text(text + " + 1"),
+        lambda: weights.write_text("20"),
+    ):
+        stage.until("warm", "ready")
+        before = stage.pids()
+        change()
+        kernel = server.start_kernel("warm")
+        assert kernel.pid not in before
+        assert kernel.run("prepared").text in ("20", "21")
+        wait_until(lambda before=before: not any(map(exists, before)), 120, stage.log)
+    assert "has changed" in server.log() and WAS_READY not in server.log()
+
+
+@pytest.mark.long
+def test_each_user_has_kernels_of_their_own(stage, server):
+    stage.write("warm", "import os\nprepared = os.environ['AFFINODE_FOLDER']")
+    server.start()
+    stage.until("warm", "ready")
+    mine, other = stage.folder, stage.machine.folder / "other"
+    stage.machine.environment["AFFINODE_FOLDER"] = str(other)
+    theirs = JupyterServer(stage.machine)
+    others = WarmStage(stage.machine)
+    try:
+        theirs.start()
+        others.until("warm", "ready")
+        assert theirs.start_kernel("warm").pid not in stage.pids()
+        assert WAS_READY in theirs.log()
+        assert stage.pool("warm")["taken"] == 0
+        assert server.start_kernel("warm").run("prepared").text == repr(str(mine))
+    finally:
+        theirs.stop()
+        others.kill_keeper()
+        stage.machine.environment["AFFINODE_FOLDER"] = str(mine)
+
+
+class Taker:
+    """A program that is offered a warm kernel, and does no more."""
+
+    def __init__(self, stage: WarmStage, name: str):
+        self._asking = socket.socket(socket.AF_UNIX)
+        self._asking.connect(str(stage.folder / "keep.sock"))
+        self._said = self._asking.makefile()
+        entry = next((stage.folder / "warm").glob("*/launched.json"))
+        launched = json.loads(entry.read_text())
+        self._request = {
+            "spec": os.path.realpath(stage.specs / name),
+            "environ": dict(stage.machine.environment),
+            "settings": {},
+            "kernel_environ": launched["environ"],
+            "command": launched["command"],
+        }
+
+    def ask(self, pid: int) -> dict:
+        """Ask for a kernel in the name of a process."""
+        request = {"do": "warm_offer", **self._request, "pid": pid}
+        self._asking.sendall(json.dumps(request).encode() + b"\n")
+        return json.loads(self._said.readline())["answer"]
+
+    def close(self) -> None:
+        self._said.close()
+        self._asking.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("killed", ["taker", "keeper, and then the taker"])
+def test_a_kernel_that_was_offered_goes_to_no_other_whoever_is_killed(stage, killed):
+    stage.write("warm", "prepared = 42")
+    assert stage.machine.affinode("warm", "list").stdout == "No warm kernels.\n"
+    settings = {
+        "spec": os.path.realpath(stage.specs / "warm"),
+        "environ": stage.machine.environment,
+        "settings": {},
+    }
+    want(stage, settings)
+    stage.until("warm", "ready")
+    (pid,) = stage.pids()
+    program = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    taker = Taker(stage, "warm")
+    try:
+        assert taker.ask(program.pid)["offer"]["process"]["pid"] == pid
+        with contextlib.closing(Taker(stage, "warm")) as other:
+            assert other.ask(os.getpid())["offer"] is None
+        if killed == "taker":
+            taker.close()  # as its end does
+        else:
+            stage.kill_keeper()
+            want(stage, settings)
+            stage.until("warm", "ready")
+            assert exists(pid)  # its taker may have it
+            with contextlib.closing(Taker(stage, "warm")) as other:
+                assert pid != other.ask(os.getpid())["offer"]["process"]["pid"]
+    finally:
+        program.kill()
+        program.communicate()
+        taker.close()
+    wait_until(lambda: not exists(pid), 120, stage.log)
+
+
+def want(stage: WarmStage, settings: dict) -> None:
+    """Have a keeper run, and want a kernelspec's kernels."""
+    code = (
+        "import asyncio, json, sys\nfrom jupyter_affinode.keeping.client import connected\n"
+        "async def main():\n async with await connected() as keeper:\n"
+        "  await keeper.want_warm(json.load(sys.stdin))\nasyncio.run(main())"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(settings).encode(),
+        env=stage.machine.environment,
+        check=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.long
+def test_the_keeper_is_killed_at_any_moment_and_the_next_has_as_many_ready(stage, server):
+    """Also while a kernel is made: none stays behind that no keeper knows."""
+    begun, go = stage.machine.folder / "begun", stage.machine.folder / "go"
+    text = f"import os, time\nopen({str(begun)!r}, 'w').close()\n"
+    text += f"while not os.path.exists({str(go)!r}):\n    time.sleep(0.05)\nprepared = 42"
+    stage.write("warm", text, count=2)
+    server.start()
+    for moment in (lambda: stage.until("warm", "making"), lambda: wait_until(begun.exists)):
+        moment()
+        stage.kill_keeper()
+    go.touch()
+    pool = stage.until("warm", "ready", 2)
+    pids = stage.pids()
+    stage.kill_keeper()
+    again = stage.until("warm", "ready", 2)
+    assert {kernel["id"] for kernel in again["kernels"]} == {kernel["id"] for kernel in pool["kernels"]}
+    assert stage.pids() == pids
+    assert server.start_kernel("warm").pid in pids
+    living = [path for path in Path("/proc").glob("[0-9]*/environ") if _is_of(path, stage)]
+    assert len(living) <= 1 + 2 + 1, stage.log()  # taken; ready or made
+
+
+def _is_of(path: Path, stage: WarmStage) -> bool:
+    with contextlib.suppress(OSError):
+        return f"AFFINODE_WARM={stage.folder}".encode() in path.read_bytes()
+    return False
+
+
+@pytest.mark.long
+def test_the_controller_is_killed_before_and_after_a_kernel_is_taken(native, stage, server):
+    stage.machine.simulate(memory="256MiB")
+    stage.write("warm", GPU_PRELUDE)
+    server.start()
+
+    def kill_controller() -> None:
+        pid = stage.machine.ask("GET", "/node")[1]["controller"]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not exists(pid))
+
+    stage.until("warm", "ready")
+    kill_controller()
+    kernel = server.start_kernel("warm")
+    checksum = kernel.run("block.checksum()").text
+    assert WAS_READY in server.log()
+    wait_until(lambda: server.affinode(f"kernels/{kernel.id}")[0] == 200, 120, server.log)
+    kill_controller()
+    wait_until(lambda: server.affinode(f"kernels/{kernel.id}")[0] == 200, 120, server.log)
+    assert server.affinode(f"kernels/{kernel.id}/park", "POST", {})[1]["residency"] == "parked"
+    assert kernel.run("block.checksum()").text == checksum
+
+
+@pytest.mark.long
+def test_other_programs_take_kernels_by_the_kernelspecs_name_and_these_end_with_them(stage):
+    notebook = stage.machine.work / "work.ipynb"
+    notebook.write_text(json.dumps(NOTEBOOK))
+    (stage.machine.folder / "prelude.py").write_text("prepared = 42")
+    added = stage.machine.affinode(
+        "warm", "add", "warm", "--prelude", str(stage.machine.folder / "prelude.py")
+    )
+    assert added.returncode == 0, added.stderr
+    stage.until("warm", "ready")
+    (pid,) = stage.pids()
+    environ = {**stage.machine.environment, "JUPYTER_DEFAULT_PROVISIONER_NAME": "affinode-provisioner"}
+    command = [sys.executable, "-m", "nbconvert", "--execute", "--to", "notebook", "--stdout", str(notebook)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=True)
+    (output,) = json.loads(done.stdout)["cells"][0]["outputs"]
+    assert "".join(output["text"]) == f"{pid} 42\n"
+    wait_until(lambda: not exists(pid))
+
+    stage.until("warm", "ready")
+    (pid,) = stage.pids()
+    code = (
+        "import os, sys\nfrom jupyter_client.manager import start_new_kernel\n"
+        "manager, client = start_new_kernel(kernel_name='warm')\nprint('has it', flush=True)\ninput()"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", code], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert program.stdout.readline() == b"has it\n" and exists(pid)
+    program.kill()
+    program.communicate()
+    wait_until(lambda: not exists(pid))
+
+    removed = stage.machine.affinode("warm", "remove", "warm")
+    assert removed.returncode == 0, removed.stderr
+    assert stage.pool("warm") is None
+    wait_until(lambda: not any(map(exists, stage.pids())))
+
+
+@pytest.mark.long
+def test_warm_kernels_stay_within_their_bounds(stage, server):
+    stage.write("many", "prepared = 42", count=3)
+    server.start("--AffinodeExtension.warm_per_user=1", "--AffinodeExtension.warm_for_s=3")
+    assert stage.until("many", "note", True)["ready"] <= 1
+    stage.until("many", "ready")
+    assert "a user may have 1 warm kernels" in stage.pool("many")["note"]
+    (pid,) = stage.pids()
+    before = name_of(pid)
+    server.stop()
+    wait_until(lambda: not exists(pid) or name_of(pid) != before, 120, stage.log)
