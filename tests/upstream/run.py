@@ -98,6 +98,7 @@ SUITES = {
             "jupyterhub.tests.test_api::test_progress": "the spawn page is told of room first",
             "jupyterhub.tests.test_api::test_progress_bad_slow": "the spawn page is told of room first",
             "jupyterhub.tests.test_api::test_start_stop_race": "it expects start() at once, before room",
+            "jupyterhub.tests.test_api::test_spawn": "with --keep a server's token stays for its kernels",
         },
     ),
     "ipykernel": Suite(LOOP_SCOPE, ("coverage", "decorator", "flaky", "ipyparallel", "pytest-cov", "tqdm")),
