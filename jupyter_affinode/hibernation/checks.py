@@ -32,6 +32,7 @@ WRITABLE = ("eventfd", "eventpoll", "timerfd", "signalfd", "inotify", "fanotify"
 ADVICE = {"io_uring": "; with UV_USE_IO_URING=0 libuv does without"}
 PROTOCOLS = re.compile(r"UNIX(-STREAM)?|NETLINK|PACKET|(TCP|UDP|UDP-Lite|UDPLITE|RAW|PING)(v6)?")
 MAPPED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+) +(/.*)$", re.M)
+OF_A_PROCESS = re.compile(r"/proc/(\d+)/")
 NOT_ON_A_DISK = (
     "/memfd:",
     "/dev/zero",
@@ -39,7 +40,6 @@ NOT_ON_A_DISK = (
     "/anon_hugepage",
 )  # mapped, and written with the process
 SECRET = "/secretmem"  # of memfd_secret
-SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -327,28 +327,21 @@ def _too_large(process: Seen, path: str, size: int) -> str:
     )
 
 
+def _other_processes_files(all_of_it: list[Seen]) -> str | None:
+    """Without that process the kernel could not be woken."""
+    own = {str(each.pid) for each in all_of_it}
+    for each in all_of_it:
+        for target in each.opened.values():
+            found = OF_A_PROCESS.match(target)
+            if found and found[1] not in own:
+                return f"{each.name} has a file of another process open ({target}): close it first"
+    return None
+
+
 def _shared_memory(all_of_it: list[Seen]) -> str | None:
     for each in all_of_it:
         if any(part.path.startswith("/SYSV") for part in each.mapped):
             return f"{each.name} uses System V shared memory, which cannot be written to disk"
-        if name := _semaphore(each):
-            return (
-                f"{each.name} shares a semaphore by name ({name}), as workers of joblib and those that multiprocessing"
-                " spawns: end these workers first"
-            )
-    return None
-
-
-def _semaphore(process: Seen) -> str | None:
-    """Return the name of one that glibc made under another, which is gone: CRIU finds no file for it."""
-    gone = {
-        part.inode
-        for part in process.mapped
-        if part.path.startswith(f"{SHARED_MEMORY}/") and part.path.endswith(" (deleted)")
-    }
-    if gone:
-        with contextlib.suppress(OSError), os.scandir(SHARED_MEMORY) as entries:
-            return next((entry.path for entry in entries if entry.inode() in gone), None)
     return None
 
 
@@ -365,6 +358,7 @@ CHECKS: tuple[Callable[[list[Seen]], str | None], ...] = (
     _own_connections,
     _terminals,
     _deleted_files,
+    _other_processes_files,
     _shared_memory,
 )
 

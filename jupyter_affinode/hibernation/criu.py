@@ -50,6 +50,10 @@ REASONS = (
     (r"[Ee]xternal pipe|pipe .*not supported", "a pipe leads from it to another program"),
     (r"tty: .*", "it has a terminal open that another program has, too"),
     (r"Can't dump ghost file (?P<what>\S+) of", "it has a large file open that was deleted ({what})"),
+    (
+        r"Can't create link remap for (?P<what>\S+)\.",
+        "a file that it has open was replaced or renamed ({what}): restart the kernel, or close the file",
+    ),
     (r"is already ptraced|already being traced", "a debugger is attached to it"),
     (r"Can't fork for (?P<what>\d+): File exists", "its process id {what} is another process's now"),
     (r"File (?P<what>\S+) has bad (size|build-ID|mode)", "the file {what} was changed since"),

@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,15 @@ Known = dict[str, list[Any]]
 Saved = dict[str, tuple[str, int]]
 
 
-def needed_by(pids: Iterable[int]) -> Known:
+def needed_by(pids: Collection[int]) -> Known:
     """Return what these processes, which are stopped, need to find again; [] for a file that must only be there."""
     found: Known = {}
+    own = tuple(f"/proc/{pid}/" for pid in pids)  # there again once the processes are
     for pid in pids:
         process = Seen(pid)
         for number, path in process.opened.items():
-            if path.startswith("/") and number < SHIMS_DESCRIPTORS and _is_named_file(path):
+            is_elsewhere = path.startswith("/") and not path.startswith(own)
+            if is_elsewhere and number < SHIMS_DESCRIPTORS and _is_named_file(path):
                 found.setdefault(path, [])
         for part in process.mapped:
             path = part.path
@@ -194,10 +196,11 @@ def _without_waiting(path: str, flags: int) -> int:
 # ---- CRIU's list
 
 
-def forget_sizes(folder: Path, known: Known) -> None:
-    """Have CRIU take the files that must only be there as they are. Raises OSError, ValueError if its list is strange.
+def relax(folder: Path, known: Known, renamed: Mapping[str, str]) -> None:
+    """Have CRIU take the files that must only be there as they are, and find those of other names by their own.
 
-    What is not in `known`, as the shim's file of GPU memory, keeps its size.
+    What is not in `known`, as the shim's file of GPU memory, keeps its size. Raises OSError, ValueError if CRIU's list
+    is strange.
     """
     path = folder / FILES
     raw = path.read_bytes()
@@ -206,22 +209,28 @@ def forget_sizes(folder: Path, known: Known) -> None:
         size = int.from_bytes(raw[at : at + ENTRY_SIZE.size], "little")
         entry = raw[at + ENTRY_SIZE.size : at + ENTRY_SIZE.size + size]
         at += ENTRY_SIZE.size + size
-        entry = b"".join(_without_size(*field, known) for field in _fields(entry))
+        entry = b"".join(_relaxed(*field, known, renamed) for field in _fields(entry))
         parts += [ENTRY_SIZE.pack(len(entry)), entry]
     path.write_bytes(b"".join(parts))
 
 
-def _without_size(number: int, content: bytes, whole: bytes, known: Known) -> bytes:
+def _relaxed(number: int, content: bytes, whole: bytes, known: Known, renamed: Mapping[str, str]) -> bytes:
     if number != FILE_ENTRY_REG:
         return whole
     fields = list(_fields(content))
     name = next(
         (value.decode(errors="surrogateescape") for field, value, _ in fields if field == REG_NAME), ""
     )
-    if known.get(name) != []:
+    own_name = renamed.get(name, name)
+    if known.get(own_name) != []:
         return whole
-    kept = b"".join(each for field, _, each in fields if field != REG_SIZE)
-    return _varint(number << 3 | BYTES) + _varint(len(kept)) + kept
+    kept = b"".join(each for field, _, each in fields if field not in (REG_NAME, REG_SIZE))
+    kept += _bytes_field(REG_NAME, os.fsencode(own_name))
+    return _bytes_field(number, kept)
+
+
+def _bytes_field(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | BYTES) + _varint(len(content)) + content
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:

@@ -99,6 +99,7 @@ async def hibernate(
         processes = tree.tree_of(pid)
         on_step("begin")
         image.begin()
+        image.name_semaphores(process.pid for process in processes)
         on_step("leave_gpu")
         has_cuda = await leave_gpu(image.folder)
         times.append(time.monotonic())
@@ -179,6 +180,7 @@ async def wake(image: Image, on_step: OnStep = _no_step) -> ProcessName:
         processes = tree.tree_of(manifest.processes[0].pid)
         if objection := objection_to_rights(process.pid for process in processes):
             raise CannotWake(objection)
+        tree.bind_to_processors(manifest.processors)
         on_step("go_on")
         image.note_woken()
     except BaseException as error:

@@ -10,6 +10,7 @@
 | `manifest.json` | written last: with it the image is whole, without it the image is nothing |
 | `waking.json` | the manifest of an image that CRIU starts processes from, which have done nothing yet |
 | `woken.json` | the manifest of an image that was woken: its process lives, or did |
+| `semaphores.json` | names that are there while CRIU writes (semaphores.py) |
 | `in-use` | locked while CRIU works on the image, by CRIU itself: it may outlive the keeper that called it |
 | `warned` | when it was said that the image will be deleted by age |
 
@@ -29,7 +30,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,14 +38,15 @@ from typing import Any
 
 from .. import environment
 from ..keeping.processes import ProcessName
-from .files import Known, Saved, forget_sizes, needed_by, save
+from . import files, semaphores, tree
+from .files import Known, Saved
 from .machine import Origin, this_machine
 from .signing import signature_of
 
 VERSION = 2
 PROCESS, AWAY, UNHEARD = "process", "away", "unheard"
 MANIFEST, WAKING, WOKEN = "manifest.json", "waking.json", "woken.json"
-IN_USE, WARNED = "in-use", "warned"
+IN_USE, WARNED, SEMAPHORES = "in-use", "warned", "semaphores.json"
 GPU_PREFIX = "gpu-"
 PAGES = "pages-"  # CRIU's files with contents of memory
 CORE = re.compile(r"core-(\d+)\.img")  # CRIU's of each process and thread
@@ -73,6 +75,7 @@ class Manifest:
     gpu_bytes: int
     needed: Known = field(default_factory=dict)  # files elsewhere that its processes have open
     saved: Saved = field(default_factory=dict)  # of these, those that a restart of the machine removes
+    processors: dict[str, list[int]] = field(default_factory=dict)  # by thread: see tree.bound_to_processors
     version: int = VERSION
     has_cuda: bool = False
 
@@ -140,6 +143,10 @@ class Image:
         for name in (AWAY, UNHEARD):
             (self.folder / name).touch(mode=0o600)
 
+    def name_semaphores(self, pids: Iterable[int]) -> None:
+        """Have CRIU find the named semaphores of processes while it writes. Raises OSError."""
+        semaphores.link_shown_names(pids, self.folder / SEMAPHORES)
+
     @contextlib.contextmanager
     def in_use(self) -> Iterator[int]:
         """Have it for CRIU; yield the descriptor that CRIU gets. Raises OSError if another CRIU works on it."""
@@ -186,13 +193,17 @@ class Image:
         """Delete it: it will not become whole, or is not needed any more. What a process has open stays for that."""
         self.let_back()
         self.let_speak()
+        semaphores.remove_shown_names(self.folder / SEMAPHORES)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def finish(self, **known: Any) -> Manifest:
         """Have all of it on the disk, and make it whole; its processes are stopped. Raises OSError."""
-        others = needed_by(process.pid for process in known["processes"])
-        _relax(self.process_folder, others)
-        saved = save(others, self.process_folder)
+        pids = [process.pid for process in known["processes"]]
+        named = semaphores.own_names(pids)
+        semaphores.remove_shown_names(self.folder / SEMAPHORES)
+        others = files.needed_by(pids) | {path: [] for path in named.values()}
+        _relax(self.process_folder, others, named)
+        saved = files.save(others, self.process_folder)
         written = sorted(path for path in self.process_folder.rglob("*") if path.is_file())
         gpu = [path for path in self.folder.glob(f"{GPU_PREFIX}*") if path.is_file()]
         with ThreadPoolExecutor(THREADS) as disk:  # while the digests are computed
@@ -202,9 +213,11 @@ class Image:
             }
             for sync in syncs:
                 sync.result()
+        ids = sorted(int(found[1]) for path in written if (found := CORE.fullmatch(path.name)))
         manifest = Manifest(
             files=digests,
-            ids=sorted(int(found[1]) for path in written if (found := CORE.fullmatch(path.name))),
+            ids=ids,
+            processors=tree.bound_to_processors(ids),
             needed=others,
             saved=saved,
             gpu_bytes=sum(path.stat().st_blocks * 512 for path in gpu),
@@ -299,9 +312,9 @@ def verify_private(folder: Path) -> None:
         raise ImageRefused(f"others may enter {folder}: `chmod 700 {folder}` closes it")
 
 
-def _relax(folder: Path, others: Known) -> None:
+def _relax(folder: Path, others: Known, renamed: Mapping[str, str]) -> None:
     try:
-        forget_sizes(folder, others)
+        files.relax(folder, others, renamed)
     except ValueError as error:
         raise OSError(f"what CRIU wrote is not understood: {error}") from None
 

@@ -39,6 +39,23 @@ def threads_of(pid: int) -> list[int]:
         return []
 
 
+def bound_to_processors(threads: list[int]) -> dict[str, list[int]]:
+    """Return to which processors threads are bound, by thread, where those are not this process's. CRIU forgets it."""
+    own, found = os.sched_getaffinity(0), dict[str, list[int]]()
+    for thread in threads:
+        with contextlib.suppress(OSError):
+            if (processors := os.sched_getaffinity(thread)) != own:
+                found[str(thread)] = sorted(processors)
+    return found
+
+
+def bind_to_processors(bound: dict[str, list[int]]) -> None:
+    """Bind threads again, but to processors that this machine or its cgroup does not have."""
+    for thread, processors in bound.items():
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(int(thread), processors)
+
+
 def go_on(processes: list[ProcessName]) -> None:
     """Have stopped processes go on; those that have ended are left out."""
     _signal(processes, signal.SIGCONT)
