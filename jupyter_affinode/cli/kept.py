@@ -78,13 +78,22 @@ def _in_words(kept: Kept) -> str:
     kernel = _as_kernel(kept)
     since = clock_in_words(kept.kept_since - time.time())
     where = f"hibernated at {since}, {bytes_in_words(kept.bytes)} on disk"
-    if kept.deleted_at is not None:
-        where += f"; deleted at {clock_in_words(kept.deleted_at - time.time())} unless it is woken before"
+    where = "; ".join([where, *image_notes(kept)])
     if kept.record.place != IMAGE and kept.has_server:
         where = "a server has it"
     elif kept.record.place != IMAGE:
         where = f"kept since {since}, {'a cell runs' if kept.state == 'busy' else 'idle'}"
     return f"{short_id(kernel['id'])}  {kernel['path'] or kernel['name']}: {where}"
+
+
+def image_notes(kept: Kept) -> list[str]:
+    """Return what a user must know of an image: when it is deleted, and why it could not be woken now."""
+    notes = []
+    if kept.deleted_at is not None:
+        notes.append(f"deleted at {clock_in_words(kept.deleted_at - time.time())} unless it is woken before")
+    if kept.objection is not None:
+        notes.append(f"cannot be woken now: {kept.objection}")
+    return notes
 
 
 def _as_kernel(kept: Kept) -> dict[str, Any]:

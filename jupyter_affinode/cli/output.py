@@ -170,6 +170,7 @@ def _notes(kernel: dict[str, Any]) -> list[str]:
         notes.append(f"waits: {wait_text(kernel)}")
     if kernel.get("image_bytes") is not None:
         notes.append(f"its image is {bytes_in_words(kernel['image_bytes'])} on disk")
+    notes += kernel.get("image_notes") or []
     if kernel.get("hibernate_asked"):
         notes.append(f"is to be hibernated: {kernel['hibernate_asked']}")
     if kernel.get("end_asked"):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import sys
 from typing import Any
 
+from .. import environment
 from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 from ..client.errors import refusal_advice
 from ..units import bytes_in_words
@@ -60,7 +63,27 @@ def status(arguments: argparse.Namespace) -> int:
 
 async def _ask() -> tuple[dict[str, Any], list[dict[str, Any]]]:
     client = ControllerClient()
-    return await client.node(), await client.kernels()
+    node, kernels = await client.node(), await client.kernels()
+    if any(kernel.get("image_bytes") is not None for kernel in kernels):
+        notes = await _image_notes()
+        kernels = [
+            {**kernel, "image_notes": notes[kernel["id"]]} if notes.get(kernel["id"]) else kernel
+            for kernel in kernels
+        ]
+    return node, kernels
+
+
+async def _image_notes() -> dict[str, list[str]]:
+    """Return what the user's keeper says of each image, which the controller does not know."""
+    from ..keeping.client import KeeperRefused, KeeperUnavailable, connected, is_there
+    from .kept import image_notes
+
+    with contextlib.suppress(KeeperUnavailable, KeeperRefused):
+        if is_there():
+            async with await connected() as keeper:
+                kept = await keeper.list_kept(os.environ.get(environment.HIBERNATE_DIR, ""), all=True)
+                return {each.record.kernel_id: image_notes(each) for each in kept}
+    return {}
 
 
 def _gpu_text(gpu: dict[str, Any], *, simulated: bool) -> str:

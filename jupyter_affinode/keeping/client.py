@@ -48,6 +48,7 @@ class Kept:
     bytes: int = 0  # of its image, if it is in one
     has_server: bool = False  # one that runs
     deleted_at: float | None = None  # by the time of day, once it was said that its image is deleted by age
+    objection: str | None = None  # why it could not be woken now, and what to do
 
 
 @dataclass(frozen=True)
@@ -322,4 +323,5 @@ def _kept(told: dict[str, Any]) -> Kept:
         told.get("bytes", 0),
         told.get("has_server", False),
         told.get("deleted_at"),
+        told.get("objection"),
     )

@@ -16,8 +16,10 @@ from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..client.kernel_messages import KernelMessages
 from ..hibernation import hibernate as images
 from ..hibernation.checks import Seen
+from ..hibernation.files import objection_to_files
 from ..hibernation.hibernate import CannotHibernate, CannotWake
 from ..hibernation.image import Image, ImageRefused, Manifest
+from ..hibernation.machine import objection_to_waking
 from ..hibernation.store import Bounds, deletion_at, image_of, images_in, notice_s
 from ..hibernation.tree import tree_of
 from ..threads import on_own_thread
@@ -45,7 +47,18 @@ class Hibernated:
     since: float
     undelivered: Undelivered
     bytes: int
-    has_cuda: bool
+    manifest: Manifest
+
+    @property
+    def has_cuda(self) -> bool:
+        """Whether it had memory on a GPU."""
+        return self.manifest.has_cuda
+
+    @property
+    def objection(self) -> str | None:
+        """Why it could not be woken now, and what to do: another driver, a changed library; None: nothing is known."""
+        needed, saved = self.manifest.needed, self.manifest.saved
+        return objection_to_waking(self.manifest.origin) or objection_to_files(needed, saved)
 
     @property
     def deleted_at(self) -> float | None:
@@ -322,7 +335,8 @@ class HibernatedKernels:
         self._take(image, from_json(manifest.record), undelivered, manifest)
 
     def _take(self, image: Image, record: Record, undelivered: Undelivered, manifest: Manifest) -> Hibernated:
-        taken = Hibernated(record, image, manifest.made_at, undelivered, image.bytes, manifest.has_cuda)
+        known = replace(manifest, record={}, undelivered={}, files={})  # what is large is on the disk
+        taken = Hibernated(record, image, manifest.made_at, undelivered, image.bytes, known)
         self._known[record.kernel_id] = taken
         self._ports[record.kernel_id] = PortsHeld(record.connection)
         return taken

@@ -610,6 +610,7 @@ def _view_of_image(kernel: Hibernated) -> Answer:
         "quiet_s": time.time() - kernel.since,
         "bytes": kernel.bytes,
         "deleted_at": kernel.announced_end,
+        "objection": kernel.objection,
     }
 
 

@@ -21,6 +21,7 @@ from ..keeping.messages import OUTPUT, QUESTION, Undelivered, header_of, parent_
 from ..keeping.processes import name_of
 from ..keeping.records import IMAGE
 from ..provisioning.provisioner import AffinodeProvisioner
+from ..time_of_day import clock_in_words
 
 HIBERNATING, HIBERNATED, WAKING = "hibernating", "hibernated", "waking"
 SETTLES_S = 1.0  # from a cell's end until this server has heard of it
@@ -29,6 +30,7 @@ HEARD_S, ASK_EVERY_S = 10.0, 0.1  # until the sockets of all tabs are connected 
 RECONNECTED_S = 0.25  # other sockets of this server: each tries again after a fifth of a second at most
 TRY_AGAIN_S = 10.0  # where a tab waits for a kernel that could not be woken
 LOOK_EVERY_S = 0.5
+LOOK_AT_IMAGES_EVERY_S = 60.0
 CELL_ENDS_S = 60.0  # after a cell that asks for it
 WAKE_S, DISK_BYTES_PER_S = 1.0, 1 << 30  # until something was measured
 ENDED = "it is being shut down"
@@ -47,6 +49,7 @@ class _Away:
     delete: Callable[[_Away], Awaitable[None]]
     stop: Callable[[], Awaitable[None]]
     bytes: int = 0  # of its image, so far
+    kept: Kept | None = None  # what the keeper said of the image the last time
     since: float = field(default_factory=time.time)  # when the phase began, by the time of day
     held: list[tuple[Any, Any]] = field(default_factory=list)  # connections of tabs, and what they sent
     is_needed: bool = False
@@ -95,6 +98,7 @@ class Hibernation:
         self._refusals: dict[str, str] = {}  # by kernel: why it did not hibernate, or could not be woken
         self._rate = float(DISK_BYTES_PER_S)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
         # Called when a kernel's processes run again, with what an earlier server did not deliver.
         self.on_awake: Callable[[str, Undelivered], Awaitable[None]] = _nothing
         self.tell_keeper: Callable[[], Awaitable[None]] = _nothing  # has it know what this server has
@@ -108,12 +112,16 @@ class Hibernation:
             return None
         away = self._away.get(kernel_id)
         size = away.bytes if away is not None else 0
+        kept = away.kept if away is not None and away.phase == HIBERNATED else None
+        deleted_at = None if kept is None else kept.deleted_at
         return {
             "state": None if away is None else away.phase,
             "bytes": size,
             "since_s": 0.0 if away is None else max(time.time() - away.since, 0.0),
             "estimate_s": WAKE_S + size / self._rate,
             "refusal": self._refusals.get(kernel_id),
+            "deleted_at": None if deleted_at is None else clock_in_words(deleted_at - time.time()),
+            "objection": None if kept is None else kept.objection,
         }
 
     def seen(self, kernel: dict[str, Any]) -> dict[str, Any]:
@@ -141,6 +149,7 @@ class Hibernation:
         """Take a kernel that is in an image already."""
         away = self._begun(kernel_id, HIBERNATED)
         away.bytes, away.since = kept.bytes, kept.kept_since
+        self._watch_images()
 
     async def hibernate(self, kernel_id: str) -> None:
         """Put an idle kernel on disk. Raises Refused: then it goes on, and what was sent to it meanwhile reaches it."""
@@ -201,10 +210,8 @@ class Hibernation:
             async with await connected() as keeper:
                 return await keeper.hibernate(kernel_id, by_server=True)
         except KeeperUnavailable:
-            async with await connected() as keeper:
-                for kept in await keeper.list_kept(self._folder, all=True):
-                    if kept.record.kernel_id == kernel_id and kept.record.place == IMAGE:
-                        return kept
+            if (kept := await self._image_of(kernel_id)) is not None:
+                return kept
             raise
 
     async def _until_quiet(self, away: _Away) -> None:
@@ -224,6 +231,35 @@ class Hibernation:
                     if progress is not None and progress["bytes"] != away.bytes:
                         away.bytes = progress["bytes"]
                         self._changed(away.kernel_id)
+
+    def _watch_images(self) -> None:
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.get_running_loop().create_task(self._look_at_images())
+
+    async def _look_at_images(self) -> None:
+        """Follow which images are about to be deleted by age, and which could not be woken now."""
+        while any(away.phase == HIBERNATED for away in self._away.values()):
+            with contextlib.suppress(KeeperUnavailable, KeeperRefused):
+                async with await connected() as keeper:
+                    for kept in await keeper.list_kept(self._folder, all=True):
+                        self._is_seen(kept)
+            await asyncio.sleep(LOOK_AT_IMAGES_EVERY_S)
+
+    def _is_seen(self, kept: Kept) -> None:
+        away = self._away.get(kept.record.kernel_id)
+        if away is not None and kept.record.place == IMAGE:
+            before, away.kept = away.kept, kept
+            if before is None or (before.deleted_at, before.objection) != (kept.deleted_at, kept.objection):
+                self._changed(away.kernel_id)
+
+    async def _image_of(self, kernel_id: str) -> Kept | None:
+        """Return what the keeper says of a kernel that is in an image; None if it is in none, or no keeper answers."""
+        with contextlib.suppress(KeeperUnavailable, KeeperRefused):
+            async with await connected() as keeper:
+                for kept in await keeper.list_kept(self._folder, all=True):
+                    if kept.record.kernel_id == kernel_id and kept.record.place == IMAGE:
+                        return kept
+        return None
 
     async def hibernate_after_cell(self, kernel_id: str) -> None:
         """Hibernate a kernel whose cell asks for that, once the cell has ended."""
@@ -358,6 +394,8 @@ class Hibernation:
 
     async def settle(self) -> None:
         """Stop what can be stopped, since the server ends, and wait until no kernel is on its way."""
+        if self._watching is not None:
+            self._watching.cancel()
         await asyncio.gather(*(away.settle() for away in list(self._away.values())))
 
     # ---- between the phases
@@ -382,6 +420,7 @@ class Hibernation:
     def _is_hibernated(self, away: _Away, size: int) -> None:
         away.phase, away.bytes, away.since = HIBERNATED, size, time.time()
         self._changed(away.kernel_id)
+        self._watch_images()
         if (away.held or away.is_needed) and not away.ends:
             asyncio.get_running_loop().call_soon(self._try_again_if_needed, away)
 

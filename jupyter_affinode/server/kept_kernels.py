@@ -627,6 +627,8 @@ def _description(kept: Kept, *, is_here: bool) -> dict[str, Any]:
         "server": None if is_here else record.owner.name or None,
         "since": clock_in_words(kept.kept_since - time.time()),
         "image_bytes": kept.bytes if record.place == IMAGE else None,
+        "deleted_at": None if kept.deleted_at is None else clock_in_words(kept.deleted_at - time.time()),
+        "objection": kept.objection,
     }
 
 

@@ -28,6 +28,10 @@ export interface IHibernation {
   estimate_s: number;
   /** Why it did not hibernate, or was not woken, the last time; the server's own words. */
   refusal: string | null;
+  /** When its image is deleted by age, as a time of day: "13:11 CET"; null while it is not about to be. */
+  deleted_at: string | null;
+  /** Why it could not be woken now; the server's own words. */
+  objection: string | null;
 }
 
 /** One kernel; another server's has no name and no path. */
@@ -103,6 +107,9 @@ export interface IKeptKernel {
   since: string;
   /** What its image takes on disk, where it is hibernated. */
   image_bytes: number | null;
+  /** As of a kernel of this server (IHibernation). */
+  deleted_at: string | null;
+  objection: string | null;
 }
 
 /** The answer of GET status. */

@@ -8,6 +8,7 @@ import {
   details,
   errorText,
   hibernationRefusal,
+  imageWarnings,
   keptForText,
   stateText
 } from '../src/words';
@@ -17,7 +18,15 @@ const GIB = 1024 ** 3;
 
 /** A kernel of a server whose kernels hibernate. */
 function hibernating(changes: Partial<IHibernation>, more: Partial<IKernel> = {}): IKernel {
-  const hibernation = { state: null, bytes: 0, since_s: 0, estimate_s: 9, refusal: null };
+  const hibernation = {
+    state: null,
+    bytes: 0,
+    since_s: 0,
+    estimate_s: 9,
+    refusal: null,
+    deleted_at: null,
+    objection: null
+  };
   const residency = changes.state ? 'hibernated' : 'none';
   return kernel({ residency, hibernation: { ...hibernation, ...changes }, ...more });
 }
@@ -72,6 +81,20 @@ test('why it did not hibernate, or was not woken, is said', () => {
   );
 });
 
+test('that an image is about to go, or could not be woken now, is said before', () => {
+  const changes = {
+    state: 'hibernated',
+    deleted_at: '13:11 CET',
+    objection: 'it was made with another GPU driver (600.1)'
+  } as const;
+  assert.deepStrictEqual(imageWarnings(hibernating(changes).hibernation, trans), [
+    'Deleted at 13:11 CET unless it is woken before',
+    'Cannot be woken now: it was made with another GPU driver (600.1)'
+  ]);
+  assert.deepStrictEqual(imageWarnings(hibernating({}).hibernation, trans), []);
+  assert.deepStrictEqual(imageWarnings(null, trans), []);
+});
+
 test('one of another server, or without one, says what is known', () => {
   const other = kernel({ own: false, residency: 'hibernated', image_bytes: 2 * GIB });
   assert.strictEqual(stateText(other, trans), 'Hibernated · 2 GiB on disk');
@@ -84,7 +107,9 @@ test('one of another server, or without one, says what is known', () => {
     folder: '/home/work',
     server: null,
     since: '13:11 CET',
-    image_bytes: 2 * GIB
+    image_bytes: 2 * GIB,
+    deleted_at: null,
+    objection: null
   };
   assert.strictEqual(keptForText(kept, trans), 'hibernated at 13:11 CET, 2 GiB on disk');
 });

@@ -10,6 +10,7 @@ import pytest
 from test_images import GONE, made
 
 from jupyter_affinode.hibernation import image as image_module
+from jupyter_affinode.hibernation import machine
 from jupyter_affinode.hibernation.store import image_of
 from jupyter_affinode.keeping.hibernated import HibernatedKernels
 from jupyter_affinode.keeping.processes import ProcessName
@@ -54,6 +55,7 @@ async def test_an_image_that_is_too_old_is_deleted_a_day_after_that_was_said(sto
     assert "will be deleted by age in 24.0 hours: wake it to keep it" in caplog.text
     (known,) = kernels
     assert known.announced_end == pytest.approx(time.time() + DAY_S, abs=60)
+    assert known.objection is None
     kernels.end_old()
     assert image.folder.exists() and caplog.text.count("will be deleted") == 1
 
@@ -62,3 +64,13 @@ async def test_an_image_that_is_too_old_is_deleted_a_day_after_that_was_said(sto
     kernels.end_old()
     assert not image.folder.exists() and list(kernels) == []
     assert "the image of kernel one is deleted: it is 60 days old" in caplog.text
+
+
+async def test_an_image_that_could_not_be_woken_now_says_so_before_it_is_needed(store, monkeypatch, tmp_path):
+    kernels = HibernatedKernels(logging.getLogger("keeper"))
+    await kernels.look_in(str(store), set())
+    (known,) = kernels
+    assert known.objection is None
+    (tmp_path / "version").write_text("NVRM version: 600.1\n")
+    monkeypatch.setattr(machine, "DRIVER", tmp_path / "version")
+    assert "another GPU driver (none); here is NVRM version: 600.1" in (known.objection or "")

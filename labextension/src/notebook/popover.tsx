@@ -13,6 +13,7 @@ import {
   aged,
   details,
   hibernationRefusal,
+  imageWarnings,
   lastMoveText,
   lostText,
   moveText,
@@ -244,5 +245,6 @@ function facts(
     lines.push(trans.__('The next cell wakes it, with all its variables.'));
   }
   lines.push(hibernationRefusal(kernel, trans) ?? '');
+  lines.push(...imageWarnings(kernel.hibernation, trans));
   return lines.filter(line => line !== '');
 }

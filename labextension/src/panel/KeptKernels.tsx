@@ -4,7 +4,7 @@ import { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
 import { IKeptKernel } from '../status';
 import { CommandIDs, IAffinode } from '../tokens';
-import { bytes, keptForText, keptTitle } from '../words';
+import { bytes, imageWarnings, keptForText, keptTitle } from '../words';
 import { Section } from './Section';
 
 /** Kernels that ran on without a server and that no notebook shows: what they are, and what opens and ends them. */
@@ -69,7 +69,9 @@ function Row(props: {
       </span>
       {size > 0 && <span className="jp-affinode-size">{bytes(size)}</span>}
       <span className="jp-affinode-keptSince">
-        {pending ? trans.__('Ending…') : keptForText(kernel, trans)}
+        {pending
+          ? trans.__('Ending…')
+          : [keptForText(kernel, trans), ...imageWarnings(kernel, trans)].join('; ')}
       </span>
       <span className="jp-affinode-buttons">
         {kernel.here && button(trans.__('Open'), CommandIDs.openKernel)}

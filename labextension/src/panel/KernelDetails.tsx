@@ -16,6 +16,7 @@ import {
   freedText,
   givesText,
   hibernationRefusal,
+  imageWarnings,
   hostMemory,
   keptText,
   lastMoveText,
@@ -246,6 +247,11 @@ function Refusals(props: IDetailsProps): JSX.Element {
         <div className="jp-affinode-refusal">{trans.__('Not freed: %1', refusal)}</div>
       )}
       {notMoved !== null && <div className="jp-affinode-refusal">{notMoved}</div>}
+      {imageWarnings(kernel.hibernation, trans).map(warning => (
+        <div key={warning} className="jp-affinode-refusal">
+          {warning}
+        </div>
+      ))}
     </>
   );
 }

@@ -94,6 +94,21 @@ export function hibernationRefusal({ hibernation }: IKernel, trans: IWords): str
     : trans.__('Not hibernated: %1', hibernation.refusal);
 }
 
+/** What a user must know of an image: that it is about to be deleted, and why it could not be woken now. */
+export function imageWarnings(
+  image: Pick<IKeptKernel, 'deleted_at' | 'objection'> | null,
+  trans: IWords
+): string[] {
+  const warnings: string[] = [];
+  if (image?.deleted_at) {
+    warnings.push(trans.__('Deleted at %1 unless it is woken before', image.deleted_at));
+  }
+  if (image?.objection) {
+    warnings.push(trans.__('Cannot be woken now: %1', image.objection));
+  }
+  return warnings;
+}
+
 /** Whether it computes without a controller: it, or the controller, is from before an upgrade. */
 function isOtherVersion({ refusal_code }: IKernel): boolean {
   return refusal_code === 'older-kernel' || refusal_code === 'older-controller';

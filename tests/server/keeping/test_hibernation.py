@@ -116,6 +116,8 @@ def test_what_a_kernel_has_on_the_gpu_hibernates_with_it(keeping_machine, criu):
     wait_until(lambda: machine.node()["gpus"][0]["used_bytes"] == 0)
     wait_until(lambda: machine.kernel(kernel.id)["residency"] == "hibernated")
     assert machine.kernel(kernel.id)["image_bytes"] >= 24 << 20
+    (images(server)[0] / "warned").touch(mode=0o600)  # as the keeper does a day before it deletes an image
+    assert "unless it is woken before" in machine.affinode("status").stdout
 
     server.start(KEEP, port=server.port)
     wake(server, kernel)

@@ -459,6 +459,42 @@ def test_one_that_cannot_be_woken_says_so_in_the_cell_that_waits(server):
 
 
 @pytest.mark.long
+def test_what_is_wrong_with_an_image_is_said_before_it_is_needed(unstarted):
+    """In the panel, and in the list of kept kernels."""
+    server = unstarted.start(KEEP)
+    library = server.machine.work / "library.bin"
+    library.write_bytes(b"\1" * 8192)
+    begin = f"""
+import mmap
+with open({str(library)!r}, "r+b") as file:
+    library = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE)
+"""
+
+    def shown(kernel_id: str) -> dict[str, Any]:
+        (kernel,) = [each for each in server.affinode()[1]["kernels"] if each["id"] == kernel_id]
+        return kernel["hibernation"] or {}
+
+    async def story(tab: Tab) -> None:
+        await result(tab, begin)
+        await moved(server, tab.kernel_id, "hibernate")
+        await tab.close()
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(timeout=60)
+        library.write_bytes(b"\2" * 8192)
+        words = f"the file {library} is changed since"
+        kept = await asyncio.to_thread(server.machine.affinode, "kept")
+        assert f"cannot be woken now: {words}" in kept.stdout, kept.stderr
+        server.start(KEEP, port=server.port)
+        await until(lambda: words in (shown(tab.kernel_id).get("objection") or ""))
+        assert shown(tab.kernel_id)["deleted_at"] is None
+        library.write_bytes(b"\1" * 8192)
+        await tab.attach(server)
+        assert await result(tab, "print(library[0])") == "1\n"
+
+    with_tab(server, story)
+
+
+@pytest.mark.long
 def test_what_is_on_the_gpu_comes_back_with_the_next_cell(unstarted):
     server = unstarted
     server.machine.simulate("4GiB")
