@@ -13,6 +13,7 @@ from typing import Any
 from .. import environment
 from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
 from ..client.errors import refusal_advice
+from ..keeping.records import WARM_SINCE
 from ..units import bytes_in_words
 from .output import are_many_users, folded, kernel_table
 
@@ -57,7 +58,11 @@ def status(arguments: argparse.Namespace) -> int:
         print(_node_text(node))
         if not are_many_users(kernels) and (others := _others_text(node.get("others"))):
             print(others)
+        untaken = [kernel for kernel in kernels if (kernel.get("server") or "").startswith(WARM_SINCE)]
+        kernels = [kernel for kernel in kernels if kernel not in untaken]
         print(kernel_table(kernels) if kernels else "No kernels.")
+        if untaken:
+            print(f"Warm kernels, which no notebook has had yet:\n{kernel_table(untaken)}")
     return int(is_refused)
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +25,7 @@ from ..client.api import ControllerRefused, ControllerUnavailable
 from ..doctor.checks import report
 from ..keeping.client import KeeperRefused, KeeperUnavailable
 from ..settings.policy import SETTINGS
+from ..time_of_day import clock_in_words
 from .controller_watch import Kernel
 from .hibernation import Refused
 
@@ -121,6 +123,8 @@ class StatusHandler(AffinodeHandler):
             await self.extension.kernels.refresh_paths()
             with contextlib.suppress(ControllerUnavailable, ControllerRefused):  # the watch will see it too
                 node, kernels = await asyncio.gather(watch.client.node(), watch.client.kernels())
+        warm = [_for_browser(pool) for pool in await self.extension.warm.list_pools()]
+        untaken = {each["id"] for pool in warm for each in pool["kernels"]}
         answer = {
             "version": __version__,
             "available": watch.available,
@@ -128,7 +132,10 @@ class StatusHandler(AffinodeHandler):
             "code": watch.code,
             "may_act": await self.may_act(),
             "node": node if watch.available else None,
-            "kernels": [self.describe(kernel) for kernel in kernels] if watch.available else [],
+            "kernels": [self.describe(kernel) for kernel in kernels if kernel["id"] not in untaken]
+            if watch.available
+            else [],
+            "warm": warm,
             "kept": [self._of_today(kept) for kept in await self.extension.kept.list_unseen()],
         }
         self.answer(answer)
@@ -137,6 +144,25 @@ class StatusHandler(AffinodeHandler):
         """Return a kept kernel with the path that its notebook has by now."""
         paths = self.extension.kernels.paths.get(kept["id"])
         return {**kept, "path": paths[0]} if paths else kept
+
+
+def _for_browser(pool: dict[str, Any]) -> dict[str, Any]:
+    """Return what there is of one kernelspec's warm kernels, with moments as times of day."""
+    names = ("name", "display_name", "count", "ready", "making", "failed")
+    kernels = [
+        {
+            "id": kernel["id"],
+            "since": clock_in_words(kernel["made_at"] - time.time()),
+            "bytes": kernel["bytes"],
+            "is_on_disk": kernel["place"] == "image",
+        }
+        for kernel in pool["kernels"]
+    ]
+    return {
+        **{name: pool[name] for name in names},
+        "note": pool["note"] or pool["problem"],
+        "kernels": kernels,
+    }
 
 
 class KeptKernelHandler(AffinodeHandler):

@@ -12,9 +12,10 @@ from ..keeping.warm_spec import WarmSpec, read_spec
 from ..provisioning.provisioner import warm_want
 from .controller_watch import cancelled
 from .kept_kernels import at_hub
+from .metrics import show_warm
 
 LOOK_EVERY_S = 60.0  # for kernelspecs that an administrator installs
-CONNECT_AGAIN_S = 5.0  # after a keeper that was killed
+CONNECT_AGAIN_S = 5.0  # after a keeper that was killed; and to show figures
 
 
 class WarmKernels:
@@ -64,6 +65,8 @@ class WarmKernels:
             while asyncio.get_running_loop().time() < end and (
                 self._keeper is None or not self._keeper.is_gone
             ):
+                if self._specs:
+                    show_warm(await self.list_pools())
                 await asyncio.sleep(CONNECT_AGAIN_S)
 
     async def _want(self) -> None:
@@ -71,10 +74,10 @@ class WarmKernels:
         if specs == self._specs and (not specs or (self._keeper is not None and not self._keeper.is_gone)):
             return
         self._specs = specs
-        if self._keeper is None or self._keeper.is_gone:
+        if specs and (self._keeper is None or self._keeper.is_gone):
             self._keeper = await connected()
         for spec in specs:
-            if spec.count:
+            if spec.count and self._keeper is not None:
                 want = warm_want(spec, os.environ, self._settings)
                 await self._keeper.want_warm(want, at_hub(), stays=True)
 

@@ -4,6 +4,7 @@ import { browserTabPlugin } from './notebook/browserTab';
 import { chipPlugin } from './notebook/chip';
 import { focusPlugin } from './notebook/focus';
 import { missedOutputPlugin } from './notebook/missedOutput';
+import { readyPlugin } from './notebook/ready';
 import { announcementsPlugin, noticesPlugin } from './notices/plugin';
 import { panelPlugin } from './panel/plugin';
 import { modelPlugin } from './plugin';
@@ -26,6 +27,7 @@ const plugins: JupyterFrontEndPlugin<unknown>[] = [
   announcementsPlugin,
   focusPlugin,
   missedOutputPlugin,
+  readyPlugin,
   statusBarPlugin,
   runningPlugin
 ];

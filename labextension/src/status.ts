@@ -112,6 +112,32 @@ export interface IKeptKernel {
   objection: string | null;
 }
 
+/** What there is of one kernelspec's warm kernels: kernels that no notebook has had yet. */
+export interface IWarmPool {
+  /** The kernelspec. */
+  name: string;
+  display_name: string;
+  /** How many there should be; are ready; are being made. */
+  count: number;
+  ready: number;
+  making: number;
+  /** How its prelude failed. */
+  failed: string | null;
+  /** Why there are fewer than there should be. */
+  note: string | null;
+  kernels: IWarmKernel[];
+}
+
+/** One that is ready. */
+export interface IWarmKernel {
+  id: string;
+  /** When it was made, as a time of day: "13:11 CET". */
+  since: string;
+  /** What it takes of host memory, or of the disk. */
+  bytes: number;
+  is_on_disk: boolean;
+}
+
 /** The answer of GET status. */
 export interface IStatus {
   version: string;
@@ -124,6 +150,8 @@ export interface IStatus {
   node: INode | null;
   kernels: IKernel[];
   kept: IKeptKernel[];
+  /** Absent in the answer of an older server. */
+  warm?: IWarmPool[];
 }
 
 /** What a user may ask of a kernel. */

@@ -26,6 +26,7 @@ import {
 import { Section } from './Section';
 import { useStill } from './still';
 import { IView } from './view';
+import { WarmKernels } from './WarmKernels';
 
 /** What the panel shows and acts through. */
 export interface IPanelProps {
@@ -75,6 +76,7 @@ export function Panel(props: IPanelProps): JSX.Element {
         {!problem && !status && <Empty title={trans.__('Looking…')} role="status" />}
         {problem && <Problem affinode={affinode} problem={problem} trans={trans} />}
         <KeptKernels {...props} />
+        <WarmKernels {...props} />
         {status?.node && (
           <Machine {...props} filter={filter} node={status.node} kernels={status.kernels} />
         )}

@@ -15,3 +15,4 @@ export * from './reasons';
 export * from './refusals';
 export * from './states';
 export * from './waits';
+export * from './warm';
