@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from dockerspawner import DockerSpawner, SwarmSpawner, SystemUserSpawner
 from fake_docker import FakeDocker
 from live_hub import HERE, Hub, user_python
 from live_machine import new_machine
 from live_server import free_port
 from people import make_hub_keys
 from traitlets.config import Config
+from traitlets.utils.importstring import import_item
 
 from hub_spawner.enabling import derived
 from jupyter_affinode.environment import shim_path
@@ -36,7 +36,7 @@ def no_container(monkeypatch):
 
 def binds(spawner, **traits):
     """Return what containers of such a spawner have mounted, and the environment that the policy adds."""
-    made = derived(spawner)(user=User(), config=Config(), **traits)
+    made = derived(import_item(f"dockerspawner.{spawner}"))(user=User(), config=Config(), **traits)
     return {place: bind["bind"] for place, bind in made.volume_binds.items()}, made.gpu_environment()
 
 
@@ -88,9 +88,9 @@ c.DockerSpawner.gpu_library = {str(shim_path({}))!r}  # its default, but where t
     hub.stop()
 
 
-@pytest.mark.parametrize("spawner", [DockerSpawner, SystemUserSpawner])
+@pytest.mark.parametrize("spawner", ["DockerSpawner", "SystemUserSpawner"])
 def test_binds_go_with_gpu_memory_and_before_none_of_the_sites(native, spawner):
-    home = {"host_homedir_format_string": "/home/{username}"} if spawner is SystemUserSpawner else {}
+    home = {"host_homedir_format_string": "/home/{username}"} if spawner == "SystemUserSpawner" else {}
     own = {"/home/ana": "/home/ana"} if home else {}
     shim = str(shim_path({}))
     assert binds(spawner, **home)[0] == own
@@ -109,16 +109,16 @@ def test_binds_go_with_gpu_memory_and_before_none_of_the_sites(native, spawner):
 
 
 def test_machines_that_are_not_the_hubs_get_no_binds_of_its_paths(native, monkeypatch):
-    assert binds(SwarmSpawner, gpu_memory="1GiB")[0] == {}
-    assert "AFFINODE_LIBRARY" not in binds(SwarmSpawner, gpu_memory="1GiB")[1]
+    assert binds("SwarmSpawner", gpu_memory="1GiB")[0] == {}
+    assert "AFFINODE_LIBRARY" not in binds("SwarmSpawner", gpu_memory="1GiB")[1]
     monkeypatch.setenv("DOCKER_HOST", "tcp://gpu1:2376")
-    assert binds(DockerSpawner, gpu_memory="1GiB")[0] == {}
+    assert binds("DockerSpawner", gpu_memory="1GiB")[0] == {}
 
 
 def test_a_hub_in_a_container_binds_no_shim_of_its_own(native, monkeypatch, tmp_path):
     (tmp_path / ".dockerenv").touch()
     monkeypatch.setattr("hub_spawner.docker.CONTAINER_MARKS", (str(tmp_path / ".dockerenv"),))
-    found, env = binds(DockerSpawner, gpu_memory="1GiB")
+    found, env = binds("DockerSpawner", gpu_memory="1GiB")
     assert found == {"/run/affinode": "/run/affinode"} and "AFFINODE_LIBRARY" not in env
-    found, env = binds(DockerSpawner, gpu_memory="1GiB", gpu_library="/srv/libaffinode.so")
+    found, env = binds("DockerSpawner", gpu_memory="1GiB", gpu_library="/srv/libaffinode.so")
     assert found["/srv/libaffinode.so"] == SHIM and env["AFFINODE_LIBRARY"] == SHIM

@@ -19,11 +19,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 import requests
-import schemathesis
 from api_answers import DOCUMENT
 from fake_shim import MIB, FakeShim
 from live_machine import Machine, UnixConnection
-from schemathesis.specs.openapi.checks import positive_data_acceptance
 from thread_controller import ThreadController
 
 from jupyter_affinode.node.api.server import BODY_BYTES_MAX, HEADER_BYTES_MAX
@@ -93,6 +91,8 @@ def api(request):
 @functools.cache
 def schema():
     """The API's description as schemathesis reads it."""
+    import schemathesis  # takes a second
+
     return schemathesis.openapi.from_dict(DOCUMENT)
 
 
@@ -105,9 +105,12 @@ def is_read(case) -> bool:
 @pytest.mark.parametrize("mode", ["positive", "negative"])
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_any_request_is_answered_as_described(api, path, method, mode, wait_until):
-    url, machine = api
     operation = schema()[path][method]
-    generation = schemathesis.GenerationMode(mode)
+    from schemathesis import GenerationMode
+    from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+    url, machine = api
+    generation = GenerationMode(mode)
     # Settings depend on each other, and some are small languages: JSON Schema cannot say which are refused.
     excluded = [positive_data_acceptance] if path.endswith("/policy") else []
     strategy = operation.as_strategy(generation_mode=generation)
