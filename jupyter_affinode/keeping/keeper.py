@@ -252,10 +252,9 @@ class Keeper:
     async def _list(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
         """Say which kernels are kept; or all that are known."""
         await self.look_in(request.get("store"))
-        views = [
-            *(_view(kernel) for kernel in self._kernels.values() if not kernel.record.warm),
-            *(_view_of_image(kernel) for kernel in self._hibernated if not kernel.record.warm),
-        ]
+        views = [*map(_view, self._kernels.values()), *map(_view_of_image, self._hibernated)]
+        if not request.get("all"):
+            views = [view for view in views if not view["record"]["warm"]]
         for view in views:
             view["has_server"] = self._server_of(view["record"]["kernel_id"]) is not None
         return {"kernels": [view for view in views if request.get("all") or not view["has_server"]]}

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import logging
 import os
 import subprocess
 import time
 from collections.abc import Awaitable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from .. import environment
 from ..client.errors import ControllerRefused, ControllerUnavailable
@@ -28,10 +27,10 @@ from ..threads import on_own_thread
 from ..time_of_day import since_boot_s
 from ..units import bytes_in_words
 from .at_hub import AtHub
-from .kept_kernel import KeptKernel
 from .processes import Adopted, ProcessName, name_of, resident_bytes
 from .records import Owner, Record
 from .warm_entry import CONNECTION, ENTRY, LAUNCHED, OFFERED, READY, Entry, entries_in
+from .warm_pool import Holder, Pool, why_stale, without_hub
 from .warm_spec import WarmSpec, first_changed, read_at_start, read_spec, why_unfit
 
 FOLDER_NAME, POOLS = "warm", "pools"
@@ -43,72 +42,8 @@ POLL_S = 0.1
 TRY_AGAIN_S = 600.0  # to make a kernel whose process ended by itself
 KEEP_S = 3600.0
 PER_USER = 4
-HUB_VARIABLES = ("JUPYTERHUB_", "JPY_")  # of one server, and secret
 
 Answer = dict[str, Any]
-
-
-class Holder(Protocol):
-    """What pools need of the keeper."""
-
-    async def hold(self, record: Record) -> KeptKernel | None:
-        """Know a kernel and keep it; None if its process has ended."""
-
-    async def awaken(self, kernel_id: str) -> None:
-        """Have a kernel's process run if it is in an image. Raises CannotWake."""
-
-    def let_go(self, kernel_id: str) -> None:
-        """Forget a kernel, which lives on as another."""
-
-    def end_now(self, kernel_id: str, why: str) -> None:
-        """End a kernel, wherever it is."""
-
-    def held(self, kernel_id: str) -> KeptKernel | None:
-        """Return a kernel whose process runs."""
-
-    def image_bytes(self, kernel_id: str) -> int | None:
-        """Return what a kernel's image takes; None for one that is in none."""
-
-    def is_moving(self, kernel_id: str) -> bool:
-        """Return whether a kernel is on its way into an image or back."""
-
-    async def look_in(self, store: str | None) -> None:
-        """Find the images in a folder."""
-
-    def warm_kernels(self) -> list[str]:
-        """Return the ids of all warm kernels that are kept, in images or not."""
-
-    def maybe_leave(self) -> None:
-        """End in a while, if nothing is to be kept then."""
-
-
-@dataclass
-class Pool:
-    """The warm kernels of one kernelspec. What is not known of a pool at the next start is in `entries`."""
-
-    spec: str  # the kernelspec's folder
-    environ: dict[str, str]
-    settings: dict[str, Any]
-    wanted_at: float  # last, after the machine's start
-    failed: dict[str, Any] | None = None  # what came of the last try to make one
-    one_bytes: int = 0  # host memory of one, as it was seen last
-    entries: dict[str, Entry] = field(default_factory=dict)
-    note: str | None = None  # why there are fewer than there should be, in words
-    at_hub: AtHub | None = None
-    misses: int = 0  # notebooks that found none ready
-    taken: int = 0
-
-    @property
-    def id(self) -> str:
-        """A name for its file."""
-        return hashlib.sha256(self.spec.encode()).hexdigest()[:16]
-
-    def to_json(self) -> Answer:
-        """Return what is kept of it in a file: none of what is a Hub's."""
-        told = {
-            name: getattr(self, name) for name in ("spec", "settings", "wanted_at", "failed", "one_bytes")
-        }
-        return {**told, "environ": without_hub(self.environ)}
 
 
 class WarmPools:
@@ -126,6 +61,7 @@ class WarmPools:
         self._making: asyncio.Task[None] | None = None
         self._awaited: dict[str, asyncio.Task[None]] = {}  # kernels that an earlier keeper began to make
         self._was_empty = True
+        self._has_begun = False  # whether it is known which kernels an earlier keeper had
         self._changed = asyncio.Event()
         self._checked_at = 0.0
 
@@ -159,10 +95,13 @@ class WarmPools:
                     self._awaited[entry.kernel_id] = asyncio.get_running_loop().create_task(
                         self._until_ready(pool, entry)
                     )
+        self._has_begun = True
         self.end_unknown()
 
     def end_unknown(self) -> None:
         """End warm kernels that have no entry: images of before a restart of the machine, for example."""
+        if not self._has_begun:
+            return
         known = {kernel_id for pool in self._pools.values() for kernel_id in pool.entries}
         known |= self._offered_before.keys() | {each for offers in self._offers.values() for each in offers}
         for kernel_id in self._holder.warm_kernels():
@@ -201,7 +140,8 @@ class WarmPools:
         spec = read_spec(pool.spec)
         if spec is None:
             raise LookupError(f"{pool.spec} has no warm kernels any more")
-        if (failed := self._failure(pool, spec)) is not None:
+        failed = self._failure(pool, spec)
+        if failed is not None and pool.failed is not None and pool.failed["again_at"] is None:
             self._changed.set()
             return {"offer": None, "why": "its prelude failed", "failed": str(failed)}
         why = "none was made yet" if not pool.entries else "none is ready yet"
@@ -387,6 +327,7 @@ class WarmPools:
             if checks:
                 await self._end_stale(pool, spec)
             self._end_beyond(pool, spec)
+            await self._end_beyond_memory(pool)
             if self._making is None or self._making.done():
                 await self._maybe_make(pool, spec)
 
@@ -437,6 +378,17 @@ class WarmPools:
             : max(beyond, 0)
         ]:
             self._end_of(pool, entry, f"{spec.name} has {spec.count} warm kernels")
+
+    async def _end_beyond_memory(self, pool: Pool) -> None:
+        """End the newest of a pool's kernels while the user's have more host memory than they may."""
+        most_bytes = pool.settings.get("most_bytes", 0)
+        ready = [entry for entry in pool.entries.values() if self._place(entry) == "process"]
+        if not most_bytes or not ready:
+            return
+        everything = [entry for each in self._pools.values() for entry in each.entries.values()]
+        if await self._bytes(everything) > most_bytes and ready[-1].kernel_id in pool.entries:
+            pool.one_bytes = await self._bytes(ready[-1:])
+            self._end_of(pool, ready[-1], "its user's warm kernels have more host memory than they may")
 
     async def _maybe_make(self, pool: Pool, spec: WarmSpec) -> None:
         if len(pool.entries) >= spec.count:
@@ -633,19 +585,6 @@ class WarmPools:
             os.replace(path.with_suffix(".new"), path)
         except OSError as error:  # a full disk: it is in memory
             self._log.error("the pool of %s would be lost with this keeper: %s", pool.spec, error)
-
-
-def why_stale(entry: Entry, digest: str) -> str | None:
-    """Return what has changed since a kernel was made, in words; None: nothing. Reads files' times."""
-    if entry.told(ENTRY)["digest"] != digest:
-        return "its kernelspec or its prelude has changed"
-    changed = first_changed(entry.told(READY)["files"])
-    return f"{changed} has changed" if changed is not None else None
-
-
-def without_hub(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what a Hub gives one server: it outlives that."""
-    return {name: value for name, value in environ.items() if not name.startswith(HUB_VARIABLES)}
 
 
 async def _parked(kernel_id: str) -> None:

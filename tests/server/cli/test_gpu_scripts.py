@@ -223,6 +223,13 @@ def test_programs_that_hibernate_again_and_again(scripts_machine, elsewhere):
 
 
 @pytest.mark.long
+def test_kernels_that_are_ready_against_plain_starts(scripts_machine):
+    options = ("--program=driver", "--gib=0.05", "--times=1")
+    found, said = found_by(scripts_machine, "warm_kernels", *options)
+    assert found["passed"] and [row[-1] for row in found["rows"]] == ["yes", "yes"], said
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_suite_under_the_shim_and_without(scripts_machine, strict):
     package = scripts_machine.work / "asuite"

@@ -356,6 +356,40 @@ def test_other_programs_take_kernels_by_the_kernelspecs_name_and_these_end_with_
 
 
 @pytest.mark.long
+def test_a_warm_kernel_hibernates_and_is_woken_when_it_is_taken(native, stage, criu):
+    machine = stage.machine
+    machine.simulate(memory="4GiB")  # with room for the way back
+    folder = machine.folder
+    machine.environment.update(
+        AFFINODE_CRIU=criu,
+        AFFINODE_HIBERNATE_DIR=str(folder / "images"),
+        XDG_STATE_HOME=str(folder / "state"),
+    )
+    server = JupyterServer(machine)
+    server.transport = "tcp"
+    stage.write("warm", GPU_PRELUDE)
+    try:
+        server.start()
+        (kernel,) = stage.until("warm", "ready")["kernels"]
+        (pid,) = stage.pids()
+        wait_until(lambda: known(stage).get(kernel["id"], ("",))[0] == "parked", 120, stage.log)
+        done = machine.affinode("hibernate", kernel["id"])
+        assert done.returncode == 0, done.stderr + stage.log()
+        assert not exists(pid)
+        (image,) = stage.until("warm", "ready")["kernels"]
+        assert image["place"] == "image" and image["bytes"] > 1 << 20
+        stage.kill_keeper()  # the next finds it in the images
+        assert stage.until("warm", "ready")["kernels"][0]["place"] == "image"
+        taken = server.start_kernel("warm")
+        assert taken.pid == pid and WAS_READY in server.log()
+        assert taken.run("block.checksum()").status == "ok"
+        assert taken.state()["residency"] == "resident"
+        wait_until(lambda: kernel["id"] not in known(stage))
+    finally:
+        server.stop()
+
+
+@pytest.mark.long
 def test_warm_kernels_stay_within_their_bounds(stage, server):
     stage.write("many", "prepared = 42", count=3)
     server.start("--AffinodeExtension.warm_per_user=1", "--AffinodeExtension.warm_for_s=3")
@@ -366,3 +400,7 @@ def test_warm_kernels_stay_within_their_bounds(stage, server):
     before = name_of(pid)
     server.stop()
     wait_until(lambda: not exists(pid) or name_of(pid) != before, 120, stage.log)
+    server.start("--AffinodeExtension.warm_memory=1MiB")
+    words = "a user's warm kernels may have 1 MiB"
+    assert stage.until("many", "note", words)["ready"] == 0
+    wait_until(lambda: not any(map(exists, stage.pids())), 120, stage.log)
