@@ -37,6 +37,7 @@ from jupyter_affinode.node.views.kernel_words import UNMOVABLE_WORDS, reason_slu
 from jupyter_affinode.server.extension import AffinodeExtension
 from jupyter_affinode.settings.controller import ControllerSettings
 from jupyter_affinode.settings.declaration import LONGEST_S, RULES_MAX, Setting, settings_of
+from jupyter_affinode.settings.keeping import KeepLimits
 from jupyter_affinode.settings.policy import SETTINGS, Settings
 from jupyter_affinode.settings.rules import LARGEST
 from jupyter_affinode.settings.traits import help_of
@@ -182,8 +183,8 @@ def settings_page() -> str:
                 section = setting.section
                 lines += ["", f"### {section}", "", "| name | option | default | |", "|---|---|---|---|"]
             lines.append(_row(setting))
-    lines += ["", "## The Jupyter server alone", "", *_traits_table(AffinodeExtension, SETTINGS.keys())]
-    lines += ["", "## JupyterHub's spawner", "", *_traits_table(GpuPolicy)]
+    lines += ["", "## The Jupyter server alone", "", *_traits_table(AffinodeExtension, KeepLimits)]
+    lines += ["", "## JupyterHub's spawner", "", *_traits_table(GpuPolicy, KeepLimits)]
     lines += ["", "## JupyterHub's spawner with Docker", "", *_traits_table(DockerGpuPolicy)]
     lines += ["", "## JupyterHub's spawner in Kubernetes", "", *_traits_table(KubernetesGpuPolicy)]
     lines += [
@@ -196,14 +197,14 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _traits_table(declared: type[HasTraits], elsewhere: Iterable[str] = ()) -> Iterable[str]:
-    """Yield the settings that a class itself declares as traits, without examples of several lines."""
+def _traits_table(*declared: type[HasTraits]) -> Iterable[str]:
+    """Yield the settings that classes themselves declare as traits, without examples of several lines."""
     yield from ("| name | default | |", "|---|---|---|")
-    for name, trait in declared.class_own_traits(config=True).items():
-        if name not in elsewhere:
-            text = " ".join(inspect.cleandoc(trait.help).split("\n\n")[0].split())
-            default = repr(trait.default()).replace("'", '"')
-            yield f"| `{name}` | `{default}` | {text} |"
+    traits = [item for each in declared for item in each.class_own_traits(config=True).items()]
+    for name, trait in sorted(traits):
+        text = " ".join(inspect.cleandoc(trait.help).split("\n\n")[0].split())
+        default = repr(trait.default()).replace("'", '"')
+        yield f"| `{name}` | `{default}` | {text} |"
 
 
 def _lab_table() -> Iterable[str]:

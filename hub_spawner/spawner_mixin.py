@@ -15,6 +15,7 @@ from traitlets.config import Configurable
 
 from jupyter_affinode import environment
 from jupyter_affinode.client.api import ControllerUnavailable
+from jupyter_affinode.settings.keeping import KEPT, KeepLimits, checked_size
 from jupyter_affinode.units import bytes_in_words, ordinal, sentence, size_in_bytes
 
 from . import grants
@@ -33,7 +34,7 @@ SIMULATION = (
 _Configurable: Any = Configurable  # what else is there comes with the spawner that it is mixed into
 
 
-class GpuPolicy(_Configurable):  # type: ignore[misc]
+class GpuPolicy(KeepLimits, _Configurable):  # type: ignore[misc]
     """Makes room on the GPU before a server starts, tells the user how that stands, and names the server's user to
     the controller.
 
@@ -116,30 +117,13 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
     ).tag(config=True)
 
     keep_kernels = CaselessStrEnum(
-        ["never", "parked", "all"],
+        KEPT,
         default_value="never",
         help="""Which kernels outlive their server when it is stopped or culled: none; those whose GPU memory can be
         parked, or that have none; or all. The user's next server has them again, and tabs that are still open go on.
         For spawners that start plain processes or units, as LocalProcessSpawner, SudoSpawner and SystemdSpawner;
         others' kernels end with the container or pod. With "parked" a server parks its idle kernels when it is
         stopped.""",
-    ).tag(config=True)
-    keep_kernels_for_s = Float(
-        2 * 86400.0,
-        min=1.0,
-        help="""For how many seconds a kernel is kept without a server; then it is shut down.""",
-    ).tag(config=True)
-
-    keep_kernels_per_user = Integer(
-        0,
-        min=0,
-        help="""How many kernels of a user are kept at a time; 0: any number. Of more, the
-        kernels that have said nothing for longest end first, and a kernel whose cell runs ends last.""",
-    ).tag(config=True)
-    keep_kernels_memory = Unicode(
-        "",
-        help="""How much host memory the processes of a user's kept kernels may have together, as "64GiB", parked GPU
-        memory included; empty: any. Of more, kernels end in the same order.""",
     ).tag(config=True)
 
     gpu_asks_from_hub = True  # False: another program asks, for example an init container
@@ -156,15 +140,9 @@ class GpuPolicy(_Configurable):  # type: ignore[misc]
         """
         return self.gpu_keeps_kernels()
 
-    @validate("gpu_memory", "keep_kernels_memory")
+    @validate("gpu_memory")
     def _check_size(self, proposal: Any) -> str:
-        text = str(proposal["value"]).strip()
-        try:
-            if text:
-                size_in_bytes(text)
-        except ValueError as error:
-            raise TraitError(f"{proposal['trait'].name}: {error}") from None
-        return text
+        return checked_size(proposal)
 
     @validate("gpu_room_at")
     def _check_gpu_room_at(self, proposal: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
 from tornado.ioloop import PeriodicCallback
-from traitlets import Bool, CaselessStrEnum, Float, Integer, TraitError, Unicode, default, validate
+from traitlets import Bool, CaselessStrEnum, Float, Unicode, default, validate
 
 from .._version import __version__
 from ..environment import (
@@ -21,6 +21,7 @@ from ..environment import (
 )
 from ..provisioning.default import OURS, DefaultProvisioner, claim_default
 from ..provisioning.provisioner import AffinodeProvisioner
+from ..settings.keeping import KEEP_FOR_S, KEPT, KeepLimits, checked_size
 from ..settings.policy import Settings
 from ..settings.traits import traits_of, values_of
 from ..units import size_in_bytes
@@ -43,6 +44,7 @@ SHARED = (
 
 class AffinodeExtension(
     traits_of(Settings, may_be_unset=True, note=SHARED),  # type: ignore[misc]  # made of the declarations
+    KeepLimits,
     ExtensionApp,
 ):
     """Frees the GPUs of idle kernels and gets them back; follows this server's kernels for the machine's controller."""
@@ -68,30 +70,14 @@ class AffinodeExtension(
     ).tag(config=True)
 
     keep_kernels = CaselessStrEnum(
-        ["never", "parked", "all"],
+        KEPT,
+        default_value="never",
         help="""Which kernels outlive this server when a signal ends it (a Hub's culler, an upgrade, `jupyter server
         stop`, a crash): none; those whose GPU memory can be parked, or that have none; or all. The next server of the
         same user, name and root folder has them again, with their notebooks and the output that came meanwhile. An
         end from JupyterLab's menu ends all kernels. Only kernels that our provisioner starts are kept. Their own
         standard output, beside the notebook's, is dropped if it would go to a pipe or terminal. Default:
         $AFFINODE_KEEP_KERNELS, which a Hub's spawner sets, or "never".""",
-    ).tag(config=True)
-    keep_kernels_for_s = Float(
-        2 * 86400.0,
-        min=1.0,
-        help="""For how many seconds a kernel is kept without a server; then it is shut down.""",
-    ).tag(config=True)
-
-    keep_kernels_per_user = Integer(
-        0,
-        min=0,
-        help="""How many kernels of a user are kept at a time; 0: any number. Of more, the
-        kernels that have said nothing for longest end first, and a kernel whose cell runs ends last.""",
-    ).tag(config=True)
-    keep_kernels_memory = Unicode(
-        "",
-        help="""How much host memory the processes of a user's kept kernels may have together, as "64GiB", parked GPU
-        memory included; empty: any. Of more, kernels end in the same order.""",
     ).tag(config=True)
     hibernate_dir = Unicode(
         help="""A folder of the user's own, on a disk, for images of kernels that hibernate: process and GPU memory on
@@ -152,14 +138,14 @@ class AffinodeExtension(
     @default("keep_kernels")
     def _keep_kernels_default(self) -> str:
         told = os.environ.get(KEEP_KERNELS, "never")
-        return told if told in ("never", "parked", "all") else "never"
+        return told if told in KEPT else "never"
 
     @default("keep_kernels_for_s")
     def _keep_kernels_for_s_default(self) -> float:
         try:
             return max(float(os.environ.get(KEEP_KERNELS_FOR_S, "")), 1.0)
         except ValueError:
-            return 2 * 86400.0
+            return KEEP_FOR_S
 
     @default("keep_kernels_per_user")
     def _keep_kernels_per_user_default(self) -> int:
@@ -170,14 +156,9 @@ class AffinodeExtension(
     def _keep_kernels_memory_default(self) -> str:
         return os.environ.get(KEEP_KERNELS_MEMORY, "")
 
-    @validate("keep_kernels_memory", "warm_memory", "images_limit", "images_spare")
+    @validate("warm_memory", "images_limit", "images_spare")
     def _check_size(self, proposal: Any) -> str:
-        text = str(proposal["value"]).strip()
-        try:
-            size_in_bytes(text or "0")
-        except ValueError as error:
-            raise TraitError(f"{proposal['trait'].name}: {error}") from None
-        return text
+        return checked_size(proposal)
 
     @default("hibernate_dir")
     def _hibernate_dir_default(self) -> str:
