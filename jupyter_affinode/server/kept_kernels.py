@@ -1,8 +1,4 @@
-"""Kernels of this server that outlive it: what the keeper is told, hand-over at the end, adoption at the start.
-
-Jupyter's kernel manager has no call that takes or gives away a running kernel. What stands for them here, `_put_in` and
-`_taken_out`, is all that uses its insides.
-"""
+"""Kernels of this server that outlive it: what the keeper is told, hand-over at the end, adoption at the start."""
 
 from __future__ import annotations
 
@@ -17,15 +13,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jupyter_client.kernelspec import NoSuchKernel
-from jupyter_client.provisioning import KernelProvisionerFactory
 from jupyter_core.utils import ensure_async
-from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 
 from ..client.api import ControllerRefused, ControllerUnavailable
 from ..environment import GRANT_FILE, GRANT_URL
@@ -38,6 +30,7 @@ from ..keeping.surroundings import why_children_end
 from ..provisioning.kernelspec import scheduling_fields
 from ..provisioning.provisioner import AffinodeProvisioner
 from ..time_of_day import clock_in_words
+from .adoption import Adoption
 from .controller_watch import NodeWatch, cancelled
 from .hibernation import Hibernation, Refused
 from .readers import Readers
@@ -104,7 +97,7 @@ class KeptKernels:
         self._log = log
         self._keeper: Keeper | None = None
         self._told: dict[str, Record] = {}  # what the keeper knows of each kernel
-        self._given_away: list[Any] = []  # kernel managers, whose end would delete their connection files
+        self._adoption = Adoption(serverapp, log)
         self._replay = Replay(self._manager)
         self._unseen: dict[str, Kept] = {}  # adopted kernels that no tab has attached to
         self._stay: set[str] = set()  # kernels that run on when the server ends
@@ -197,7 +190,7 @@ class KeptKernels:
         record = kept.record
         assert self._keeper is not None
         try:
-            manager = await self._put_in(kept)
+            manager = await self._adoption.put_in(kept)
             if record.place == IMAGE:
                 self.hibernation.adopt(record.kernel_id, kept)
                 self._readers_before[record.kernel_id] = record.readers
@@ -220,81 +213,6 @@ class KeptKernels:
         if readers is not None:
             await self._replay.begin(kernel_id, self._manager.get_kernel(kernel_id), readers)
             self._replay.put_before(kernel_id, undelivered)
-
-    async def _put_in(self, kept: Kept) -> Any:
-        """Have the server's kernel manager know a kernel that runs; return the kernel's own manager."""
-        record, all_kernels = kept.record, self._manager
-        kernel_id = record.kernel_id
-        manager = all_kernels.kernel_manager_factory(
-            connection_file=record.connection_file,
-            parent=all_kernels,
-            log=all_kernels.log,
-            kernel_name=record.kernel_name,
-            kernel_spec_manager=all_kernels.kernel_spec_manager,
-        )
-        manager.kernel_id = kernel_id
-        manager.load_connection_info(dict(record.connection))
-        manager.provisioner = KernelProvisionerFactory.instance(
-            parent=all_kernels
-        ).create_provisioner_instance(kernel_id, manager.kernel_spec, parent=manager)
-        if not isinstance(manager.provisioner, AffinodeProvisioner):
-            raise ProcessLookupError("its kernelspec has another provisioner now")
-        await manager.provisioner.load_provisioner_info(
-            {
-                "pid": record.process.pid,
-                "pgid": record.process_group,
-                "ip": record.connection["ip"],
-                "managed": record.is_managed,
-                "hibernated": record.place == IMAGE,
-                "process": {**record.process.__dict__},
-                "kernel_id": kernel_id,
-                "connection_info": manager.get_connection_info(),
-            }
-        )
-        manager._launch_args = {**record.launch, "env": {**os.environ, **record.environ}}
-        manager._attempted_start = True
-        if not manager.ready.done():
-            manager.ready.set_result(None)
-        if not os.path.exists(manager.connection_file):
-            try:
-                manager.write_connection_file()
-            except OSError as error:  # other programs cannot connect to it; this server can
-                self._log.warning("The connection file of kernel %s cannot be written: %s", kernel_id, error)
-        manager._connection_file_written = True  # it goes when the kernel ends
-        all_kernels._kernels[kernel_id] = manager
-        all_kernels._kernel_connections[kernel_id] = 0
-        all_kernels._kernel_ports[kernel_id] = manager.ports
-        manager.execution_state = kept.state
-        if record.info is not None:
-            manager._kernel_info_future = asyncio.get_running_loop().create_future()
-            manager._kernel_info_future.set_result(record.info)
-        all_kernels.start_watching_activity(kernel_id)
-        manager.last_activity = datetime.now(timezone.utc) - timedelta(seconds=kept.quiet_s)
-        manager.start_restarter()
-        all_kernels.add_restart_callback(
-            kernel_id, partial(all_kernels._handle_kernel_died, kernel_id), "dead"
-        )
-        if not all_kernels._initialized_culler:
-            all_kernels.initialize_culler()
-        KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=manager.kernel_name).inc()
-        for session in record.sessions:
-            await self._restore_session(session, kernel_id)
-        return manager
-
-    async def _restore_session(self, session: dict[str, Any], kernel_id: str) -> None:
-        sessions = self._app.session_manager
-        try:
-            await ensure_async(sessions.get_session(session_id=session["id"]))
-        except Exception:  # 404: it is in memory, unless the server has a database
-            await ensure_async(
-                sessions.save_session(
-                    session["id"],
-                    path=session["path"],
-                    name=session["name"],
-                    type=session["type"],
-                    kernel_id=kernel_id,
-                )
-            )
 
     async def _read_on(self, record: Record, manager: Any) -> None:
         """Have the tabs that read a kernel's messages get those that came meanwhile, when they attach again."""
@@ -576,16 +494,7 @@ class KeptKernels:
             return None
 
     def _taken_out(self, kernel_id: str) -> None:
-        """Have the server's kernel manager forget a kernel that runs on."""
-        all_kernels = self._manager
-        manager = all_kernels._kernels[kernel_id]
-        manager.stop_restarter()
-        all_kernels.stop_watching_activity(kernel_id)
-        all_kernels.stop_buffering(kernel_id)
-        manager._close_control_socket()
-        all_kernels.remove_kernel(kernel_id)
-        manager._connection_file_written = False
-        self._given_away.append(manager)
+        self._adoption.take_out(kernel_id)
         self._told.pop(kernel_id, None)
 
 
