@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import time
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,17 @@ from ..client.kernel_messages import KernelMessages
 from ..threads import on_own_thread
 from ..time_of_day import clock_in_words, since_boot_s
 from .at_hub import AtHub
-from .messages import OUTPUT, Message, Outbox, Undelivered, header_of, parent_of, question_id, request_of
+from .messages import (
+    OUTPUT,
+    Message,
+    Outbox,
+    Undelivered,
+    header_of,
+    parent_of,
+    question_id,
+    request_of,
+    signed_request,
+)
 from .processes import Adopted
 from .records import KEPT_SINCE, WARM_SINCE, Record
 
@@ -278,7 +289,9 @@ class KeptKernel:
             self._tell(lambda controller: controller.tell_dying(self.record.process_group))
         control = self._connected("control", zmq.DEALER)
         try:
-            await control.send_multipart(self._request("shutdown_request", {"restart": False}))
+            await control.send_multipart(
+                self._request("shutdown_request", {"restart": False}, uuid.uuid4().hex)
+            )
             for number, patience_s in ((signal.SIGTERM, POLITE_S), (signal.SIGKILL, TERM_S)):
                 if await self._ends_within(patience_s):
                     return
@@ -287,15 +300,10 @@ class KeptKernel:
         finally:
             control.close(linger=0)
 
-    def _request(self, kind: str, content: dict[str, Any], message_id: str | None = None) -> list[bytes]:
-        from jupyter_client.session import Session  # imports much, and is rarely needed
-
+    def _request(self, kind: str, content: dict[str, Any], message_id: str) -> list[bytes]:
         told = self.record.connection
-        session = Session(key=told["key"].encode(), signature_scheme=told["signature_scheme"])
-        message = session.msg(kind, content)
-        if message_id is not None:
-            message["header"]["msg_id"] = message_id
-        return list(session.serialize(message))
+        key, scheme = told["key"].encode(), told["signature_scheme"]
+        return signed_request(kind, content, message_id, key=key, signature_scheme=scheme)
 
     async def _ends_within(self, seconds: float) -> bool:
         end = self._loop.time() + seconds
