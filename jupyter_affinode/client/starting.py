@@ -20,6 +20,7 @@ from ..threads import on_own_thread
 from .controller_socket import socket_or_default
 from .errors import ControllerRefused, ControllerUnavailable, why
 from .kernel_messages import ask
+from .supervisor import CONTROLLER
 
 ENDS_WITHIN_S = 10.0
 START_MARGIN_S = 10.0  # how much longer than its own time-out a start may take, where a file system hangs
@@ -135,7 +136,7 @@ def _start(path: Path, extra_args: Sequence[str]) -> subprocess.Popen[bytes]:
         environ[environment.SOCKET] = str(path.absolute())
         with (folder / "node.log").open("ab") as log:
             child = subprocess.Popen(
-                module_command("jupyter_affinode.client.supervisor", *extra_args),
+                module_command("jupyter_affinode.client.supervisor", CONTROLLER, *extra_args),
                 env=environ,
                 cwd="/",
                 stdin=subprocess.DEVNULL,

@@ -1,7 +1,8 @@
-"""`python -m jupyter_affinode.client.supervisor …`: runs a user's controller, and starts it again when it was killed.
+"""`python -m jupyter_affinode.client.supervisor MODULE …`: runs a user's controller or keeper, and starts it again when
+it was killed.
 
-Front ends without a server of ours have no other process that would. It imports next to nothing, since it lives as long
-as the controller.
+Front ends without a server of ours, and kernels that no server has, have no other process that would. It imports next
+to nothing, since it lives as long as what it runs.
 """
 
 from __future__ import annotations
@@ -20,28 +21,31 @@ from types import FrameType
 from .. import environment
 from ..python_command import module_command
 
+CONTROLLER = "jupyter_affinode.node"
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
-STEADY_S = 10.0  # a controller that lived for that long was not killed by what it found at its start
+STEADY_S = 10.0  # a process that lived for that long was not killed by what it found at its start
 MOST_FAILURES = 10
 START_LASTS_S = 60.0  # at most, on a machine with other work
 LOOK_EVERY_S = 0.05
 REQUESTS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def supervise(path: Path, arguments: list[str]) -> int:
-    """Run controllers for a socket, one after the other, until one ends by itself or on request; return its status."""
+def supervise(module: str, arguments: list[str], announced: Path | None = None) -> int:
+    """Run a module, one process after the other, until one ends by itself or on request; return its status.
+
+    `announced`: the socket for which each start is announced (`announced_start`), until a process listens there.
+    """
     failures, pause_s = 0, 0.0
     while True:
-        with announced_start(path):
+        with announced_start(announced) if announced is not None else contextlib.nullcontext():
             time.sleep(pause_s)
             began = time.monotonic()
-            child = subprocess.Popen(
-                module_command("jupyter_affinode.node", *arguments), start_new_session=True
-            )
+            child = subprocess.Popen(module_command(module, *arguments), start_new_session=True)
             _pass_requests_on(child)
-            while child.poll() is None and not environment.listens(path) and not _is_late(began):
-                time.sleep(LOOK_EVERY_S)
+            if announced is not None:
+                while child.poll() is None and not environment.listens(announced) and not _is_late(began):
+                    time.sleep(LOOK_EVERY_S)
         status = child.wait()
         failures = failures + 1 if time.monotonic() - began < STEADY_S else 0
         if status >= 0 or -status in REQUESTS_TO_END or failures > MOST_FAILURES:
@@ -49,7 +53,7 @@ def supervise(path: Path, arguments: list[str]) -> int:
         for request in REQUESTS_TO_END:
             signal.signal(request, signal.SIG_DFL)
         print(
-            f"the controller was killed by signal {-status}, and is started again",
+            f"{module} was killed by signal {-status}, and is started again",
             file=sys.stderr,
             flush=True,
         )
@@ -79,5 +83,12 @@ def _is_late(began: float) -> bool:
     return time.monotonic() - began > START_LASTS_S
 
 
+def main() -> int:
+    """Run what the command line names."""
+    module, *arguments = sys.argv[1:]
+    announced = Path(os.environ[environment.SOCKET]) if module == CONTROLLER else None
+    return supervise(module, arguments, announced)
+
+
 if __name__ == "__main__":
-    sys.exit(supervise(Path(os.environ[environment.SOCKET]), sys.argv[1:]))
+    sys.exit(main())

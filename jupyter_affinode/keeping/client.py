@@ -19,6 +19,7 @@ from .messages import Undelivered
 from .records import VERSION, Owner, Record, from_json, to_json
 
 START_S = 10.0
+REVIVED_S = 2.0
 TRY_EVERY_S = 0.05
 ANSWER_S = 30.0
 UNREAD_BYTES_MAX = 1 << 20
@@ -68,6 +69,7 @@ class Keeper:
         self._turn = asyncio.Lock()
         # Called with "hibernate" or "wake" and a kernel of this server's, when a command line asks the keeper for that.
         self.on_wish: Callable[[str, str], None] = lambda wish, kernel_id: None
+        self.on_end: Callable[[], None] = lambda: None  # called when the keeper has ended
         self._answers: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._reading = asyncio.get_running_loop().create_task(self._read(), name="affinode-keeper")
 
@@ -239,6 +241,7 @@ class Keeper:
             self._writer.close()
         finally:
             self._answers.put_nowait(None)
+            self.on_end()
 
     async def _ask(self, what: str, patience_s: float = ANSWER_S, **request: Any) -> Any:
         async with self._turn:
@@ -262,8 +265,9 @@ class Keeper:
 async def connected() -> Keeper:
     """Return a connection to the user's keeper, which is started if need be. Raises KeeperUnavailable."""
     loop = asyncio.get_running_loop()
-    deadline, started = loop.time() + START_S, None
+    began, started = loop.time(), None
     while True:
+        wants_one = False
         try:
             folder = environment.user_folder()
             environment.make_folder(folder)
@@ -273,13 +277,17 @@ async def connected() -> Keeper:
             keeper = Keeper(reader, writer)
             await keeper.greet()
             return keeper
-        except (FileNotFoundError, ConnectionRefusedError, KeeperEnded):
+        except KeeperEnded:  # at this moment
             pass
+        except FileNotFoundError:
+            wants_one = True
+        except ConnectionRefusedError:  # one that was killed leaves its socket, and its supervisor starts the next
+            wants_one = loop.time() > began + REVIVED_S
         except OSError as error:
             raise KeeperUnavailable(f"no kernel can be kept: {error}") from None
-        if started is None or started.poll() is not None:  # another server's keeper may just have ended
+        if wants_one and (started is None or started.poll() is not None):  # another one may just have ended
             started = _start()
-        if loop.time() > deadline:
+        if loop.time() > began + START_S:
             raise KeeperUnavailable(f"the keeper of kernels did not start within {START_S:g} s")
         await asyncio.sleep(TRY_EVERY_S)
 
@@ -293,7 +301,7 @@ def is_there() -> bool:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """Start a keeper out of reach of what ends this server's process group."""
+    """Start a keeper, and what starts it again when it is killed, out of reach of what ends this server."""
     environ = {
         name: value
         for name, value in environment.controller_environment().items()
@@ -302,7 +310,7 @@ def _start() -> subprocess.Popen[bytes]:
     try:
         with (environment.user_folder() / "keeper.log").open("ab") as log:
             return subprocess.Popen(
-                module_command("jupyter_affinode.keeping.keeper"),
+                module_command("jupyter_affinode.client.supervisor", "jupyter_affinode.keeping.keeper"),
                 env=environ,
                 cwd="/",
                 stdin=subprocess.DEVNULL,

@@ -33,6 +33,8 @@ from .warm_pools import WarmPools
 SOCKET_NAME = "keep.sock"  # as long as the controller's: a folder whose path is too long is not used
 LOCK_NAME = "keeper.lock"
 LINE_BYTES_MAX = 256 << 20  # a kernel's messages come in one line
+SERVERS_BACK_S = 0.5  # until a server that lives has reached a new keeper
+OF_LIVING_SERVERS = ("hello", "own")  # what it says first
 LEAVES_AFTER_S = 5.0  # without servers and kernels
 REMEMBERED_ENDS = 1000
 LOOK_EVERY_S = 1.0  # for kernels that are to be hibernated
@@ -92,20 +94,50 @@ class Keeper:
             "warm_drop": self.warm.drop,
         }
 
-    async def begin(self) -> None:
-        """Keep what the folder has."""
+    def begin(self) -> None:
+        """Know what the folder has, and keep it once servers that live have said which kernels are theirs.
+
+        Until then nothing is taken from these servers' tabs, whose client the keeper would be.
+        """
         for record in list(self._records.all(self._log)):
-            kernel = self._known(record)
-            if kernel is not None:
-                await kernel.keep()
-                if record.hibernate_dir:  # the keeper before may have been killed in the midst of it
-                    self._begin_alone(record.kernel_id, self._look_at_image_of(record))
-            elif record.hibernate_dir:  # it may be in an image by now
+            if self._known(record) is not None:
+                continue
+            if record.hibernate_dir:  # it may be in an image by now
                 self._records.remove(record.kernel_id)
             else:
                 self._note_end(record)
-        await self.warm.begin()
+        self._beginning = asyncio.get_running_loop().create_task(
+            self._keep_rest(list(self._kernels.values()))
+        )
+
+    async def _keep_rest(self, found: list[KeptKernel]) -> None:
+        if found:
+            await asyncio.sleep(SERVERS_BACK_S)
+        for kernel in found:
+            if self._server_of(kernel.record.kernel_id) is None:
+                try:
+                    await self._keep_found(kernel)
+                except Exception:  # the others are to be kept
+                    self._log.exception("kernel %s is not listened to", kernel.record.kernel_id)
+        try:
+            await self.warm.begin()
+        except Exception:  # kept kernels need no warm ones
+            self._log.exception("warm kernels of an earlier keeper are not known")
         self.maybe_leave()
+
+    async def keep_warm(self) -> None:
+        """Keep warm kernels as they should be, once those of an earlier keeper are known; until cancelled."""
+        await asyncio.shield(self._beginning)
+        await self.warm.run()
+
+    async def _keep_found(self, kernel: KeptKernel) -> None:
+        record = kernel.record
+        if self._ended_under_server.pop(record.kernel_id, None) is not None:
+            self._note_end(record)
+        elif self._kernels.get(record.kernel_id) is kernel:
+            await kernel.keep()
+            if record.hibernate_dir:  # the keeper before may have been killed in the midst of it
+                self._begin_alone(record.kernel_id, self._look_at_image_of(record))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one server until it ends; then its kernels are kept."""
@@ -143,6 +175,8 @@ class Keeper:
             if request["do"] == "delivered":  # for each message of a kernel: without an answer
                 self._delivered(writer, request)
                 return None
+            if request["do"] not in OF_LIVING_SERVERS:
+                await asyncio.shield(self._beginning)
             answer = self._requests[request["do"]](writer, request)
             return {"answer": await answer if asyncio.iscoroutine(answer) else answer}
         except (CannotHibernate, CannotWake) as refused:
@@ -626,13 +660,12 @@ async def run(folder: Path, log: logging.Logger) -> None:
     """Serve until nothing is to be kept."""
     keeper = Keeper(folder / FOLDER_NAME, log)
     path = folder / SOCKET_NAME
-    path.unlink(missing_ok=True)
-    await keeper.begin()
+    keeper.begin()
     watching = asyncio.get_running_loop().create_task(keeper.watch())
     server = await asyncio.start_unix_server(keeper.serve, str(path), limit=LINE_BYTES_MAX)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, keeper.machine_stops)
     idle = asyncio.get_running_loop().create_task(keeper.hibernate_idle())
-    warming = asyncio.get_running_loop().create_task(keeper.warm.run())
+    warming = asyncio.get_running_loop().create_task(keeper.keep_warm())
     try:
         await keeper.left.wait()
     finally:

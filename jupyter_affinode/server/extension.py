@@ -9,7 +9,7 @@ from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
 from tornado.ioloop import PeriodicCallback
-from traitlets import Bool, CaselessStrEnum, Float, Unicode, default, validate
+from traitlets import Bool, CaselessStrEnum, Float, Integer, Unicode, default, validate
 
 from .._version import __version__
 from ..environment import (

@@ -168,6 +168,7 @@ class KeptKernels:
     async def _connected(self) -> Keeper:
         keeper = await connected()
         keeper.on_wish = self._wished
+        keeper.on_end = self._look  # the next one is to know at once that its kernels have a server
         return keeper
 
     def _wished(self, wish: str, kernel_id: str) -> None:

@@ -135,5 +135,5 @@ def test_until_a_killed_controller_is_there_again_processes_that_come_are_told_t
     monkeypatch.setattr(supervisor, "subprocess", SimpleNamespace(Popen=child))
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(sleep=pause, monotonic=lambda: 0.0))
     monkeypatch.setattr(supervisor, "signal", SimpleNamespace(signal=lambda *_: None, SIG_DFL=None))
-    assert supervisor.supervise(tmp_path / "node.sock", []) == 0
+    assert supervisor.supervise("a.module", [], tmp_path / "node.sock") == 0
     assert pauses == [0.0, 0.4, 0.8, 1.6]

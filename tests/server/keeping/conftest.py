@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 
 import pytest
 from fetched_criu import fetched_criu
-from keepers import keepers
+from keepers import end_keepers
 from live_machine import new_machine
 from live_server import JupyterServer
 
@@ -18,8 +16,7 @@ def with_own_keeper(machine):
     """Have the machine's keeper be its own."""
     machine.environment["AFFINODE_FOLDER"] = str(machine.folder / "own")
     yield
-    for pid in keepers(machine):
-        os.kill(pid, signal.SIGKILL)
+    end_keepers(machine)
 
 
 @pytest.fixture

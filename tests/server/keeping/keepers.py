@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 from live_machine import Machine
 
+KEEPER, SUPERVISOR = b"jupyter_affinode.keeping.keeper", b"jupyter_affinode.client.supervisor"
+
 
 def keepers(machine: Machine) -> list[int]:
     """The pids of the machine's keepers."""
-    found = []
+    return [pid for pid, command in _found(machine) if SUPERVISOR not in command]
+
+
+def end_keepers(machine: Machine) -> list[int]:
+    """Kill the machine's keepers, and first what would start them again; the pids of all."""
+    killed = []
+    for pid, _ in sorted(_found(machine), key=lambda found: SUPERVISOR not in found[1]):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        killed.append(pid)
+    return killed
+
+
+def _found(machine: Machine) -> Iterator[tuple[int, bytes]]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it ends meanwhile
-            is_keeper = b"jupyter_affinode.keeping.keeper" in path.read_bytes()
+            command = path.read_bytes()
             if (
-                is_keeper
+                KEEPER in command
                 and machine.environment["AFFINODE_FOLDER"].encode()
                 in Path(path.parent, "environ").read_bytes()
             ):
-                found.append(int(path.parent.name))
-    return found
+                yield int(path.parent.name), command

@@ -15,7 +15,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from keepers import keepers
+from keepers import end_keepers, keepers
 from live_server import exists
 from waiting import until
 
@@ -179,8 +179,7 @@ async def test_a_full_disk_loses_no_kernel(kernels, keeping_machine):
             both = {before.kernel_id, after.kernel_id}
             assert await adopted(keeper, before.owner) == both
     finally:
-        for pid in keepers(keeping_machine):
-            os.kill(pid, signal.SIGKILL)
+        for pid in end_keepers(keeping_machine):
             await until(lambda pid=pid: not exists(pid))
         subprocess.run(["umount", "--lazy", folder], check=True)  # a keeper of it may be about to end
 
@@ -215,7 +214,8 @@ async def test_a_keeper_that_was_started_under_a_server_does_not_take_its_kernel
 
 
 async def kill_keeper(machine) -> None:
-    """Kill the keeper, and return once it is gone."""
+    """Kill the keeper, and return once it is gone. Where two are started, one ends at once."""
+    await until(lambda: len(keepers(machine)) == 1)
     (pid,) = keepers(machine)
     os.kill(pid, signal.SIGKILL)
     await until(lambda: not exists(pid))

@@ -17,6 +17,8 @@ from live_server import ENDLESS, JupyterServer, exists
 from tab import Tab
 from waiting import until
 
+from jupyter_affinode import environment
+
 KEEP = "--AffinodeExtension.keep_kernels=all"
 COUNTING = """
 import itertools, pathlib, time
@@ -302,6 +304,49 @@ def test_a_keeper_that_is_killed_loses_nothing(server, wait_until):
             server.start(KEEP, port=server.port)
         assert kernel.run("kept").text == "5"
     assert [each["path"] for each in server.request("GET", "/api/sessions")[1]] == ["work.ipynb"]
+
+
+async def test_a_keeper_that_is_killed_under_a_server_takes_no_answer_from_its_tabs(server):
+    kernel = server.start_kernel(path="work.ipynb")
+    tab = await Tab(kernel.id).attach(server)
+    own = Path(server.machine.environment["AFFINODE_FOLDER"])
+    for _ in range(3):
+        record = own / "kept" / f"{kernel.id}.json"
+        await until(record.exists)
+        before = record.stat().st_mtime_ns
+        (keeper,) = keepers(server.machine)
+        os.kill(keeper, signal.SIGKILL)
+        while record.stat().st_mtime_ns == before:  # until the next one knows that a server has the kernel
+            cell = tab.run("1 + 1")
+            await until(lambda cell=cell: tab.is_done(cell))
+        await until(lambda before=keeper: keepers(server.machine) not in ([], [before]))
+    await tab.close()
+
+
+async def test_kernels_that_no_server_has_get_a_new_keeper_when_theirs_is_killed(server):
+    """What it held is lost; what comes afterwards is there."""
+    kernel, enough = server.start_kernel(path="work.ipynb"), Path(server.machine.folder, "enough")
+    counted = enough.with_suffix(".counted")
+    tab = await Tab(kernel.id).attach(server)
+    cell = tab.run(COUNTING.format(until=str(enough)))
+    await until(lambda: "3\n" in tab.text(cell))
+    server.process.terminate()
+    server.process.wait(timeout=60)
+    (keeper,) = keepers(server.machine)
+    os.kill(keeper, signal.SIGKILL)
+    socket = Path(server.machine.environment["AFFINODE_FOLDER"], "keep.sock")
+    await until(lambda: keepers(server.machine) not in ([], [keeper]) and environment.listens(socket))
+    from_then_on = int(counted.read_text()) + 10
+    await until(lambda: int(counted.read_text()) > from_then_on)
+    enough.touch()
+    kernel.wait_for_ready()
+    server.start(KEEP, port=server.port)
+    await tab.attach(server)
+    await until(lambda: tab.is_done(cell))
+    numbers = [int(number) for number in tab.text(cell).split()]
+    assert numbers == sorted(set(numbers))
+    assert set(range(from_then_on, numbers[-1] + 1)) <= set(numbers)
+    await tab.close()
 
 
 @pytest.mark.long

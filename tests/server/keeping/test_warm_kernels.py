@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from gpu_cells import SETUP
+from keepers import end_keepers
 from live_server import JupyterServer, exists
 from waiting import wait_until
 from warm_stage import WarmStage
@@ -182,7 +183,7 @@ def test_each_user_has_kernels_of_their_own(stage, server):
         assert server.start_kernel("warm").run("prepared").text == repr(str(mine))
     finally:
         theirs.stop()
-        others.kill_keeper()
+        end_keepers(stage.machine)
         stage.machine.environment["AFFINODE_FOLDER"] = str(mine)
 
 
