@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "node" / "support"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "lab"))
 
 
 @pytest.fixture(scope="module")
