@@ -281,7 +281,9 @@ async def connected() -> Keeper:
             pass
         except FileNotFoundError:
             wants_one = True
-        except ConnectionRefusedError:  # one that was killed leaves its socket, and its supervisor starts the next
+        except (
+            ConnectionRefusedError
+        ):  # one that was killed leaves its socket, and its supervisor starts the next
             wants_one = loop.time() > began + REVIVED_S
         except OSError as error:
             raise KeeperUnavailable(f"no kernel can be kept: {error}") from None

@@ -52,7 +52,7 @@ NEWER_RELEASES = ("-W", "ignore::DeprecationWarning")
 # What plugins and our server extension take as keep_kernels. The suite drops servers of its own process without an end,
 # and with them their connections to the keeper, which the end of a server's process closes.
 KEEP = {"UPSTREAM_KEEP": "1", "AFFINODE_KEEP_KERNELS": "all"}
-DROPPED = ("-p", "no:unraisableexception")
+DROPPED = ("-p", "no:unraisableexception", "-W", "ignore::ResourceWarning")
 LOOP_SCOPE = ("-o", "asyncio_default_fixture_loop_scope=function")
 
 
