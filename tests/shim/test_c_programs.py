@@ -1,7 +1,7 @@
 """The C tests (tests/shim/c), each program plain under the preloaded shim, and under the sanitizers.
 
-They spend their time waiting, so a few run at once. `make test` has run the quick ones before it runs pytest (`make -C
-shim test-quick`). A failure names its seed: run it again with TEST_SEED.
+They spend their time waiting, so a few run at once. `make test` runs the quick ones beside pytest (`make -C shim
+test-quick`). A failure names its seed: run it again with TEST_SEED.
 """
 
 from __future__ import annotations
