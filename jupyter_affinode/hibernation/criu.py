@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -32,7 +33,7 @@ COMMON = (
 )
 CAPABILITIES = "cap_checkpoint_restore,cap_setpcap+eip"
 ADMIN = 21  # CAP_SYS_ADMIN
-KILLED_S = 5.0
+KILLED_S, LOOK_EVERY_S = 5.0, 0.02
 PATIENCE_S, BYTES_A_SECOND = 60.0, 20 << 20  # CRIU has for its work; then it hangs, and is ended
 WORK = "criu"  # beside the folder with what CRIU writes: its log, and figures that it leaves at each call
 # What CRIU says, and what that means for a user. The first that fits counts.
@@ -164,15 +165,29 @@ async def try_out() -> str:
     return version
 
 
-def processes_at(folder: Path) -> list[int]:
-    """Return the processes of CRIU that work on a folder, also those that a keeper started which was killed."""
-    found = []
+def end_at(folder: Path) -> bool:
+    """End each process of CRIU that works on a folder, whichever keeper started it; return whether there was one.
+
+    CRIU tries Linux out in processes of its own. If it is killed then, they stay, stopped, and have the image locked.
+    """
+    was_there = False
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            words = path.read_bytes().split(b"\0")
-            if b"-D" in words and os.fsencode(folder) in words:
-                found.append(int(path.parent.name))
-    return found
+            process = os.pidfd_open(int(path.parent.name))
+            try:
+                words = path.read_bytes().split(b"\0")
+                if b"-D" in words and os.fsencode(folder) in words:
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+                    was_there = True
+            finally:
+                os.close(process)
+    return was_there
+
+
+async def _end_all_at(folder: Path) -> None:
+    end = time.monotonic() + KILLED_S
+    while end_at(folder) and time.monotonic() < end:
+        await asyncio.sleep(LOOK_EVERY_S)
 
 
 def advice() -> str:
@@ -217,8 +232,10 @@ async def _carry_out(action: str, folder: Path, lock: int, size: int, options: S
     try:
         status, said = await _to_its_end(asyncio.wait_for(_run(whole, lock), patience_s))
     except asyncio.TimeoutError:
+        await _end_all_at(folder)
         raise CriuFailed(f"CRIU came to no end within {patience_s:.0f} s") from None
     if status < 0:
+        await _end_all_at(folder)
         raise CriuFailed(f"CRIU was ended by {signal.Signals(-status).name}")
     if status:
         with contextlib.suppress(OSError):
@@ -263,26 +280,28 @@ async def _to_its_end(work: Awaitable[T]) -> T:
 
 
 async def _run(called: Sequence[str], *descriptors: int) -> tuple[int, str]:
-    """Run a program to its end; it is killed if this is cancelled."""
+    """Run a program to its end, whatever it leaves; it is killed if this is cancelled."""
     environ = {
         name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "LD_LIBRARY_PATH")
     }
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *called,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=environ,
-            pass_fds=descriptors,
-        )
-    except OSError as error:
-        return 1, f"Error: {error}"
-    try:
-        said, _ = await process.communicate()
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=KILLED_S)  # it may have children
-        raise
-    return process.returncode or 0, said.decode(errors="replace")
+    with tempfile.TemporaryFile() as said:  # no pipe: what a killed CRIU leaves would have its other end open
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *called,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=said,
+                stderr=asyncio.subprocess.STDOUT,
+                env=environ,
+                pass_fds=descriptors,
+            )
+        except OSError as error:
+            return 1, f"Error: {error}"
+        try:
+            status = await process.wait()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=KILLED_S)
+            raise
+        said.seek(0)
+        return status, said.read().decode(errors="replace")

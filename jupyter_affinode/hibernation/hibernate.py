@@ -232,9 +232,7 @@ async def _until_criu_has_ended(image: Image) -> None:
     end = time.monotonic() + criu.patience_for(image.bytes)
     while image.is_in_use():
         if time.monotonic() > end:
-            for pid in criu.processes_at(image.process_folder):
-                with contextlib.suppress(ProcessLookupError):
-                    await tree.end(tree.tree_of(pid)[:1])
+            criu.end_at(image.process_folder)
         await asyncio.sleep(LOOK_EVERY_S)
 
 

@@ -43,6 +43,7 @@ TITLES = {
     "kept_kernels": "A kernel outlives its server",
     "hibernation": "A kernel hibernates to disk and is woken",
     "hibernation_cycles": "Programs that hibernate again and again",
+    "hibernation_carried": "A kernel that hibernates on one machine and is woken on another",
     "idle": "What counts as use, who else is seen, what moves are learnt to take",
 }
 Found = dict[str, Any]

@@ -80,8 +80,8 @@ T = TypeVar("T")
 class LoneKernel:
     """One kernel and the machine's keeper. A context; at its end both are killed."""
 
-    def __init__(self, machine: Machine, kernel_id: str = "", *, uses_gpu: bool = True):
-        """`kernel_id`: one that another process knew, and `save` has written down."""
+    def __init__(self, machine: Machine, kernel_id: str = "", *, uses_gpu: bool = True, cells: str = CELLS):
+        """`kernel_id`: one that another process knew, and `save` has written down. `cells`: what it runs first."""
         self.machine = machine
         self.id = kernel_id or f"lone-{next(numbers)}"
         self.folder = machine.folder / self.id
@@ -94,6 +94,7 @@ class LoneKernel:
             "STOPPING": str(self.folder),
         }
         self.uses_gpu = uses_gpu
+        self.first_cells = cells
         self.keeper: subprocess.Popen[Any] | None = None
         self.cells = 0
         self.pid = 0
@@ -127,7 +128,11 @@ class LoneKernel:
                 "setsid", "--fork", sys.executable, "-c", LAUNCH, str(connection), self.id,
                 env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
-        cells = CELLS if self.uses_gpu else "import os\nkept, count = {}, 0\nprint(os.getpid(), id(kept), 0)"
+        cells = (
+            self.first_cells
+            if self.uses_gpu
+            else "import os\nkept, count = {}, 0\nprint(os.getpid(), id(kept), 0)"
+        )
         self.pid, self.kept, self.checksum = map(int, self.run(cells).split())
         self.cells = 0
         self.hand_over()

@@ -448,6 +448,26 @@ async def test_a_criu_that_hangs_and_has_no_keeper_any_more_is_ended(store, monk
     hanging.stdout.close()
 
 
+KILLED_WHILE_IT_TRIES_LINUX_OUT = """
+import os, signal
+if os.fork():
+    os.waitpid(-1, os.WUNTRACED)
+    os.kill(os.getpid(), signal.SIGKILL)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+async def test_what_a_killed_criu_leaves_stopped_keeps_no_kernel_in_its_image(store, monkeypatch, tmp_path):
+    fake = tmp_path / "criu"
+    fake.write_text(f"#!{sys.executable}\n{KILLED_WHILE_IT_TRIES_LINUX_OUT}")
+    fake.chmod(0o700)
+    monkeypatch.setenv("AFFINODE_CRIU", str(fake))
+    image = made(store)
+    with image.in_use() as lock, pytest.raises(criu.CriuFailed, match="ended by SIGKILL"):
+        await criu.restore(image.process_folder, lock)
+    await until(lambda: not image.is_in_use())
+
+
 async def test_an_image_counts_once_one_of_its_processes_has_been_ended(store):
     alive = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:

@@ -4,7 +4,9 @@ Needs jupyter-affinode, ipykernel, jupyter_server and PyTorch (with `--program d
 says how it is called), root, and an NVIDIA GPU. A real server starts a kernel that holds `--gib` of random words,
 trains a small network with AdamW and has a CUDA graph; its losses are compared with those of a twin that computes
 straight on. The server ends; the kernel hibernates, is woken, answers `1+1`, and computes; `--cycles` times, the last
-ones with 1 % of its words changed. Beside each image a plain file of that size is written and read, past the cache.
+ones with 1 % of its words changed. The last time another program fills the GPU with `--full` while it comes back, and
+with `--killed` it is killed on its way back to the GPU, and woken again. Beside each image a plain file of that size
+is written and read, past the cache.
 Exits with 1 if anything is not as it must be.
 """
 
@@ -18,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from controlled import ballast, finish, machine, options, say
@@ -32,6 +35,7 @@ ENABLED = '{"ServerApp": {"jpserver_extensions": {"jupyter_affinode": true}}}'
 MIB = 1 << 20
 LEAVES_BYTES = 256 << 20  # less than a CUDA context takes
 SEEN_TO_WAIT_S = 4.0
+KILLED_AFTER_S = 0.2
 SAMPLE_BYTES = 8 << 30  # of the plain file; its times are for as much as the image has
 SETUP = {
     "torch": """
@@ -68,17 +72,17 @@ def change(part): block[: int(len(block) * part)] += 1
 import ctypes
 from jupyter_affinode.bench.driver import Driver
 driver, words = Driver(), {words}
-block = driver.allocate(words * 8)
+held = driver.allocate(words * 8)
 host = (ctypes.c_uint64 * words)()
 for at in range(0, words, 257): host[at] = at * 0x9E3779B97F4A7C15 % 2**64
-driver.call("cuMemcpyHtoD_v2", ctypes.c_uint64(block), host, ctypes.c_size_t(words * 8))
+driver.call("cuMemcpyHtoD_v2", ctypes.c_uint64(held), host, ctypes.c_size_t(words * 8))
 def checksum():
-    driver.call("cuMemcpyDtoH_v2", host, ctypes.c_uint64(block), ctypes.c_size_t(words * 8))
+    driver.call("cuMemcpyDtoH_v2", host, ctypes.c_uint64(held), ctypes.c_size_t(words * 8))
     return sum(host[at] for at in range(0, words, 257))
 def change(part):
     n = int(words * part)
     host[0] = (host[0] + 1) % 2**64
-    driver.call("cuMemcpyHtoD_v2", ctypes.c_uint64(block), host, ctypes.c_size_t(n * 8))
+    driver.call("cuMemcpyHtoD_v2", ctypes.c_uint64(held), host, ctypes.c_size_t(n * 8))
 def zeros(gib):
     size = int(gib * (1 << 30))
     driver.call("cuMemsetD8_v2", ctypes.c_uint64(driver.allocate(size)), ctypes.c_ubyte(0), ctypes.c_size_t(size))
@@ -113,6 +117,25 @@ def waits_for_room(kernel: JupyterKernel, live: Machine, images: Path) -> bool:
     return waits and kept
 
 
+def killed_on_its_way(kernel: JupyterKernel, live: Machine) -> bool:
+    """Kill it while its GPU memory comes back, and wake it again; whether its image was kept for that."""
+    kernel.submit("checksum()")
+    time.sleep(KILLED_AFTER_S)
+    os.kill(int(kernel.pid), signal.SIGKILL)
+    kept: list[dict[str, Any]] = []
+
+    def is_in_image() -> bool:
+        done = live.affinode("kept", "--json", timeout=60)
+        kept[:] = [each for each in json.loads(done.stdout) if each["id"] == kernel.id]
+        return bool(kept) and kept[0]["place"] == "image"
+
+    wait_until(is_in_image, 60, lambda: f"its image is kept: {kept}")
+    done = live.affinode("wake", kernel.id, "--json", timeout=600)
+    say(f"killed on its way back: {'woken again' if done.returncode == 0 else done.stdout + done.stderr}")
+    kernel.listen_again()
+    return done.returncode == 0
+
+
 def one_cycle(
     server: JupyterServer,
     kernel: JupyterKernel,
@@ -121,9 +144,11 @@ def one_cycle(
     folder: Path,
     images: Path,
     changed: float,
+    *,
     full: bool,
+    killed: bool,
 ) -> tuple[str, ...]:
-    """Hibernate and wake once, beside a full GPU or not; a row."""
+    """Hibernate and wake once, beside a full GPU or not, killed on its way back or not; a row."""
     live, used_before = server.machine, gpu_used_bytes()
     for each in (kernel, twin):
         value(each, f"change({changed})") if changed else None
@@ -149,7 +174,9 @@ def one_cycle(
     kernel.listen_again()
     value(kernel, "1+1")
     awake_s = time.monotonic() - began
-    waited = not full or waits_for_room(kernel, live, images)
+    waited = (not killed or killed_on_its_way(kernel, live)) and (
+        not full or waits_for_room(kernel, live, images)
+    )
     after, took_s = value(kernel, "checksum()")
     server.start(KEEP, port=server.port)
     known = server.request("GET", f"/api/kernels/{kernel.id}")[0] == 200
@@ -219,6 +246,9 @@ def main() -> int:
     parser.add_argument("--cycles", type=int, default=3, help="how often (3)")
     parser.add_argument("--zeros", type=float, default=0.0, help="GiB of zeros beside that (0)")
     parser.add_argument("--full", action="store_true", help="fill the GPU while it wakes the last time")
+    parser.add_argument(
+        "--killed", action="store_true", help="kill it on its way back to the GPU the last time"
+    )
     parser.add_argument("--program", choices=sorted(SETUP), default="torch", help="what it runs (torch)")
     arguments = parser.parse_args()
     modules = ["ipykernel", "jupyter_server", *(["torch"] if arguments.program == "torch" else [])]
@@ -239,8 +269,10 @@ def main() -> int:
                 break
             changed = 0.01 if cycle else 0.0
             name = f"{cycle + 1}" + (", 1 % changed since" if changed else "")
-            full = arguments.full and cycle == arguments.cycles - 1
-            rows.append(one_cycle(server, kernel, twin, name, Path(arguments.dir), images, changed, full))
+            is_last = cycle == arguments.cycles - 1
+            full, killed = arguments.full and is_last, arguments.killed and is_last
+            where_to = (Path(arguments.dir), images)
+            rows.append(one_cycle(server, kernel, twin, name, *where_to, changed, full=full, killed=killed))
         left = what_is_left(server, [kernel, twin], images)
     return finish(
         "hibernation",

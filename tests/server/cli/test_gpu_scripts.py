@@ -230,6 +230,27 @@ def test_kernels_that_are_ready_against_plain_starts(scripts_machine):
 
 
 @pytest.mark.long
+def test_a_kernel_that_is_killed_on_its_way_back_and_waits_for_a_full_gpu(scripts_machine):
+    criu = fetched_criu()
+    options = ["--gib=0.0625", "--cycles=1", "--program=driver", f"--dir={scripts_machine.work}"]
+    env = {"AFFINODE_CRIU": criu}
+    found, said = found_by(
+        scripts_machine, "hibernation", *options, "--killed", "--full", env=env, simulate=True
+    )
+    assert found["passed"] and [row[-1] for row in found["rows"]] == ["equal"], said
+
+
+@pytest.mark.long
+def test_a_kernel_that_is_carried_to_another_machine(scripts_machine, tmp_path):
+    env, pack = {"AFFINODE_CRIU": fetched_criu()}, f"--pack={tmp_path}"
+    found_by(scripts_machine, "hibernation_carried", "out", pack, "--part=1", env=env, simulate=True)
+    parts = [path.stat().st_size for path in tmp_path.glob("part-*")]
+    assert len(parts) > 1 and max(parts) <= 1 << 20
+    found, said = found_by(scripts_machine, "hibernation_carried", "in", pack, env=env, simulate=True)
+    assert found["passed"] and found["rows"][0][-1] == "equal", said
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_suite_under_the_shim_and_without(scripts_machine, strict):
     package = scripts_machine.work / "asuite"
