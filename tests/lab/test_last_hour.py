@@ -36,34 +36,6 @@ def readout(section):
     return section.locator(".jp-affinode-readout")
 
 
-def test_the_keyboard_goes_through_the_last_hour_and_is_told_when_and_why(section):
-    picture = section.get_by_role("application")
-    section.get_by_role("button", name="Pause").focus()
-    keyboard = picture.page.keyboard
-    keyboard.press("Tab")
-    expect(picture).to_be_focused()
-    expect(readout(section)).to_contain_text("arrow keys")
-    keyboard.press("ArrowDown")
-    expect(readout(section)).to_have_attribute("aria-live", "polite")
-    first = readout(section).inner_text()
-    assert re.search(r"\.ipynb.*(On the GPU|freed|Waiting)", first), first
-    keyboard.press("Home")
-    expect(readout(section)).to_contain_text("until")
-    told = set()
-    for _ in range(8):
-        told.add(readout(section).inner_text())
-        keyboard.press("ArrowRight")
-    assert len(told) > 5
-    assert any("it made room for another notebook" in each for each in told)
-    lane = readout(section).locator("b").inner_text()
-    keyboard.press("ArrowDown")
-    expect(readout(section).locator("b")).not_to_have_text(lane)
-    expect(section.locator(".jp-affinode-cursor")).to_have_count(1)
-    keyboard.press("Escape")
-    expect(readout(section)).to_contain_text("arrow keys")
-    expect(picture).to_be_focused()
-
-
 def test_the_pointer_is_told_what_it_is_at(section):
     section.locator("[data-lane='0 0'] .jp-affinode-plot").hover(position={"x": 5, "y": 5})
     expect(readout(section)).to_contain_text(".ipynb")

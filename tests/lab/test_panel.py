@@ -220,17 +220,6 @@ def test_what_is_old_says_of_when_it_is_and_takes_no_orders(page):
     expect(switch).to_have_attribute("aria-disabled", "false")
 
 
-def test_how_far_a_move_is_is_said_to_be_an_estimate(page):
-    panel = RecordedPanel(page)
-    panel.show(recorded.states()["moving"])
-    for name in ("leaving.ipynb", "returning.ipynb"):
-        row = page.row(name)
-        expect(row.get_by_role("progressbar")).to_have_attribute(
-            "aria-valuetext", re.compile(r"^about \d+ %$")
-        )
-        expect(row.locator(".jp-affinode-clock")).to_have_text(re.compile(r"^≈\d+ %$"))
-
-
 @pytest.mark.parametrize("by", ["pointer", "focus"])
 def test_rows_hold_still_while_pointer_or_focus_is_in_the_list(page, by):
     panel = RecordedPanel(page)

@@ -78,19 +78,6 @@ def test_thirty_kernels_on_eight_gpus_fit_into_a_thousand_pixels(panel, width):
 
 
 @pytest.mark.long
-def test_a_wait_names_what_resolves_it(panel):
-    waiting = recorded.states()["waiting"]
-    panel.show(waiting)
-    row = panel.lab.row("notebook-12.ipynb")
-    expect(row.locator(".jp-affinode-wait")).to_contain_text("train.ipynb is computing")
-    for label in ("Stop keeping tokenizer.ipynb", "Free notes.ipynb", "Stop waiting: notebook-12.ipynb"):
-        expect(row.get_by_role("button", name=label)).to_be_visible()
-    expect(panel.lab.row("notebook-13.ipynb")).to_contain_text("at most 2 min")
-    notes = next(each for each in waiting["kernels"] if each["path"] == "thesis/notes.ipynb")
-    expect(panel.open_details(notes)).to_contain_text("may be freed in 1:")
-
-
-@pytest.mark.long
 def test_a_full_panel_in_both_themes(gpu_machine, lab, open_lab):
     gpu_machine.simulate(memory=f"{UNIT * 512}MiB")
     gpu_machine.environment["AFFINODE_SIM_CONTEXT"] = f"{UNIT * 16}MiB"
