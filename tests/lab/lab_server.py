@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from live_machine import Machine
@@ -16,6 +17,11 @@ LAB = (
     "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     "--LabApp.extension_manager=readonly",
 )
+# Nothing here opens what these are for, and a page would load them all. Pictures for the documentation have them.
+UNUSED = """
+    audio csvviewer debugger extensionmanager help htmlviewer hub imageviewer inspector javascript json logconsole lsp
+    markdownviewer mermaid pdf terminal toc tooltip vega5 video
+"""
 VIEWPORT = {"width": 1280, "height": 800}
 
 
@@ -27,6 +33,11 @@ def start_lab(server: JupyterServer, labextension: Path, *arguments: str) -> Jup
     (folder / "jupyter-affinode").symlink_to(labextension)
     # Else one that is installed beside Python comes first, in a virtual environment.
     environment["JUPYTER_PREFER_ENV_PATH"] = "0"
+    if "AFFINODE_SCREENSHOTS" not in os.environ:
+        config = Path(environment["JUPYTER_CONFIG_DIR"]) / "labconfig"
+        config.mkdir()
+        unused = {f"@jupyterlab/{name}-extension": True for name in UNUSED.split()}
+        (config / "page_config.json").write_text(json.dumps({"disabledExtensions": unused}))
     settings(server.machine, "@jupyterlab/apputils-extension", "notification", fetchNews="false")
     return server.start(*LAB, *arguments, application="jupyterlab")
 
