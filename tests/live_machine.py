@@ -198,6 +198,10 @@ class Machine:
         """A kernel's processes; none of one that is not known."""
         return (self.kernel(kernel_id) or {"processes": []})["processes"]
 
+    def pids_with(self, word: str) -> list[int]:
+        """The processes that live in this machine's environment, and have the word in their command."""
+        return pids_with(word, f"AFFINODE_SOCKET={self.socket}")
+
     def kill_everything(self) -> None:
         """Kill every process that lives in this machine's environment, whichever process started it, and reap our
         own, with controllers that the product's client started in this process.
@@ -240,6 +244,17 @@ def new_machine() -> Iterator[Machine]:
 
 def _own_pids() -> set[int]:
     return {int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()}
+
+
+def pids_with(word: str, variable: str) -> list[int]:
+    """The processes with this in their command and in their environment (or in the value of a variable there)."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ends meanwhile
+            is_there = word.encode() in (folder / "cmdline").read_bytes()
+            if is_there and variable.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
 
 
 def environment_of_started(pid: int, timeout: float = 60.0) -> bytes:

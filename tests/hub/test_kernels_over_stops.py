@@ -6,12 +6,12 @@ import logging
 import os
 import re
 import signal
-from pathlib import Path
 
 import pytest
 from gpu_cells import SETUP
 from jupyterhub.spawner import Spawner
 from live_hub import NAVIGATE, xsrf
+from live_machine import pids_with
 from live_server import exists
 from people import Person
 from traitlets import Bool, Dict
@@ -135,7 +135,8 @@ def test_a_server_that_crashed_leaves_its_kernels_and_their_tokens(hub, wait_unt
     ana = start(hub)
     kernel = ana.start_kernel()
     pid, token = kernel.pid, kernel.environment()["JUPYTERHUB_API_TOKEN"]
-    os.kill(server_pid(hub), signal.SIGKILL)
+    (served,) = pids_with("jupyterhub.singleuser", f"HOME={hub.folder}/home/ana")
+    os.kill(served, signal.SIGKILL)
     wait_until(lambda: hub.spawn("ana")[0] == 202, message=hub.log)  # only now does the Hub see it
     hub.follow("ana").whole()
     assert [each["id"] for each in ana.request("GET", "/api/kernels")[1]] == [kernel.id]
@@ -143,16 +144,6 @@ def test_a_server_that_crashed_leaves_its_kernels_and_their_tokens(hub, wait_unt
     assert hub.ask("GET", "/user", token=token)[0] == 200 and server_tokens(hub) == 1
     kernel.shutdown()
     stop(hub, wait_until)
-
-
-def server_pid(hub):
-    """The process of ana's server."""
-    (pid,) = {
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if b"jupyterhub.singleuser" in path.read_bytes() and path.stat().st_uid == ANA
-    }
-    return pid
 
 
 @pytest.mark.long

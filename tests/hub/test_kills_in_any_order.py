@@ -5,23 +5,22 @@ from __future__ import annotations
 import os
 import random
 import signal
-from pathlib import Path
 
 import pytest
 from gpu_cells import SETUP
 from live_hub import Hub, user_python
-from live_machine import new_machine
+from live_machine import new_machine, pids_with
 from live_server import exists
 from people import open_to_everyone
 from user_servers import SERVER, UserServer
 
 ROUNDS = 12
 PARTS = {
-    "server": b"jupyterhub.singleuser",
-    "hub": b"-m\0jupyterhub\0",
-    "controller": b"jupyter_affinode.node",
-    "keeper": b"-m\0jupyter_affinode.keeping.keeper",
-    "supervisor": b"jupyter_affinode.client.supervisor\0jupyter_affinode.keeping.keeper",  # of keepers
+    "server": "jupyterhub.singleuser",
+    "hub": "-m\0jupyterhub\0",
+    "controller": "jupyter_affinode.node",
+    "keeper": "-m\0jupyter_affinode.keeping.keeper",
+    "supervisor": "jupyter_affinode.client.supervisor\0jupyter_affinode.keeping.keeper",  # of keepers
 }
 
 
@@ -103,16 +102,4 @@ def is_ready(hub):
 
 def processes(machine, part):
     """The processes of a part, on this machine."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            environment = (path.parent / "environ").read_bytes()
-            if (
-                str(machine.folder).encode() in environment
-                and PARTS[part] in path.read_bytes() + b"\0"
-                and exists(int(path.parent.name))
-            ):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
+    return pids_with(PARTS[part], str(machine.folder))

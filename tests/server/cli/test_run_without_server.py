@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -43,17 +41,6 @@ def programs(native, machine):
     return start
 
 
-def processes_with(machine, word):
-    """Pids of the machine's processes that have the word in their command."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            ours = f"AFFINODE_SOCKET={machine.socket}".encode() in (folder / "environ").read_bytes()
-            if ours and word.encode() in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-    return found
-
-
 def test_a_killed_controller_is_started_again_and_the_waiting_program_gets_the_gpu(
     programs, machine, wait_until
 ):
@@ -62,11 +49,11 @@ def test_a_killed_controller_is_started_again_and_the_waiting_program_gets_the_g
     logs = [(machine.folder / f"{name}.log").read_text() for name in ("first", "second")]
     assert ready == ["ready\n"] * 2, (first.poll(), second.poll(), logs, machine.controller_log()[-3000:])
     # On a slow machine the second may start one too: that one loses the election, and ends.
-    wait_until(lambda: len(processes_with(machine, SUPERVISORS)) == 1)
+    wait_until(lambda: len(machine.pids_with(SUPERVISORS)) == 1)
     machine.kill_controller()
     assert machine.ask("PATCH", "/policy", {"contended_idle_timeout_s": 1})[0] == 200
     assert contents(first) == contents(second) == "same"
-    assert len(processes_with(machine, SUPERVISORS)) == 1
+    assert len(machine.pids_with(SUPERVISORS)) == 1
 
 
 @pytest.mark.long
@@ -82,7 +69,7 @@ def test_a_waiting_program_says_that_no_controller_answers(programs, machine, wa
     first.stdin.write("\n")
     first.stdin.flush()
     wait_until(lambda: "in line" in (machine.folder / "first.log").read_text())
-    for pid in [*processes_with(machine, SUPERVISORS), machine.controller_pid()]:
+    for pid in [*machine.pids_with(SUPERVISORS), machine.controller_pid()]:
         os.kill(pid, signal.SIGKILL)
     words = "Waiting for the GPU: no controller answers."
     wait_until(lambda: words in (machine.folder / "first.log").read_text(), 60)
@@ -96,7 +83,7 @@ def test_a_controller_that_is_told_to_end_ends(programs, machine, wait_until):
     wait_until(machine.node)
     os.kill(machine.controller_pid(), signal.SIGTERM)
     wait_until(lambda: machine.node() is None)
-    wait_until(lambda: not processes_with(machine, SUPERVISORS))
+    wait_until(lambda: not machine.pids_with(SUPERVISORS))
 
 
 @pytest.mark.long
@@ -104,10 +91,10 @@ def test_the_supervisor_passes_a_request_to_end_on(programs, machine, wait_until
     first = programs("first")
     assert first.stdout.readline() == "ready\n"
     wait_until(machine.node)
-    (pid,) = processes_with(machine, SUPERVISORS)
+    (pid,) = machine.pids_with(SUPERVISORS)
     os.kill(pid, signal.SIGTERM)
     wait_until(lambda: machine.node() is None)
-    wait_until(lambda: not processes_with(machine, SUPERVISORS))
+    wait_until(lambda: not machine.pids_with(SUPERVISORS))
 
 
 def test_until_a_killed_controller_is_there_again_processes_that_come_are_told_that_one_starts(
