@@ -101,7 +101,7 @@ $(Z2JH):
 	git clone --quiet --depth=1 https://github.com/jupyterhub/zero-to-jupyterhub-k8s $@
 
 c-tests: native
-	@MAKEFLAGS= nice -n 5 $(MAKE) --silent --keep-going --jobs=5 -C shim test-quick >build/c-tests.log 2>&1 || \
+	@MAKEFLAGS= nice -n 3 $(MAKE) --silent --keep-going --jobs=5 -C shim test-quick >build/c-tests.log 2>&1 || \
 		{ cat build/c-tests.log; exit 1; }
 
 tests-quick:
