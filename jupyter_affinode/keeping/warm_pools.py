@@ -14,7 +14,7 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ LOOK_EVERY_S = 2.0
 CHECK_EVERY_S = 30.0  # whether what kernels are made of has changed
 STARTS_WITHIN_S = 60.0  # a kernel that has not said that it runs by then never began
 POLL_S = 0.1
+PARK_AGAIN_S, PARK_TRIES = 3.0, 20
 TRY_AGAIN_S = 600.0  # to make a kernel whose process ended by itself
 KEEP_S = 3600.0
 PER_USER = 4
@@ -59,7 +60,7 @@ class WarmPools:
         self._offered_before: dict[str, Entry] = {}  # by an earlier keeper
         self._wanting: dict[asyncio.StreamWriter, set[str]] = {}
         self._making: asyncio.Task[None] | None = None
-        self._awaited: dict[str, asyncio.Task[None]] = {}  # kernels that an earlier keeper began to make
+        self._tasks: set[asyncio.Task[None]] = set()  # that go on beside the looks
         self._was_empty = True
         self._has_begun = False  # whether it is known which kernels an earlier keeper had
         self._changed = asyncio.Event()
@@ -92,9 +93,8 @@ class WarmPools:
                 if entry.read(READY) is not None:
                     await self._hold(pool, entry)
                 else:
-                    self._awaited[entry.kernel_id] = asyncio.get_running_loop().create_task(
-                        self._until_ready(pool, entry)
-                    )
+                    following = self._follow(pool, entry, of_before=True)
+                    self._tasks.add(asyncio.get_running_loop().create_task(following))
         self._has_begun = True
         self.end_unknown()
 
@@ -247,11 +247,14 @@ class WarmPools:
 
     def drop(self, writer: asyncio.StreamWriter, request: Answer) -> None:
         """End a kernelspec's warm kernels, and make none any more."""
-        pool = self._pools.pop(request["spec"], None)
+        self._drop(request["spec"])
+        self._changed.set()
+
+    def _drop(self, spec: str) -> None:
+        pool = self._pools.pop(spec, None)
         if pool is not None:
             self._empty(pool, "its kernelspec is removed")
             (self._folder / POOLS / f"{pool.id}.json").unlink(missing_ok=True)
-        self._changed.set()
 
     async def _view(self, pool: Pool) -> Answer:
         held = {kernel_id: self._holder.held(kernel_id) for kernel_id in pool.entries}
@@ -311,12 +314,16 @@ class WarmPools:
 
     async def _look(self) -> None:
         self._look_at_offers_of_before()
+        self._tasks = {task for task in self._tasks if not task.done()}
         if not self._pools:
             return
         now = time.monotonic()
         checks = now - self._checked_at > CHECK_EVERY_S
         self._checked_at = now if checks else self._checked_at
         for pool in list(self._pools.values()):
+            if not os.path.exists(os.path.join(pool.spec, "kernel.json")):
+                self._drop(pool.spec)
+                continue
             spec = self._spec(pool)
             if not self._is_wanted(pool) or spec is None or spec.count == 0:
                 self._empty(
@@ -399,7 +406,7 @@ class WarmPools:
         everything = [entry for each in self._pools.values() for entry in each.entries.values()]
         most = pool.settings.get("per_user", PER_USER)
         if most and len(everything) >= most:
-            pool.note = f"a user may have {most} warm kernels"
+            pool.note = f"a user may have {most} at a time"
             return
         most_bytes = pool.settings.get("most_bytes", 0)
         if most_bytes and await self._bytes(everything) + pool.one_bytes > most_bytes:
@@ -431,10 +438,10 @@ class WarmPools:
         self._log.info("a warm kernel of %s is made: %s", spec.name, entry.kernel_id)
         try:
             await self._start(entry, pool)
-            await self._until_ready(pool, entry)
-        except (OSError, LookupError) as error:
-            self._failed(pool, entry, f"It could not be started: {error}", again=True)
-        self._changed.set()
+        except OSError as error:
+            return self._failed(pool, entry, f"It could not be started: {error}", again=True)
+        await self._follow(pool, entry)
+        return None
 
     async def _start(self, entry: Entry, pool: Pool) -> None:
         """Start its process, by a program that ends then. Raises OSError."""
@@ -454,7 +461,15 @@ class WarmPools:
             lines = log.read_text(errors="replace").strip().splitlines()
             raise OSError(lines[-1] if lines else f"its start ended with status {status}")
 
-    async def _until_ready(self, pool: Pool, entry: Entry) -> None:
+    async def _follow(self, pool: Pool, entry: Entry, *, of_before: bool = False) -> None:
+        """Wait until a kernel is ready. `of_before`: an earlier keeper began it, and may not have come to start it."""
+        try:
+            await self._until_ready(pool, entry, of_before)
+        except (OSError, LookupError) as error:
+            self._failed(pool, entry, f"It could not be kept: {error}", again=True)
+        self._changed.set()
+
+    async def _until_ready(self, pool: Pool, entry: Entry, of_before: bool) -> None:
         """Wait for the end of its prelude, and hold it then."""
         began = time.monotonic()
         while entry.kernel_id in pool.entries and (ready := entry.read(READY)) is None:
@@ -462,6 +477,8 @@ class WarmPools:
             if has_begun and entry.process is None and entry.read(READY) is None:
                 return self._failed(pool, entry, "Its process ended before the prelude did.", again=True)
             if not has_begun and time.monotonic() - began > STARTS_WITHIN_S:
+                if of_before:
+                    return self._end_of(pool, entry, "it was never started")
                 return self._failed(
                     pool, entry, "Its kernel did not run start-up code: is it ipykernel's?", again=True
                 )
@@ -488,8 +505,19 @@ class WarmPools:
             return
         kernel.at_hub = pool.at_hub
         if kernel.record.is_managed:
-            await _parked(entry.kernel_id)
+            self._tasks.add(asyncio.get_running_loop().create_task(self._park(entry)))
         pool.one_bytes = await self._bytes([entry])
+
+    async def _park(self, entry: Entry) -> None:
+        """Have a kernel's GPU memory parked, if it has any: again for a while, since its controller may be new."""
+        for _ in range(PARK_TRIES):
+            kernel = self._holder.held(entry.kernel_id)
+            if kernel is None or not kernel.is_kept:
+                return
+            with contextlib.suppress(ControllerUnavailable, ControllerRefused):
+                await on_own_thread(KernelMessages(entry.kernel_id).park, timeout_s=None)
+                return
+            await asyncio.sleep(PARK_AGAIN_S)
 
     def _record(self, pool: Pool, entry: Entry, process: ProcessName) -> Record:
         spec = self._spec(pool)
@@ -585,10 +613,3 @@ class WarmPools:
             os.replace(path.with_suffix(".new"), path)
         except OSError as error:  # a full disk: it is in memory
             self._log.error("the pool of %s would be lost with this keeper: %s", pool.spec, error)
-
-
-async def _parked(kernel_id: str) -> None:
-    """Have a kernel's GPU memory parked, if it has any; where that is refused, it is parked when it is needed."""
-    park: Awaitable[object] = on_own_thread(KernelMessages(kernel_id).park, timeout_s=None)
-    with contextlib.suppress(ControllerUnavailable, ControllerRefused):
-        await park
