@@ -19,8 +19,10 @@ from ..units import bytes_in_words
 from . import criu
 from .unix_sockets import Peer, unix_peers
 
-# From here on a descriptor is the shim's file of GPU memory (shim/src/host/spill_file.c), which gets a name of its own.
+# From here on a descriptor is the shim's (shim/src/host/disk_file.c): it has closed them when the process is written.
 SHIMS_DESCRIPTORS = 512
+# Its files of an image that was given up (shim/src/host/pack.h): they get names again.
+SHIMS_PACKS = re.compile(r"/gpu-\d+\.\d+ \(deleted\)$")
 # The shim hangs up before the process is written. The second: a controller listens before its socket gets its name.
 CONTROLLERS_SOCKETS = ("/link.sock", "/link.soc~")
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -315,7 +317,7 @@ def _deleted_files(all_of_it: list[Seen]) -> str | None:
             is_shims = any(
                 target == path for number, target in each.opened.items() if number >= SHIMS_DESCRIPTORS
             )
-            if size > criu.GHOST_BYTES and not is_shims:
+            if size > criu.GHOST_BYTES and not (is_shims or SHIMS_PACKS.search(path)):
                 return _too_large(each, path, size)
     return None
 

@@ -4,7 +4,7 @@
 |---|---|
 | `process/` | what CRIU wrote |
 | `criu/` | CRIU's logs |
-| `gpu-PID` | what the process had on the GPU, written by its shim, which knows each part's digest |
+| `gpu-PID.N` | what the process had on the GPU, written by its shim, which knows each part's digest |
 | `away` | there while shims must stay away from their controller: until the kernel runs again |
 | `unheard` | there while the kernel must publish no output, since what it says would be lost |
 | `manifest.json` | written last: with it the image is whole, without it the image is nothing |
@@ -13,6 +13,9 @@
 | `semaphores.json` | names that are there while CRIU writes (semaphores.py) |
 | `in-use` | locked while CRIU works on the image, by CRIU itself: it may outlive the keeper that called it |
 | `warned` | when it was said that the image will be deleted by age |
+
+What images of one user have in common of GPU memory is in one file with a name in each of them (hard links,
+shim/src/host/pack.h). So each image is whole by itself, and can be deleted or copied as any folder.
 
 The manifest names each of CRIU's files with size and digest, and is signed by a key that the user has elsewhere: an
 image that was changed is refused, since it says what its process may do.
@@ -126,12 +129,20 @@ class Image:
 
     @property
     def bytes(self) -> int:
-        """What it takes on the disk."""
-        total = 0
+        """What it takes on the disk. What it shares with others counts in each of them in part, and once in all."""
+        return sum(status.st_blocks * 512 // status.st_nlink for status in self.files())
+
+    @property
+    def own_bytes(self) -> int:
+        """What the disk gets back when it is deleted."""
+        return sum(status.st_blocks * 512 for status in self.files() if status.st_nlink == 1)
+
+    def files(self) -> Iterator[os.stat_result]:
+        """Yield the status of each of its files."""
         for path in self.folder.rglob("*"):
             with contextlib.suppress(OSError):
-                total += path.lstat().st_blocks * 512
-        return total
+                if stat.S_ISREG((status := path.lstat()).st_mode):
+                    yield status
 
     def begin(self) -> None:
         """Make it, for a kernel that has none or has an older one: what the GPU's files have stays. Raises OSError."""

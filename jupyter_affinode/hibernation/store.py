@@ -6,6 +6,7 @@ import hashlib
 import re
 import shutil
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +48,12 @@ def image_of(store: Path, kernel_id: str) -> Image:
     )
 
 
+def taken_bytes(images: Iterable[Image]) -> int:
+    """Return what images take together: what they share counts once."""
+    found = {(file.st_dev, file.st_ino): file.st_blocks * 512 for image in images for file in image.files()}
+    return sum(found.values())
+
+
 def objection_to_size(image: Image, needs_bytes: int, bounds: Bounds) -> str | None:
     """Return why an image of that size may not be written, and what to do; None if it may. Raises ImageRefused."""
     store = image.folder.parent
@@ -61,7 +68,7 @@ def objection_to_size(image: Image, needs_bytes: int, bounds: Bounds) -> str | N
             f"the disk of {above} has {bytes_in_words(free)} free, and the image may need {bytes_in_words(needs_bytes)}"
             f" where {bytes_in_words(bounds.spare_bytes)} stay free: delete something there, or an image"
         )
-    others = sum(each.bytes for each in images_in(store) if each.folder != image.folder)
+    others = taken_bytes(each for each in images_in(store) if each.folder != image.folder)
     if bounds.most_bytes and others + needs_bytes > bounds.most_bytes:
         return (
             f"your images may take {bytes_in_words(bounds.most_bytes)} together: they take {bytes_in_words(others)},"

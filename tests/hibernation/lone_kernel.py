@@ -80,8 +80,19 @@ T = TypeVar("T")
 class LoneKernel:
     """One kernel and the machine's keeper. A context; at its end both are killed."""
 
-    def __init__(self, machine: Machine, kernel_id: str = "", *, uses_gpu: bool = True, cells: str = CELLS):
-        """`kernel_id`: one that another process knew, and `save` has written down. `cells`: what it runs first."""
+    def __init__(
+        self,
+        machine: Machine,
+        kernel_id: str = "",
+        *,
+        uses_gpu: bool = True,
+        cells: str = CELLS,
+        beside: LoneKernel | None = None,
+    ):
+        """`kernel_id`: one that another process knew, and `save` has written down.
+
+        `cells`: what it runs first. `beside`: whose keeper it has.
+        """
         self.machine = machine
         self.id = kernel_id or f"lone-{next(numbers)}"
         self.folder = machine.folder / self.id
@@ -93,6 +104,9 @@ class LoneKernel:
             "XDG_STATE_HOME": str(self.folder / "state"),
             "STOPPING": str(self.folder),
         }
+        self.beside = beside
+        if beside is not None:
+            self.store, self.environment = beside.store, beside.environment
         self.uses_gpu = uses_gpu
         self.first_cells = cells
         self.keeper: subprocess.Popen[Any] | None = None
@@ -216,6 +230,9 @@ class LoneKernel:
 
     def start_keeper(self) -> None:
         """Start one, unless it lives."""
+        if self.beside is not None:
+            self.beside.start_keeper()
+            return
         if self.keeper is not None and self.keeper.poll() is None:
             return
         with (self.folder / "keeper.log").open("ab") as log:
@@ -291,7 +308,7 @@ class LoneKernel:
         connected = socket.socket(socket.AF_UNIX)
         connected.settimeout(PATIENCE_S)
         try:
-            connected.connect(str(self.folder / "own" / SOCKET_NAME))
+            connected.connect(str(Path(self.environment["AFFINODE_FOLDER"]) / SOCKET_NAME))
         except OSError:
             connected.close()
             raise

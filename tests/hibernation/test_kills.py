@@ -166,8 +166,10 @@ def settled(kernel: LoneKernel) -> str | None:
     """Where the kernel is, once the keeper has seen to what was left: nothing half is there."""
     where = kernel.place()
     if where == "process" and kernel.image.exists() and not (kernel.image / "woken.json").exists():
-        names = {path.name for path in kernel.image.iterdir()}
-        return where if names <= {f"gpu-{kernel.pid}", "in-use"} else None  # for the next time
+        names = {
+            path.name for path in kernel.image.iterdir() if not path.name.startswith(f"gpu-{kernel.pid}.")
+        }
+        return where if names <= {"in-use"} else None  # the rest is for the next time
     return where
 
 

@@ -17,32 +17,28 @@
 
 #include "base/log.h"
 #include "base/per_process.h"
+#include "host/disk_file.h"
+#include "host/pack.h"
+#include "host/spill_internal.h"
 
 #define TMPFS_MAGIC 0x01021994
 #define RAMFS_MAGIC 0x858458f6
-/* Out of the way of programs that close or reuse low numbers.  */
-#define DESCRIPTOR_FROM 512
-#define PLACES_IN_WORD 64
-#define PLACES_A_STEP 512 /* by which the file grows: a GiB */
+OF_PROCESS struct places places;
+static OF_PROCESS uint32_t next_at; /* the place after the last one that was given out, from 0 */
 
-/* Guards `taken`, `steps` and `hint`. The descriptor and the mapping change only while nothing reads or writes.  */
-static OF_PROCESS pthread_mutex_t places_lock = PTHREAD_MUTEX_INITIALIZER;
+/* The file without a name. It changes only while nothing reads or writes.  */
 static OF_PROCESS struct {
 	int descriptor;
+	_Atomic bool direct;
 	dev_t device; /* which file it is: a program may close descriptors that are not its own */
-	ino_t inode; /* 0: there is no file */
-	bool direct;
-	/* All of it, for reading. It keeps the file, and is read from, if the descriptor is taken away.  */
-	unsigned char *mapping;
-	size_t steps;
-	uint64_t *taken; /* a bit for each place */
-	size_t hint;     /* the place after the last one that was given out */
-} file;
-static OF_PROCESS _Atomic uint64_t places_taken, chunks_written;
+	ino_t inode; /* 0: there is none */
+	unsigned used; /* places with users, guarded by places.lock */
+} unnamed;
+static OF_PROCESS _Atomic uint64_t chunks_on_disk, chunks_written;
 
 uint64_t spill_bytes(void)
 {
-	return atomic_load(&places_taken) * CHUNK_BYTES;
+	return atomic_load(&chunks_on_disk) * CHUNK_BYTES;
 }
 
 uint64_t spill_written_bytes(void)
@@ -50,19 +46,30 @@ uint64_t spill_written_bytes(void)
 	return atomic_load(&chunks_written) * CHUNK_BYTES;
 }
 
-/* Read a file's status by the system call itself, since glibc's fstat has no version that is old enough.  */
-static int status_of(int descriptor, struct stat *status)
+static struct pack *pack_of(uint32_t place)
 {
-	return syscall(SYS_fstat, descriptor, status) == 0 ? 0 : -errno;
+	return places.packs[(place - 1) / PACK_PLACES];
 }
+
+static unsigned at_in_pack(uint32_t place)
+{
+	return (place - 1) % PACK_PLACES;
+}
+
+static off_t unnamed_offset(uint32_t place)
+{
+	return (off_t)((uint64_t)(place - 1) * CHUNK_BYTES);
+}
+
+/* ---- The file without a name  */
 
 /* Return whether the descriptor is still the file's. A file that the program opened under its number must never be written to.  */
 static bool is_there(void)
 {
 	struct stat status;
 
-	return file.inode && status_of(file.descriptor, &status) == 0 && status.st_dev == file.device &&
-	       status.st_ino == file.inode;
+	return unnamed.inode && disk_status(unnamed.descriptor, &status) == 0 && status.st_dev == unnamed.device &&
+	       status.st_ino == unnamed.inode;
 }
 
 static int refuse(int error, char *why, size_t size, const char *folder, const char *text)
@@ -82,7 +89,7 @@ static int open_shared(const char *folder, char *why, size_t size)
 	if (descriptor < 0)
 		return refuse(-errno, why, size, folder, errno == ELOOP || errno == ENOTDIR
 								 ? "is no folder, or a symbolic link" : "cannot be opened here");
-	if (status_of(descriptor, &status) != 0 || fstatfs(descriptor, &disk) != 0)
+	if (disk_status(descriptor, &status) != 0 || fstatfs(descriptor, &disk) != 0)
 		error = refuse(-EIO, why, size, folder, "cannot be looked at");
 	else if (status.st_uid != 0 && status.st_uid != geteuid())
 		error = refuse(-EPERM, why, size, folder, "belongs to another user");
@@ -116,7 +123,7 @@ static int open_named(int shared, int flags)
 }
 
 /* Make a file without a name. With O_EXCL it can never get one.  */
-static int open_file(int shared)
+static int open_file(int shared, bool *is_direct)
 {
 	const int flags = O_RDWR | O_CLOEXEC;
 	int descriptor, direct = O_DIRECT;
@@ -125,306 +132,317 @@ static int open_file(int shared)
 		descriptor = openat(shared, ".", flags | direct | O_TMPFILE | O_EXCL, 0600);
 		if (descriptor < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT))
 			descriptor = open_named(shared, flags | direct);
-		file.direct = direct;
+		*is_direct = direct != 0;
 		direct = direct ? 0 : -1;
 	} while (descriptor < 0 && errno == EINVAL && direct == 0);
 	return descriptor < 0 ? -errno : descriptor;
 }
 
-static void forget(void)
+void unnamed_forget(void)
 {
-	if (file.mapping)
-		munmap(file.mapping, file.steps * PLACES_A_STEP * CHUNK_BYTES);
 	if (is_there())
-		close(file.descriptor);
-	free(file.taken);
-	memset(&file, 0, sizeof(file));
+		close(unnamed.descriptor);
+	memset(&unnamed, 0, sizeof(unnamed));
 }
 
-static int take_file(int descriptor)
+void places_remove_pack(unsigned number)
 {
-	int high = fcntl(descriptor, F_DUPFD_CLOEXEC, DESCRIPTOR_FROM);
-	struct stat status;
+	pack_end(places.packs[number]);
+	free(places.packs[number]);
+	places.packs[number] = NULL;
+}
 
-	if (high >= 0) {
-		close(descriptor);
-		descriptor = high;
-	}
-	if (status_of(descriptor, &status) != 0) {
-		close(descriptor);
-		return -EIO;
-	}
-	file.descriptor = descriptor;
-	file.device = status.st_dev;
-	file.inode = status.st_ino;
-	return 0;
+/* Only while nothing reads or writes.  */
+static void remove_unnamed_packs(void)
+{
+	pthread_mutex_lock(&places.lock);
+	for (unsigned i = 0; i < PACKS; i++)
+		if (places.packs[i] && !places.packs[i]->path[0])
+			places_remove_pack(i);
+	pthread_mutex_unlock(&places.lock);
 }
 
 int spill_open(const char *folder, char *why, size_t size)
 {
+	struct stat status;
 	int shared, made;
+	bool direct;
 
-	if (spill_bytes()) {
+	places.image[0] = '\0';
+	if (unnamed.used) {
 		if (is_there())
 			return 0;
 		snprintf(why, size, "the program has closed the file that freed GPU memory goes to");
 		return -EBADF;
 	}
-	forget();
+	remove_unnamed_packs();
+	unnamed_forget();
 	shared = open_shared(folder, why, size);
 	if (shared < 0)
 		return shared;
-	made = open_file(shared);
+	made = open_file(shared, &direct);
 	close(shared);
-	if (made >= 0)
-		made = take_file(made);
-	return made < 0 ? refuse(made, why, size, folder, "does not let this user make a file in it") : 0;
+	if (made < 0)
+		return refuse(made, why, size, folder, "does not let this user make a file in it");
+	unnamed.descriptor = disk_out_of_the_way(made);
+	atomic_store(&unnamed.direct, direct);
+	if (disk_status(unnamed.descriptor, &status) != 0)
+		return refuse(-EIO, why, size, folder, "does not let this user make a file in it");
+	unnamed.device = status.st_dev;
+	unnamed.inode = status.st_ino;
+	return 0;
 }
 
-static bool is_taken(size_t at)
+/* The child has no mapping of it (MADV_DONTFORK).  */
+void spill_close_in_child(void)
 {
-	return file.taken[at / PLACES_IN_WORD] >> at % PLACES_IN_WORD & 1;
+	if (is_there())
+		close(unnamed.descriptor);
 }
 
-static int open_at(const char *path)
-{
-	const int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
-	int descriptor;
+/* ---- Packs  */
 
-	if (unlink(path) != 0 && errno != ENOENT) /* of an earlier process with this number */
+bool pack_name(unsigned number, char *path)
+{
+	return snprintf(path, PACK_PATH_SIZE, "%s/gpu-%d.%u", places.image, (int)getpid(), number) < PACK_PATH_SIZE;
+}
+
+int pack_make_or_link(struct pack *pack, const char *from, const char *path)
+{
+	int error = from ? pack_link(pack, from, path) : pack_make(pack, path);
+
+	if (error != -EEXIST)
+		return error;
+	if (unlink(path) != 0)
 		return -errno;
-	file.direct = true;
-	descriptor = open(path, flags | O_DIRECT, 0600);
-	if (descriptor < 0 && errno == EINVAL) {
-		unlink(path); /* made before O_DIRECT was refused */
-		file.direct = false;
-		descriptor = open(path, flags, 0600);
-	}
-	return descriptor < 0 ? -errno : descriptor;
+	return from ? pack_link(pack, from, path) : pack_make(pack, path);
 }
 
-/* Copy the file's contents to the same places of another. They are read by the mapping, into memory that is aligned as the disk
- * needs it for writing.  */
-static int copy_places(int to)
+unsigned places_add_pack(const char *from)
 {
-	unsigned char *buffer = mmap(NULL, CHUNK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	int error = buffer == MAP_FAILED ? -ENOMEM : 0;
+	unsigned number = 0;
+	char path[PACK_PATH_SIZE];
+	struct pack *pack;
+	int error = 0;
 
-	for (size_t at = 0; !error && at < file.steps * PLACES_A_STEP; at++) {
-		ssize_t n;
-
-		if (!is_taken(at))
-			continue;
-		memcpy(buffer, file.mapping + at * CHUNK_BYTES, CHUNK_BYTES);
-		n = pwrite(to, buffer, CHUNK_BYTES, (off_t)(at * CHUNK_BYTES));
-		error = n == (ssize_t)CHUNK_BYTES ? 0 : n < 0 ? -errno : -ENOSPC;
+	while (number < PACKS && places.packs[number])
+		number++;
+	pack = number < PACKS ? calloc(1, sizeof(*pack)) : NULL;
+	if (!pack)
+		return PACKS;
+	if (places.image[0]) {
+		error = pack_name(number, path) ? pack_make_or_link(pack, from, path) : -ENAMETOOLONG;
+	} else {
+		pack->own = true;
+		pack->mapping = pack_map(unnamed.descriptor, unnamed_offset(place_of(number, 0)));
+		error = pack->mapping ? 0 : -ENOMEM;
 	}
-	if (buffer != MAP_FAILED)
-		munmap(buffer, CHUNK_BYTES);
-	return error;
+	if (error) {
+		log_line("disk: no pack %s: errno %d", from ? from : places.image, -error);
+		free(pack);
+		return PACKS;
+	}
+	places.packs[number] = pack;
+	return number;
 }
 
-/* Put another file in the place of the process's file.  */
-static int exchange(int descriptor)
+static bool is_free(const struct pack *pack, unsigned at)
 {
-	const size_t bytes = file.steps * PLACES_A_STEP * CHUNK_BYTES;
-	int before = file.descriptor, error = copy_places(descriptor);
-	bool had = is_there();
-	void *mapping = NULL;
-
-	if (!error && bytes)
-		mapping = mmap(NULL, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
-	if (error || mapping == MAP_FAILED) {
-		close(descriptor);
-		return error ? error : -ENOMEM;
-	}
-	if (file.mapping)
-		munmap(file.mapping, bytes);
-	if (bytes) {
-		madvise(mapping, bytes, MADV_DONTFORK);
-		madvise(mapping, bytes, MADV_DONTDUMP);
-	}
-	file.mapping = mapping;
-	error = take_file(descriptor);
-	if (had)
-		close(before);
-	return error;
+	return !pack->users[at] && !pack->written[at];
 }
 
-static bool is_at(const char *path)
+/* Return whether new contents go to this pack.  */
+static bool is_written_to(const struct pack *pack)
 {
-	struct stat status;
-
-	return is_there() && syscall(SYS_newfstatat, AT_FDCWD, path, &status, AT_SYMLINK_NOFOLLOW) == 0 &&
-	       status.st_dev == file.device && status.st_ino == file.inode;
+	return pack && pack->own && !pack->shared && (pack->path[0] != '\0') == (places.image[0] != '\0');
 }
 
-int spill_name(const char *path, char *why, size_t size)
+void place_use(struct pack *pack, unsigned at)
 {
-	bool direct = file.direct;
-	int made, error;
+	if (pack->users[at]++ == 0) {
+		pack->used++;
+		unnamed.used += !pack->path[0];
+	}
+	atomic_fetch_add(&chunks_on_disk, 1);
+}
 
-	if (is_at(path))
+/* With places.lock held, as the next ones.  */
+static uint32_t find_free(uint32_t from, uint32_t to)
+{
+	for (uint32_t i = from; i < to; i++) {
+		const struct pack *pack = places.packs[i / PACK_PLACES];
+
+		if (!is_written_to(pack) || pack->used == PACK_PLACES)
+			i |= PACK_PLACES - 1;
+		else if (is_free(pack, i % PACK_PLACES))
+			return i + 1;
+	}
+	return 0;
+}
+
+uint32_t spill_take(void)
+{
+	uint32_t place;
+	unsigned number;
+
+	pthread_mutex_lock(&places.lock);
+	place = find_free(next_at, PACKS * PACK_PLACES);
+	if (!place)
+		place = find_free(0, next_at);
+	if (!place && (number = places_add_pack(NULL)) < PACKS)
+		place = place_of(number, 0);
+	if (place) {
+		place_use(pack_of(place), at_in_pack(place));
+		next_at = place;
+	}
+	pthread_mutex_unlock(&places.lock);
+	return place;
+}
+
+static void free_unnamed(struct pack *pack, uint32_t place)
+{
+	pack->written[at_in_pack(place)] = false;
+	/* Where holes cannot be made the space is used again, and is free when the file is empty.  */
+	if (--unnamed.used == 0 && is_there())
+		(void)!ftruncate(unnamed.descriptor, 0);
+	else if (is_there())
+		fallocate(unnamed.descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, unnamed_offset(place), (off_t)CHUNK_BYTES);
+}
+
+/* With places.lock held.  */
+static void give(uint32_t place)
+{
+	struct pack *pack = pack_of(place);
+	unsigned at = at_in_pack(place);
+
+	atomic_fetch_sub(&chunks_on_disk, 1);
+	if (--pack->users[at])
+		return;
+	pack->used--;
+	if (place - 1 < next_at)
+		next_at = place - 1;
+	if (!pack->path[0])
+		return free_unnamed(pack, place);
+	pack->has_unused = true;
+	atomic_store(&places.has_unused, true);
+}
+
+void spill_give(uint32_t place)
+{
+	pthread_mutex_lock(&places.lock);
+	give(place);
+	pthread_mutex_unlock(&places.lock);
+}
+
+/* Return 0 or a negative errno; `file` is the pack's, at `*at` from where its place is. It is to be let go.  */
+static int open_for(uint32_t place, struct disk_file *file, off_t *at, int flags)
+{
+	const struct pack *pack = pack_of(place);
+
+	if (pack->path[0]) {
+		*at = (off_t)(at_in_pack(place) * CHUNK_BYTES);
+		return pack_open(pack, file, flags);
+	}
+	*at = unnamed_offset(place);
+	*file = (struct disk_file){unnamed.descriptor, atomic_load(&unnamed.direct)};
+	return is_there() ? 0 : -EBADF;
+}
+
+static void let_go(uint32_t place, const struct disk_file *file)
+{
+	if (pack_of(place)->path[0])
+		close(file->descriptor);
+	else if (!file->direct)
+		atomic_store(&unnamed.direct, false);
+}
+
+int place_read(uint32_t place, void *to, size_t bytes)
+{
+	struct disk_file file;
+	off_t at;
+	int error;
+
+	if (open_for(place, &file, &at, O_RDONLY) != 0) {
+		memcpy(to, pack_of(place)->mapping + at_in_pack(place) * CHUNK_BYTES, bytes);
 		return 0;
-	made = open_at(path);
-	error = made < 0 ? made : exchange(made);
-	if (!error)
-		return 0;
-	if (made >= 0)
-		unlink(path);
-	file.direct = direct;
-	snprintf(why, size, "the file %.120s cannot be written: %s", path, strerror(-error));
+	}
+	error = disk_read(&file, at, to, bytes);
+	let_go(place, &file);
 	return error;
+}
+
+int spill_read(uint32_t place, void *to, size_t bytes)
+{
+	int error = 0;
+
+	while (bytes && !error) {
+		size_t left = (PACK_PLACES - at_in_pack(place)) * CHUNK_BYTES, part = bytes < left ? bytes : left;
+
+		error = place_read(place, to, part);
+		place += (uint32_t)(part / CHUNK_BYTES);
+		to = (char *)to + part;
+		bytes -= part;
+	}
+	return error;
+}
+
+static int write_to(uint32_t place, const void *from)
+{
+	struct disk_file file;
+	off_t at;
+	int error = open_for(place, &file, &at, O_RDWR);
+
+	if (error)
+		return error;
+	error = disk_write(&file, at, from, CHUNK_BYTES);
+	let_go(place, &file);
+	return error;
+}
+
+int spill_write(uint32_t *place, const void *from)
+{
+	struct pack *pack = pack_of(*place);
+	unsigned at = at_in_pack(*place);
+	struct hint hint = {{0, 0}};
+	uint32_t equal = 0;
+	int error;
+
+	if (pack->path[0]) {
+		hint = pack_hint(from);
+		equal = image_find_equal(&hint, from);
+	}
+	if (equal) {
+		spill_give(*place);
+		*place = equal;
+		return 0;
+	}
+	error = write_to(*place, from);
+	if (error)
+		return error;
+	atomic_fetch_add(&chunks_written, 1);
+	pthread_mutex_lock(&places.lock);
+	pack->written[at] = true;
+	pack->hints[at] = hint;
+	pack->changed = pack->path[0] != '\0';
+	pthread_mutex_unlock(&places.lock);
+	return 0;
+}
+
+void unnamed_left(unsigned number)
+{
+	unnamed.used -= places.packs[number]->used;
+	fallocate(unnamed.descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, unnamed_offset(place_of(number, 0)), (off_t)PACK_BYTES);
 }
 
 void spill_found_again(void)
 {
 	struct stat status;
 
-	if (file.inode && status_of(file.descriptor, &status) == 0) {
-		file.device = status.st_dev;
-		file.inode = status.st_ino;
+	if (unnamed.inode && disk_status(unnamed.descriptor, &status) == 0) {
+		unnamed.device = status.st_dev;
+		unnamed.inode = status.st_ino;
 	}
-}
-
-/* Add a step of places, which are mapped before any of them is used. Return 0 or a negative errno.  */
-static int grow(void)
-{
-	const size_t step = PLACES_A_STEP * CHUNK_BYTES, words = PLACES_A_STEP / PLACES_IN_WORD;
-	uint64_t *taken = realloc(file.taken, (file.steps + 1) * words * sizeof(*taken));
-	void *mapping;
-
-	if (!taken)
-		return -ENOMEM;
-	file.taken = taken;
-	if (file.mapping)
-		mapping = mremap(file.mapping, file.steps * step, (file.steps + 1) * step, MREMAP_MAYMOVE);
-	else
-		mapping = mmap(NULL, step, PROT_READ, MAP_SHARED | MAP_NORESERVE, file.descriptor, 0);
-	if (mapping == MAP_FAILED)
-		return -errno;
-	madvise(mapping, (file.steps + 1) * step, MADV_DONTFORK);
-	madvise(mapping, (file.steps + 1) * step, MADV_DONTDUMP);
-	file.mapping = mapping;
-	memset(file.taken + file.steps * words, 0, words * sizeof(*taken));
-	file.steps++;
-	return 0;
-}
-
-uint32_t spill_take(void)
-{
-	size_t at, count;
-
-	pthread_mutex_lock(&places_lock);
-	count = file.steps * PLACES_A_STEP;
-	for (at = file.hint; at < count && is_taken(at);)
-		at++;
-	if (at == count && atomic_load(&places_taken) < count)
-		for (at = 0; is_taken(at);)
-			at++;
-	if (at == count && grow() != 0)
-		at = UINT32_MAX;
-	if (at != UINT32_MAX) {
-		file.taken[at / PLACES_IN_WORD] |= 1ull << at % PLACES_IN_WORD;
-		file.hint = at + 1;
-		atomic_fetch_add(&places_taken, 1);
-	}
-	pthread_mutex_unlock(&places_lock);
-	return (uint32_t)(at + 1);
-}
-
-static off_t offset_of(uint32_t place)
-{
-	return (off_t)((uint64_t)(place - 1) * CHUNK_BYTES);
-}
-
-void spill_give(uint32_t place)
-{
-	size_t at = place - 1;
-
-	pthread_mutex_lock(&places_lock);
-	file.taken[at / PLACES_IN_WORD] &= ~(1ull << at % PLACES_IN_WORD);
-	if (at < file.hint)
-		file.hint = at;
-	/* Where holes cannot be made the space is used again, and is free when the file is empty.  */
-	if (atomic_fetch_sub(&places_taken, 1) == 1 && is_there())
-		(void)!ftruncate(file.descriptor, 0);
-	else if (is_there())
-		fallocate(file.descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset_of(place),
-			  (off_t)CHUNK_BYTES);
-	pthread_mutex_unlock(&places_lock);
-}
-
-/* Go on without O_DIRECT, and return whether that may help: not every memory can be handed to the disk, nor does every file
- * system know how.  */
-static bool go_without_direct(int error)
-{
-	int flags = fcntl(file.descriptor, F_GETFL);
-
-	if ((error != EINVAL && error != EFAULT) || flags < 0 || !(flags & O_DIRECT))
-		return false;
-	log_line("spill: not past the system's cache: errno %d", error);
-	file.direct = false;
-	return fcntl(file.descriptor, F_SETFL, flags & ~O_DIRECT) == 0;
-}
-
-/* Write what is only in the system's cache to the disk, and drop it from the cache, where it takes host memory.  */
-static int past_cache(uint32_t place, size_t bytes, bool written)
-{
-	if (file.direct)
-		return 0;
-	if (written && fdatasync(file.descriptor) != 0)
-		return -errno;
-	posix_fadvise(file.descriptor, offset_of(place), (off_t)bytes, POSIX_FADV_DONTNEED);
-	return 0;
-}
-
-int spill_write(uint32_t place, const void *from)
-{
-	size_t done = 0;
-
-	while (done < CHUNK_BYTES) {
-		ssize_t n;
-
-		if (!is_there())
-			return -EBADF;
-		n = pwrite(file.descriptor, (const char *)from + done, CHUNK_BYTES - done,
-			   offset_of(place) + (off_t)done);
-		if (n > 0)
-			done += (size_t)n;
-		else if (n == 0)
-			return -EIO;
-		else if (errno != EINTR && !go_without_direct(errno))
-			return -errno;
-	}
-	atomic_fetch_add(&chunks_written, 1);
-	return past_cache(place, CHUNK_BYTES, true);
-}
-
-int spill_read(uint32_t place, void *to, size_t bytes)
-{
-	size_t done = 0;
-
-	if (!is_there()) { /* the program closed it: its contents are there all the same */
-		memcpy(to, file.mapping + offset_of(place), bytes);
-		return 0;
-	}
-	while (done < bytes) {
-		ssize_t n = pread(file.descriptor, (char *)to + done, bytes - done, offset_of(place) + (off_t)done);
-
-		if (n > 0)
-			done += (size_t)n;
-		else if (n == 0)
-			return -EIO;
-		else if (errno != EINTR && !go_without_direct(errno))
-			return -errno;
-	}
-	return past_cache(place, bytes, false);
-}
-
-/* The child has no mapping of the file (MADV_DONTFORK).  */
-void spill_close_in_child(void)
-{
-	if (is_there())
-		close(file.descriptor);
+	for (unsigned i = 0; i < PACKS; i++)
+		if (places.packs[i] && places.packs[i]->path[0])
+			pack_found_again(places.packs[i]);
 }

@@ -1,7 +1,8 @@
-/* The process's file on a local disk for parked contents that leave host memory. It has places of one chunk each.
+/* A process's chunks on a local disk. They have places, in packs of places (pack.h).
  *
- * It has no name: so it ends with the process, no other user can open it, and none can take its place beforehand. A process that
- * is to become an image has it under a name, in a folder that only its user can enter.  */
+ * Parked contents that leave host memory go to one file that has no name: so it ends with the process, no other user can open it, and none
+ * can take its place beforehand. Those of a process that is to become an image go to files in the image's folder, which only its user can
+ * enter; what another image of that user has already is not written again.  */
 #pragma once
 
 #include <stddef.h>
@@ -12,27 +13,36 @@
 /* Threads that read or write at a time: what a local disk needs to be at work all the time.  */
 #define SPILL_THREADS 8
 
-/* Open a file in `folder`, unless the process has one with anything in it. Return 0, or a negative errno and `why` in words. Called by
- * the mover alone.  */
+/* Have what is written from now on go to a file without a name in `folder`, unless there is one with anything in it. Return 0, or a negative errno
+ * and `why` in words. Called by the mover alone, as all that has no other word.  */
 int spill_open(const char *folder, char *why, size_t size);
 
-/* Make the file that of the name `path`, with all that is in it now. Return 0, or a negative errno and `why` in words: then nothing has
- * changed. Called by the mover alone.  */
-int spill_name(const char *path, char *why, size_t size);
+/* Have all that is on disk, and what is written from now on, in the image `folder`. Return 0, or a negative errno and `why` in words: then
+ * each place has its contents where it had them, or there.  */
+int spill_into_image(const char *folder, char *why, size_t size);
 
-/* Take note that the process was woken from an image, perhaps on another machine: its open file has another device and inode. Called by
+/* Take note that the process was woken from an image, perhaps on another machine: its files have other devices and inodes. Called by
  * the link thread, while nothing reads or writes.  */
 void spill_found_again(void);
 
-/* Take a free place, if it can be the one after the last taken: neighbours are read together. Return 0 for want of memory.
- * Called by the mover alone.  */
+/* Take a free place, if it can be the one after the last taken: neighbours are read together. Return 0 for want of memory, or of
+ * the disk.  */
 uint32_t spill_take(void);
 
-/* Write a chunk to its place, or read `bytes` that begin at a place. Return 0 or a negative errno. Called by any thread.  */
-int spill_write(uint32_t place, const void *from);
+/* Write a chunk to a place that was taken. In an image, what is on disk already is not written: then that place is given back, and `*place` is
+ * where it is. Return 0 or a negative errno. Called by any thread.  */
+int spill_write(uint32_t *place, const void *from);
+
+/* Read `bytes` that begin at a place. Return 0 or a negative errno. Called by any thread.  */
 int spill_read(uint32_t place, void *to, size_t bytes);
 
-/* Free a place, and give its space back to the disk. Called by any thread.  */
+/* Let other images use what was written to this one.  */
+void spill_publish(void);
+
+/* Give the space of an image's places that were given back to the disk, while nothing reads or writes.  */
+void spill_tidy(void);
+
+/* Free a place, and give its space back to the disk: that of an image at the next spill_tidy. Called by any thread.  */
 void spill_give(uint32_t place);
 
 /* Return the bytes in places that are taken, and all bytes that were ever written. Called by any thread.  */

@@ -18,6 +18,7 @@
 #include "host/bounce_ring.h"
 #include "host/lent_memory.h"
 #include "host/slabs.h"
+#include "host/spill_file.h"
 #include "memory/app_mappings/app_mappings.h"
 #include "memory/blocks/block.h"
 #include "mover/internal.h"
@@ -288,6 +289,7 @@ static void *mover_main(void *unused)
 			give_back_what_was_freed();
 			trim_if_wished();
 			prepare_lots_if_any_came();
+			spill_tidy();
 			register_contents();
 			continue;
 		}
@@ -300,6 +302,7 @@ static void *mover_main(void *unused)
 		mover_queue.outcome_waits = true;
 		pthread_mutex_unlock(&mover_queue.lock);
 		link_wake();
+		spill_tidy();
 		register_contents();
 	}
 	return NULL;

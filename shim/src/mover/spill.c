@@ -139,7 +139,7 @@ static void move_all(int (*move)(size_t), bool (*ends)(void))
 
 static int write_one(size_t i)
 {
-	return spill_write(batch.places[i], slot_memory(&batch.chunks[i]->slot));
+	return spill_write(&batch.places[i], slot_memory(&batch.chunks[i]->slot));
 }
 
 /* Write the next chunks, `most` bytes at most, and give their slots back. Bytes written; *error: what the disk said.  */
@@ -165,6 +165,7 @@ static uint64_t write_next(uint64_t most, int *error)
 	}
 	free(chunks);
 	move_all(write_one, spill_must_end);
+	spill_publish();
 	for (size_t i = 0; i < batch.count; i++) {
 		if (!batch.moved[i]) {
 			spill_give(batch.places[i]);
@@ -325,7 +326,6 @@ static bool leave_gpu(struct moved *moved)
 
 void hibernate(struct moved *moved)
 {
-	char path[AFFINODE_TEXT_SIZE + 32];
 	int error;
 
 	if (shim_state() == AFFINODE_STATE_NONE)
@@ -336,12 +336,12 @@ void hibernate(struct moved *moved)
 	moved->move.budget = UINT64_MAX;
 	if (!leave_gpu(moved))
 		return;
-	snprintf(path, sizeof(path), "%s/gpu-%d", moved->move.folder, (int)getpid());
-	if (spill_name(path, moved->text, sizeof(moved->text))) {
+	if (spill_into_image(moved->move.folder, moved->text, sizeof(moved->text))) {
 		moved->status = AFFINODE_FAILED;
 		return;
 	}
 	error = move_on(moved, write_next, spill_must_end);
+	spill_tidy();
 	if (spill_must_end())
 		return outcome_is(moved, AFFINODE_REVOKED, REASON_WANTED_BACK);
 	if (error)

@@ -27,7 +27,8 @@ TEST_FLAVOURS := plain address thread
 #   staging          step_errors: copies by the ring, at any fault
 #   step_callers     free_while_copying, preempted, unmap_while_waiting, gate_stress: calls in the midst of a move
 #   step_disk        spill, step_spill: the disk and the process end at any step
-TEST_LONG := handed_over staging step_callers step_disk
+#   step_packs       packs: images that share what they have in common
+TEST_LONG := handed_over staging step_callers step_disk step_packs
 TEST_QUICK := $(patsubst %,plain/%,$(filter-out $(TEST_LONG),$(TEST_PROGRAMS)))
 TEST_CASES := $(foreach flavour,$(TEST_FLAVOURS),$(TEST_PROGRAMS:%=$(flavour)/%))
 

@@ -206,13 +206,23 @@ uint32_t controller_resume_on(const char *gpu, uint64_t more)
 	return epoch;
 }
 
-uint32_t controller_spill(uint64_t bytes, const char *folder)
+static uint32_t command_with_folder(uint32_t what, uint64_t bytes, const char *folder)
 {
-	struct affinode_command message = {.command = AFFINODE_COMMAND_SPILL, .argument = bytes};
+	struct affinode_command message = {.command = what, .argument = bytes};
 
 	snprintf(message.reason, sizeof(message.reason), "%s", folder);
 	controller_send(AFFINODE_COMMAND, &message, sizeof(message), ++epoch);
 	return epoch;
+}
+
+uint32_t controller_spill(uint64_t bytes, const char *folder)
+{
+	return command_with_folder(AFFINODE_COMMAND_SPILL, bytes, folder);
+}
+
+uint32_t controller_into_image(const char *folder)
+{
+	return command_with_folder(AFFINODE_COMMAND_HIBERNATE, 0, folder);
 }
 
 uint32_t controller_command(uint32_t what, uint64_t argument)

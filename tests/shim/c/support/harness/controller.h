@@ -24,6 +24,8 @@ uint32_t controller_command(uint32_t command, uint64_t argument);
 void controller_answer_room(uint32_t request, bool granted);
 /* Write `bytes` at most of what is parked to disk, below the folder.  */
 uint32_t controller_spill(uint64_t bytes, const char *folder);
+/* Write all that is parked to the image in that folder, and take the context off the GPU.  */
+uint32_t controller_into_image(const char *folder);
 /* Resume on the GPU with that UUID, as NVML writes it; `more`: other move flags.  */
 uint32_t controller_resume_on(const char *gpu, uint64_t more);
 struct affinode_reply controller_reply(uint32_t epoch);
