@@ -8,6 +8,7 @@ import hmac
 import json
 import os
 import secrets
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,10 @@ def _key() -> bytes:
 
 
 def _make(path: Path) -> None:
-    partial = path.with_name(f".{KEY_NAME}.{os.getpid()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    with open(os.open(partial, flags, 0o600), "wb") as file:
+    descriptor, partial = tempfile.mkstemp(
+        prefix=f".{KEY_NAME}.", dir=path.parent
+    )  # several may make it at once
+    with open(descriptor, "wb") as file:
         file.write(secrets.token_bytes(KEY_BYTES))
         file.flush()
         os.fsync(file.fileno())
@@ -51,4 +53,4 @@ def _make(path: Path) -> None:
         with contextlib.suppress(FileExistsError):
             os.link(partial, path)  # the first one stays
     finally:
-        partial.unlink(missing_ok=True)
+        os.unlink(partial)
