@@ -194,7 +194,7 @@ class LoneKernel:
             )
         finally:
             client.stop_channels()
-        assert reply["content"]["status"] == "ok", reply["content"]
+        assert reply["content"]["status"] == "ok", "\n".join(reply["content"].get("traceback", ["aborted"]))
         return "".join(printed)
 
     def check(self) -> None:

@@ -251,6 +251,15 @@ def test_a_kernel_that_is_carried_to_another_machine(scripts_machine, tmp_path):
 
 
 @pytest.mark.long
+def test_kernels_with_the_same_weights_have_them_on_disk_once(scripts_machine):
+    scripts_machine.environment["AFFINODE_CRIU"] = fetched_criu()
+    sizes = ["--kernels=3", "--gib=0.125", "--own=0.0078125", "--beside=0.00390625"]
+    options = ["--program=driver", *sizes, f"--dir={scripts_machine.work}"]
+    found, said = found_by(scripts_machine, "weights_once", *options)
+    assert found["passed"] and [row[-1] for row in found["rows"]] == ["equal"] * 3, said
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_suite_under_the_shim_and_without(scripts_machine, strict):
     package = scripts_machine.work / "asuite"

@@ -1,0 +1,167 @@
+"""Kernels with the same weights hibernate: they are on disk once. `python tests/gpu weights_once --dir /scratch`.
+
+Needs what `hibernation` needs. Each of `--kernels` holds the same `--gib` of random words, and `--own` of its own. The
+first hibernates and wakes while no other image is there; then all hibernate, one after the other, and are woken in
+turn. What the disk has then must be the weights once, and of each kernel what is its own and `--beside` GiB more; the
+processes' host memory, which each image has too, is told apart. Exits with 1 if that, or any word, is not as it must
+be.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from controlled import finish, machine, options, say
+from hibernation import SETUP, server_with_images, value, what_is_left
+from hibernation_cycles import command
+from live_machine import Machine
+from live_server import JupyterKernel
+
+GIB = 1 << 30
+OWN = {
+    "torch": """
+generator.manual_seed({seed})
+own = torch.randint(-2**62, 2**62, ({words},), dtype=torch.int64, device="cuda", generator=generator)
+torch.cuda.synchronize()
+def sums(): return int(block.sum()), int(own.sum())
+""",
+    "driver": """
+own_words = {words}
+own = driver.allocate(own_words * 8)
+own_host = (ctypes.c_uint64 * own_words)()
+for at in range(0, own_words, 257): own_host[at] = (at + {seed}) * 0x9E3779B97F4A7C15 % 2**64
+driver.call("cuMemcpyHtoD_v2", ctypes.c_uint64(own), own_host, ctypes.c_size_t(own_words * 8))
+def sums():
+    driver.call("cuMemcpyDtoH_v2", own_host, ctypes.c_uint64(own), ctypes.c_size_t(own_words * 8))
+    return checksum(), sum(own_host[at] for at in range(0, own_words, 257))
+""",
+}
+
+
+@dataclass
+class Sleeper:
+    """A kernel, and what was seen of it."""
+
+    kernel: JupyterKernel
+    sums: str = ""
+    away_s: float = 0.0
+    result_s: float = 0.0
+    gpu_bytes: int = 0  # what the disk has more of GPU memory since it hibernated first
+    is_right: bool = False
+
+
+def gpu_bytes(images: Path) -> int:
+    """What a folder of images has of GPU memory: each file once."""
+    return _once(path for path in images.glob("*/gpu-*"))
+
+
+def other_bytes(images: Path) -> int:
+    """What it has of all else."""
+    return _once(path for path in images.rglob("*") if path.is_file() and not path.name.startswith("gpu-"))
+
+
+def _once(paths: Iterable[Path]) -> int:
+    found = {status.st_ino: status.st_blocks * 512 for status in (path.stat() for path in paths)}
+    return sum(found.values())
+
+
+def go_away(live: Machine, sleeper: Sleeper, images: Path) -> None:
+    """Park it, and have it hibernate."""
+    before, kernel_id = gpu_bytes(images), sleeper.kernel.id
+    name = next(known for known in live.kernels() if known.endswith(kernel_id)).replace("/", "%2F")
+    status, answer = live.ask("POST", f"/kernels/{name}/park", {"wait": True})
+    assert status == 200, answer
+    _, sleeper.away_s = command(live, "hibernate", sleeper.kernel)
+    sleeper.gpu_bytes = sleeper.gpu_bytes or gpu_bytes(images) - before
+
+
+def come_back(live: Machine, sleeper: Sleeper) -> None:
+    """Wake it, and see to what it has on the GPU."""
+    command(live, "wake", sleeper.kernel)
+    sleeper.kernel.listen_again()
+    value(sleeper.kernel, "1+1")
+    sums, sleeper.result_s = value(sleeper.kernel, "sums()")
+    sleeper.is_right = sums == sleeper.sums
+
+
+def main() -> int:
+    """Run it; 0 if everything is as it must be."""
+    parser = options(__doc__, time_s=500.0)
+    parser.add_argument("--dir", required=True, help="a folder on a local disk")
+    parser.add_argument("--kernels", type=int, default=10, help="how many (10)")
+    parser.add_argument("--gib", type=float, default=8.0, help="what all have (8)")
+    parser.add_argument("--own", type=float, default=0.5, help="GiB of each alone (0.5)")
+    parser.add_argument("--beside", type=float, default=0.1, help="GiB of each that are allowed beside (0.1)")
+    parser.add_argument("--program", choices=sorted(SETUP), default="torch", help="what it runs (torch)")
+    given = parser.parse_args()
+    modules = ["ipykernel", "jupyter_server", *(["torch"] if given.program == "torch" else [])]
+    where = machine(modules=modules)
+    images = Path(given.dir, f"images-{os.getpid()}")
+    sleepers: list[Sleeper] = []
+    deadline = time.monotonic() + given.time
+    with server_with_images(images, bool(where["simulated"])) as server:
+        live = server.machine
+        while len(sleepers) < given.kernels and time.monotonic() < deadline:
+            sleeper = Sleeper(server.start_kernel())
+            value(sleeper.kernel, SETUP[given.program].format(words=int(given.gib * GIB) // 8))
+            own = OWN[given.program].format(words=int(given.own * GIB) // 8, seed=1000 + len(sleepers))
+            value(sleeper.kernel, own)
+            sleeper.sums, _ = value(sleeper.kernel, "sums()")
+            time.sleep(4)  # a process that has just begun keeps its context
+            go_away(live, sleeper, images)
+            if not sleepers:
+                come_back(live, sleeper)
+                alone_s = sleeper.result_s
+                go_away(live, sleeper, images)
+            sleepers.append(sleeper)
+            say(
+                f"kernel {len(sleepers)}: away {sleeper.away_s:.2f} s, {sleeper.gpu_bytes / GIB:.3f} GiB more on disk"
+            )
+        disk, rest = gpu_bytes(images), other_bytes(images)
+        for sleeper in sleepers:
+            come_back(live, sleeper)
+            say(
+                f"back, first result after {sleeper.result_s:.2f} s: {'right' if sleeper.is_right else 'WRONG'}"
+            )
+            go_away(live, sleeper, images)
+        left = what_is_left(server, [sleeper.kernel for sleeper in sleepers], images)
+    allowed = int((given.gib + len(sleepers) * (given.own + given.beside)) * GIB)
+    rows = [
+        (
+            str(number),
+            f"{sleeper.gpu_bytes / GIB:.3f} GiB",
+            f"{sleeper.away_s:.2f} s",
+            f"{sleeper.result_s:.2f} s",
+            "equal" if sleeper.is_right else "WRONG",
+        )
+        for number, sleeper in enumerate(sleepers, 1)
+    ]
+    middle = sorted(sleeper.result_s for sleeper in sleepers)[len(sleepers) // 2]
+    return finish(
+        "weights_once",
+        where,
+        given.json,
+        headings=("kernel", "GPU memory more on disk", "away", "first CUDA result", "all"),
+        rows=rows,
+        passed=all(sleeper.is_right for sleeper in sleepers)
+        and len(sleepers) == given.kernels
+        and disk <= allowed
+        and not left,
+        notes=[
+            f"{len(sleepers)} hibernated kernels with the same {given.gib:g} GiB and {given.own:g} of their own:"
+            f" GPU memory {disk / GIB:.3f} GiB on disk, {allowed / GIB:.3f} allowed; their processes"
+            f" {rest / GIB:.3f} GiB",
+            f"first CUDA result of the first kernel, alone in the store: {alone_s:.2f} s; median of all with what they"
+            f" share: {middle:.2f} s ({alone_s / middle:.2f}); all deleted: {not left}",
+        ],
+    )
+
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    sys.exit(main())
