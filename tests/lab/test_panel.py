@@ -90,9 +90,9 @@ def test_before_the_first_answer_the_panel_says_that_it_looks(page, open_lab):
         page.load()
     page.show_panel()
     expect(page.panel.get_by_role("status").filter(has_text="Looking…")).to_be_visible()
-    page.page.unroute(ASKS)
     for each in held:  # on a busy machine it has asked again meanwhile
         each.continue_()
+    page.page.unroute(ASKS)
     expect(page.gpu_bar()).to_be_visible()
     expect(page.panel).not_to_contain_text("Looking…")
 
