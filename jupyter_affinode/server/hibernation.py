@@ -217,9 +217,16 @@ class Hibernation:
     async def _until_quiet(self, away: _Away) -> None:
         """Wait until all that tabs have sent is answered, and the answers are here. Raises Refused."""
         connections = self._connections(away.kernel_id)
-        self._ask(away, connections, ("shell", "control"))
-        if not await self._answered(away, ANSWERS_S):
+        self._ask(away, connections, ("shell",))
+        of_shell = set(away.wait_for)
+        self._ask(away, connections, ("control",))
+        of_control = away.wait_for - of_shell
+        if await self._answered(away, ANSWERS_S):
+            return
+        here = self._connections(away.kernel_id)
+        if away.wait_for != {each for each in of_control if each[0] in here}:
             raise Refused("a cell runs, or the kernel does not answer")
+        away.wait_for.clear()  # some kernels, as R's, answer no question on their control channel
 
     async def _look(self, away: _Away) -> None:
         """Follow how much of an image is written."""

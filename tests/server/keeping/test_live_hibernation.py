@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -273,14 +274,52 @@ handle = display(Image(png(3)), display_id="plot")
 
 
 @pytest.mark.long
+def test_a_slider_of_ipywidgets_is_moved_while_its_kernel_is_away(server):
+    """Which wakes it: the kernel's own functions hear of it, and answer the tab."""
+    pytest.importorskip("ipywidgets")
+    begin = """
+import ipywidgets
+slider, label = ipywidgets.IntSlider(value=3), ipywidgets.Label()
+def moved(change):
+    label.value = f"from {change.old} to {change.new}"
+slider.observe(moved, "value")
+print(slider.model_id, label.model_id)
+"""
+
+    async def story(tab: Tab) -> None:
+        slider, label = (await result(tab, begin)).split()
+        for value, words in ((8, "from 3 to 8"), (5, "from 8 to 5")):
+            await moved(server, tab.kernel_id, "hibernate")
+            data = {"method": "update", "state": {"value": value}, "buffer_paths": []}
+            asked = tab.send("comm_msg", {"comm_id": slider, "data": data})
+
+            def heard(asked: str = asked) -> list[Any]:
+                updates = [
+                    each["content"]
+                    for each in tab.outputs.get(asked, [])
+                    if each["header"]["msg_type"] == "comm_msg" and each["content"]["comm_id"] == label
+                ]
+                return [each["data"]["state"]["value"] for each in updates]
+
+            assert await until(heard) == [words]
+        assert await result(tab, "print(slider.value, label.value)") == "5 from 8 to 5\n"
+
+    with_tab(server, story)
+
+
+def add_kernel(server: JupyterServer, name: str, command: list[str], language: str) -> None:
+    """Have the server know one more kernel."""
+    folder = Path(server.machine.environment["JUPYTER_DATA_DIR"], "kernels", name)
+    folder.mkdir(parents=True)
+    told = {"argv": command, "display_name": name, "language": language}
+    (folder / "kernel.json").write_text(json.dumps(told))
+
+
+@pytest.mark.long
 def test_a_kernel_of_another_language_hibernates_with_the_shell_that_it_drives(server):
     """It is no kernel of IPython's: its shell runs at a terminal that is its own."""
-    folder = Path(server.machine.environment["JUPYTER_DATA_DIR"], "kernels", "bash")
-    folder.mkdir(parents=True)
     command = [sys.executable, "-m", "bash_kernel", "-f", "{connection_file}"]
-    (folder / "kernel.json").write_text(
-        json.dumps({"argv": command, "display_name": "Bash", "language": "bash"})
-    )
+    add_kernel(server, "bash", command, "bash")
 
     async def story(tab: Tab) -> None:
         shell = (await result(tab, "kept=word; cd /; echo $$")).strip()
@@ -290,6 +329,32 @@ def test_a_kernel_of_another_language_hibernates_with_the_shell_that_it_drives(s
             assert (await result(tab, "echo $kept $$ $PWD")).split() == ["word", shell, "/"]
 
     with_tab(server, story, "bash")
+
+
+@pytest.mark.long
+def test_an_r_kernel_hibernates(server):
+    if subprocess.run(["sh", "-c", "Rscript -e 'library(IRkernel)'"], capture_output=True).returncode:
+        pytest.skip("R with IRkernel is not here (Debian: r-base-core, r-cran-irkernel)")
+    command = ["R", "--slave", "-e", "IRkernel::main()", "--args", "{connection_file}"]
+    add_kernel(server, "ir", command, "R")
+
+    async def story(tab: Tab) -> None:
+        pid = (
+            await result(tab, "set.seed(7); first <- runif(1); kept <- environment(); cat(Sys.getpid())")
+        ).strip()
+        for count in range(3):
+            await moved(server, tab.kernel_id, "hibernate")
+            assert not exists(int(pid))
+            assert (await result(tab, "first <- first + 1; cat(floor(first), Sys.getpid())")).split() == [
+                str(count + 1),
+                pid,
+            ]
+        drawn = await result(
+            tab, "second <- runif(1); set.seed(7); cat(all.equal(c(first - 3, second), runif(2)))"
+        )
+        assert drawn.strip() == "TRUE", "its random numbers go on, too"
+
+    with_tab(server, story, "ir")
 
 
 def test_a_kernel_that_is_needed_stays_and_says_why(server):
