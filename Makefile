@@ -18,7 +18,7 @@ LEAVE_OUT := pip uninstall --quiet --yes rfc3987-syntax isoduration
 
 # uv takes a third of pip's time, and an old Python's pip three times that of the newest. uv reads no pip.conf: where packages come
 # from a place that is named there alone, pip installs them.
-install = pip install --quiet uv && uv pip install --quiet --python $(BIN)/python $(1) || \
+install = pip install --quiet uv && uv pip install --quiet --python $(BIN)/python --upgrade-package pip pip $(1) || \
 	{ pip install --quiet --upgrade pip && pip install --quiet --no-compile $(1); }
 
 export PATH := $(BIN):$(PATH)
