@@ -105,6 +105,48 @@ def test_a_reloaded_notebook_has_what_its_cells_printed_and_drew_without_a_serve
     expect(notebook.activate().locator(".jp-OutputArea img")).to_have_count(1)
 
 
+PLOT = """
+%matplotlib inline
+import pathlib, time
+import matplotlib.pyplot as plt
+pathlib.Path("begun").touch()
+while not pathlib.Path("drawn").exists():
+    time.sleep(0.05)
+plt.plot(range(10))
+plt.show()
+"""
+
+
+@pytest.mark.long
+def test_a_plot_that_was_drawn_without_a_server_is_in_the_tab_and_stays_after_a_reload(
+    server, open_lab, wait_until
+):
+    pytest.importorskip("matplotlib", reason="pip install --group apart")
+    page, work = open_lab(), server.machine.work
+    notebook = page.open_notebook("plot.ipynb", PLOT, "plt.plot(range(3))")
+    notebook.start_cell(0)
+    wait_until((work / "begun").exists)
+    stop(server)
+    (work / "drawn").touch()
+    start(server)
+    notebook.wait_for_cell(0, timeout_s=180)
+    dismiss_error(page)
+    plots = notebook.activate().locator(".jp-OutputArea img")
+    expect(plots).to_have_count(1)
+    drawn = plots.first.get_attribute("src")
+    assert plots.first.evaluate("image => image.naturalWidth > 300 && image.naturalHeight > 200")
+    page.command("docmanager:save")
+    page.load()
+    page.command("docmanager:open", path="plot.ipynb")
+    notebook = Notebook(page, "plot.ipynb")
+    notebook.wait_for_kernel()
+    plots = notebook.activate().locator(".jp-OutputArea img")
+    expect(plots).to_have_count(1)
+    assert plots.first.get_attribute("src") == drawn
+    notebook.run_cell(1)
+    expect(plots).to_have_count(2)
+
+
 @pytest.mark.long
 def test_a_widget_works_after_a_restart_of_the_server_and_after_a_reload(server, open_lab):
     pytest.importorskip("ipywidgets", reason="pip install --group apart")
