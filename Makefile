@@ -7,6 +7,7 @@ OLDEST_LAB := build/oldest-lab
 HUB_5 := build/hub-5.5
 CULLER_1 := build/culler-1.4
 Z2JH := build/z2jh
+TLJH := build/tljh
 BIN := $(CURDIR)/$(VENV)/bin
 WORKERS ?= 2
 # Many tests wait for something most of the time.
@@ -80,6 +81,7 @@ test-all: before-tests
 	@binder/need.sh aarch64 >/dev/null || echo 'Tests on aarch64 will be skipped.' >&2
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) $(VENV)/.apart $(HUB_5) $(CULLER_1)
 	@$(MAKE) --no-print-directory $(Z2JH) || echo "Tests with Zero to JupyterHub's chart will be skipped." >&2
+	@$(MAKE) --no-print-directory $(TLJH) || echo 'Tests with The Littlest JupyterHub itself will be skipped.' >&2
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab
 	TEST_STRIDE=1 $(PYTEST)
 
@@ -99,6 +101,11 @@ $(CULLER_1): | $(VENV)/bin/python
 # Zero to JupyterHub's chart, whose repository has the sources of it alone; tests that need it are skipped without it.
 $(Z2JH):
 	git clone --quiet --depth=1 https://github.com/jupyterhub/zero-to-jupyterhub-k8s $@
+
+# The Littlest JupyterHub, which is on no package index, for a Hub of $(HUB_5); with what it needs beside the Hub.
+$(TLJH): | $(VENV)/bin/python
+	pip install --quiet --no-deps --target $@ git+https://github.com/jupyterhub/the-littlest-jupyterhub@2.0.0 \
+		'ruamel.yaml==0.18.*' backoff filelock bcrypt toml 'jupyterhub-traefik-proxy==2.*' jupyterhub-firstuseauthenticator
 
 c-tests: native
 	@MAKEFLAGS= nice -n 3 $(MAKE) --silent --keep-going --jobs=5 -C shim test-quick >build/c-tests.log 2>&1 || \

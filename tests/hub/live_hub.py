@@ -70,6 +70,8 @@ def proxy_command() -> list[str]:
 class Hub:
     """`jupyterhub` with `hub_config.py`; `version` is "6", or "5" from `build/hub-5.5`."""
 
+    config = HERE / "hub_config.py"
+
     def __init__(self, machine: Machine, version: str = "6", prefix: Sequence[str] = (), **wanted: Any):
         """`prefix`: a command line that runs another, `wanted`: see `hub_config.py`."""
         if os.getuid() != 0:
@@ -107,7 +109,7 @@ class Hub:
         with self.log_path.open("ab") as log:
             self.process = self.machine.start(
                 *self._command,
-                f"--config={HERE / 'hub_config.py'}",
+                f"--config={self.config}",
                 env=self.environment,
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,

@@ -1,7 +1,7 @@
 """A systemd of its own, as process 1 of namespaces, for tests of what a Hub has systemd do.
 
-It can write to one folder of the machine alone, and it has no units but its own and D-Bus': a machine's units would
-begin by clearing /tmp.
+It can write to one folder of the machine alone, its /etc is a copy, and it has no units but its own and D-Bus': a
+machine's units would begin by clearing /tmp.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ mount --rbind /dev /dev && mount -o remount,bind,ro /dev
 mount -t tmpfs tmpfs /run
 mkdir /run/folder && mount --bind "$1" /run/folder
 mount -t tmpfs tmpfs /tmp && mkdir -p "$1" && mount --bind /run/folder "$1"
-for names in passwd group; do mount --bind "$1/$names" /etc/$names; done
+cp -a /etc /run/etc && cp "$1/passwd" "$1/group" /run/etc/ && mount --bind /run/etc /etc
 for hidden in $3; do [ ! -d $hidden ] || mount -t tmpfs tmpfs $hidden; done
 if [ "$2" = v2 ]; then mount -t cgroup2 cgroup2 /sys/fs/cgroup; else
   mount -t tmpfs tmpfs /sys/fs/cgroup
@@ -78,7 +78,7 @@ class OwnSystemd:
             return False
         return stat.rpartition(")")[2].split()[0] != "Z"
 
-    def processes(self, of_user: int) -> list[str]:
+    def processes(self, of_user: int | str) -> list[str]:
         """The command lines of a user's processes there."""
         lines = self.run("ps", "-o", "args=", "-u", str(of_user)).splitlines()
         return [line for line in lines if "<defunct>" not in line]
