@@ -24,6 +24,7 @@ image that was changed is refused, since it says what its process may do.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import hmac
@@ -57,6 +58,10 @@ FILE_NAME = re.compile(rf"{PROCESS}/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 MANIFEST_BYTES_MAX = 1 << 30  # with all that the kernel said and no server has delivered
 PART_BYTES = 8 << 20  # hashed by one thread
 THREADS = 8
+ZEROS = bytes(256 << 10)
+MAKE_HOLE = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE; where a file system cannot, nothing is freed
+
+_libc = ctypes.CDLL(None)
 
 
 class ImageRefused(RuntimeError):
@@ -220,7 +225,8 @@ class Image:
         with ThreadPoolExecutor(THREADS) as disk:  # while the digests are computed
             syncs = [disk.submit(_sync, path) for path in (*gpu, *written, self.process_folder)]
             digests = {
-                str(path.relative_to(self.folder)): [path.stat().st_size, _digest(path)] for path in written
+                str(path.relative_to(self.folder)): [path.stat().st_size, _digest(path, frees_zeros=True)]
+                for path in written
             }
             for sync in syncs:
                 sync.result()
@@ -354,13 +360,17 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _digest(path: Path) -> str:
-    """Return the digest of a file. Several threads read its parts."""
+def _digest(path: Path, *, frees_zeros: bool = False) -> str:
+    """Return the digest of a file. Several threads read its parts. `frees_zeros`: they take no room afterwards."""
     size = path.stat().st_size
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    flags = os.O_RDWR if frees_zeros else os.O_RDONLY
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def of_part(offset: int) -> bytes:
-        return hashlib.blake2b(os.pread(descriptor, PART_BYTES, offset), digest_size=32).digest()
+        part = os.pread(descriptor, PART_BYTES, offset)
+        if frees_zeros:
+            _free_zeros(descriptor, offset, part)
+        return hashlib.blake2b(part, digest_size=32).digest()
 
     try:
         offsets = range(0, size, PART_BYTES)
@@ -371,3 +381,11 @@ def _digest(path: Path) -> str:
             return hashlib.blake2b(b"".join(pool.map(of_part, offsets)), digest_size=32).hexdigest()
     finally:
         os.close(descriptor)
+
+
+def _free_zeros(descriptor: int, offset: int, part: bytes) -> None:
+    """Make holes in a file where there are zeros, as in what the GPU's driver keeps of itself: they read the same."""
+    size = len(ZEROS)
+    for at in range(0, len(part) - size + 1, size):
+        if part[at] == part[at + size - 1] == 0 and part[at : at + size] == ZEROS:
+            _libc.fallocate(descriptor, MAKE_HOLE, ctypes.c_int64(offset + at), ctypes.c_int64(size))

@@ -77,6 +77,24 @@ def test_a_whole_image_is_found_and_is_what_was_written(store):
     assert all(path.stat().st_mode & 0o077 == 0 for path in (image.folder, image.process_folder))
 
 
+def test_zeros_of_a_process_take_no_room_and_are_what_was_written(store, monkeypatch):
+    begin = Image.begin
+    content = os.urandom(100_000) + bytes(16 << 20) + os.urandom(100_000)
+
+    def with_zeros(image, *arguments):
+        begin(image, *arguments)
+        (image.process_folder / "pages-2.img").write_bytes(content)
+
+    monkeypatch.setattr(Image, "begin", with_zeros)
+    image = made(store)
+    pages = image.process_folder / "pages-2.img"
+    assert pages.read_bytes() == content
+    image.verify(image.manifest(), pages=True)
+    if pages.stat().st_blocks * 512 >= len(content):
+        pytest.skip("this file system makes no holes")
+    assert pages.stat().st_blocks * 512 < 2 << 20
+
+
 @pytest.mark.parametrize("name", ["pages-1.img", "core-7.img"])
 @pytest.mark.parametrize("how", ["flipped", "short", "gone", "link"])
 def test_a_file_that_was_changed_is_refused_by_its_name(store, name, how):
