@@ -98,6 +98,38 @@ def test_a_disk_that_is_full_at_a_step_leaves_the_kernel_as_it_was(lone, small_d
     lone.check()
 
 
+@pytest.fixture(params=["tmpfs", "overlay"])
+def other_file_system(lone: LoneKernel, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system of another kind for the kernel's images."""
+    mounted = lone.folder / "disk"
+    folders = [lone.folder / name for name in ("disk", "lower", "upper", "work")]
+    for folder in folders:
+        folder.mkdir()
+    options = {
+        "tmpfs": "size=600m",
+        "overlay": ",".join(f"{path.name}dir={path}" for path in folders[1:]),
+    }[request.param]
+    done = subprocess.run(
+        ["mount", "-t", request.param, "-o", options, "none", mounted], capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"no {request.param} can be mounted here: {done.stderr.strip()}")
+    lone.store = mounted / "images"
+    lone.hand_over()
+    yield mounted
+    lone.kill_keeper()
+    lone.kill_kernel()
+    wait_until(lambda: subprocess.run(["umount", mounted], capture_output=True).returncode == 0)
+
+
+def test_images_on_file_systems_of_other_kinds_are_as_good(lone, other_file_system):
+    for _ in range(2):
+        lone.check()
+        lone.hibernate()
+        lone.wake()
+    lone.check()
+
+
 def test_no_room_is_said_before_anything_is_done(lone, small_disk):
     full = fill(small_disk)
     began = time.monotonic()
