@@ -333,8 +333,8 @@ async def test_kernels_that_no_server_has_get_a_new_keeper_when_theirs_is_killed
     os.kill(keeper, signal.SIGKILL)
     socket = Path(server.machine.environment["AFFINODE_FOLDER"], "keep.sock")
     await until(lambda: keepers(server.machine) not in ([], [keeper]) and environment.listens(socket))
-    from_then_on = int(counted.read_text()) + 10
-    await until(lambda: int(counted.read_text()) > from_then_on)
+    from_then_on = int(await until(counted.read_text)) + 10  # it is empty while it is written
+    await until(lambda: int(counted.read_text() or 0) > from_then_on)
     enough.touch()
     kernel.wait_for_ready()
     server.start(KEEP, port=server.port)
