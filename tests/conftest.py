@@ -42,7 +42,7 @@ with contextlib.suppress(ImportError):  # the oldest promised releases are teste
 
 AARCH64_COMPILER = "aarch64-linux-gnu-gcc"
 # The folders whose modules take longest: one that a worker begins last is one that the others wait for.
-FIRST = ("lab", "upstream", "chaos", "attacks", "shim", "story", "server", "packaging")
+FIRST = ("lab", "chaos", "attacks", "shim", "story", "server", "hub", "slurm", "hibernation")
 
 
 gc.disable()  # what is imported and collected stays: looking for cycles in it is a tenth of the time
