@@ -76,6 +76,7 @@ def flip(path: Path, at: int) -> None:
 
 def refusal(kernel: LoneKernel, what: str) -> str:
     """What is said when it is refused."""
+    kernel.start_keeper()  # one that has images alone leaves in a while
     with pytest.raises(Refused) as refused:
         kernel.ask(what, kernel=kernel.id, store=str(kernel.store))
     return str(refused.value)
