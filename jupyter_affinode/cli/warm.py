@@ -18,9 +18,11 @@ from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 from .. import environment
 from ..keeping.client import KeeperRefused, KeeperUnavailable, connected, is_there
 from ..keeping.warm_spec import COUNT_MAX, SECTION, WARM, read_spec, warm_section
+from ..provisioning.default import LOCAL, OURS
 from ..provisioning.provisioner import warm_want
 from ..time_of_day import clock_in_words
 from ..units import bytes_in_words
+from .kernelspec import MARK as WRAPPED
 from .output import failed
 
 PRELUDE = "prelude.py"
@@ -131,16 +133,29 @@ def _install(
     prefix: str | None,
     prelude: str | None = None,
 ) -> str:
-    """Install a kernelspec and return its folder. Its command is that of any kernel: it works without this package."""
+    """Install a kernelspec and return its folder."""
     there = manager.find_kernel_specs().get(name)
     if there is not None and read_spec(there) is None:
         raise CannotAdd(
             f"there is a kernelspec {name} already, which is none of `warm add`'s: choose another name"
         )
     metadata = model.get("metadata") or {}
+    started_by = (metadata.get("kernel_provisioner") or {}).get("provisioner_name", LOCAL)
+    if started_by not in (LOCAL, OURS) or WRAPPED in metadata:
+        how = "jupyter affinode kernelspec wrap" if WRAPPED in metadata else started_by
+        raise CannotAdd(
+            f"{name} would be made of kernels that are started by {how}; name another --kernelspec"
+        )
     section = metadata.get(SECTION)
     others = section if isinstance(section, dict) else {}
-    model["metadata"] = {**metadata, SECTION: {**others, WARM: warm}}
+    model["metadata"] = {
+        **metadata,
+        "kernel_provisioner": {
+            "provisioner_name": OURS,
+            "config": {},
+        },  # also in programs that know nothing of us
+        SECTION: {**others, WARM: warm},
+    }
     with tempfile.TemporaryDirectory() as folder:
         fresh = Path(folder) / name
         shutil.copytree(resources, fresh)

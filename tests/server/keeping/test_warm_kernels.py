@@ -343,7 +343,7 @@ def test_other_programs_take_kernels_by_the_kernelspecs_name_and_these_end_with_
     assert added.returncode == 0, added.stderr
     stage.until("warm", "ready")
     (pid,) = stage.pids()
-    environ = {**stage.machine.environment, "JUPYTER_DEFAULT_PROVISIONER_NAME": "affinode-provisioner"}
+    environ = stage.machine.environment
     command = [sys.executable, "-m", "nbconvert", "--execute", "--to", "notebook", "--stdout", str(notebook)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=True)
     (output,) = json.loads(done.stdout)["cells"][0]["outputs"]
