@@ -63,6 +63,7 @@ REASONS = (
         "the file {what} is not there any more",
     ),
     (r"\d+ killed by signal (?P<what>\d+)", "its process was ended on its way, by signal {what}"),
+    (r"si_code=4 .*si_status=(?P<what>\d+)", "it was stopped by signal {what} meanwhile: try again"),
     (r"Can ?not set .*lock", "another program has locked a file that it had locked: end that first"),
     (r"No space left on device|Disk quota exceeded", "the disk is full"),
     (

@@ -140,6 +140,8 @@ async def _check(image: Image, pid: int, bounds: Bounds) -> int:
         needs = sum(resident_bytes([pid]).values())
         pids = [process.pid for process in tree.tree_of(pid)]
         objection = objection_to_size(image, needs, bounds) or objection_to_writing(pids)
+    except ProcessLookupError:
+        raise CannotHibernate("its process has ended") from None
     except (criu.CriuUnavailable, ImageRefused, OSError) as error:
         raise CannotHibernate(str(error)) from None
     if objection:

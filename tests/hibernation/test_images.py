@@ -15,7 +15,7 @@ from waiting import until
 
 from jupyter_affinode.hibernation import criu, tree
 from jupyter_affinode.hibernation import hibernate as hibernate_module
-from jupyter_affinode.hibernation.hibernate import CannotWake, Recovered, recover, wake
+from jupyter_affinode.hibernation.hibernate import CannotHibernate, CannotWake, Recovered, recover, wake
 from jupyter_affinode.hibernation.image import (
     AWAY,
     MANIFEST,
@@ -268,6 +268,10 @@ def test_why_an_image_cannot_be_woken_is_said_before_anything_is_done(store, mon
         (
             "(00.02) 8408: Error (criu/file-lock.c:661): Can not set ofd lock!",
             "another program has locked a file",
+        ),
+        (
+            "(00.10) Error (criu/parasite-syscall.c:87): si_code=4 si_pid=11018 si_status=19",
+            "it was stopped by signal 19 meanwhile: try again",
         ),
         ("(00.01) Error (criu/new.c:1): something new", "CRIU says: Error (criu/new.c:1): something new"),
         ("", "CRIU says: it says nothing"),
@@ -537,3 +541,15 @@ async def test_what_criu_started_is_ended_if_it_has_more_rights_than_its_keeper(
         await wake(image)
     assert started[0].wait(timeout=30) == -9
     assert image.is_whole
+
+
+async def test_a_kernel_that_has_ended_is_said_to_have(store, monkeypatch):
+    async def works():
+        return "4.2"
+
+    async def nothing(folder):
+        return False
+
+    monkeypatch.setattr(criu, "check", works)
+    with pytest.raises(CannotHibernate, match="its process has ended"):
+        await hibernate_module.hibernate(image_of(store, "one"), GONE.pid, nothing, lambda: None)
