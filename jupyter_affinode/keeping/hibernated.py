@@ -8,7 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import Container, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from .processes import ProcessName
 from .records import IMAGE, PROCESS, Owner, Record, from_json, to_json
 
 LOOK_FOR_GPU_EVERY_S = 5.0
+OBJECTION_HOLDS_S = 5.0
 SETTLES_S = 1.0  # from a cell's last message until the keeper has read it
 # A process that has just begun keeps its context for three seconds, one that asked NVML for ten.
 PATIENCE_S, TRY_EVERY_S = 12.0, 1.0
@@ -48,6 +49,9 @@ class Hibernated:
     undelivered: Undelivered
     bytes: int
     manifest: Manifest
+    _looked: list[tuple[float, str | None]] = field(
+        default_factory=list, compare=False
+    )  # the last look at `objection`
 
     @property
     def has_cuda(self) -> bool:
@@ -56,9 +60,15 @@ class Hibernated:
 
     @property
     def objection(self) -> str | None:
-        """Why it could not be woken now, and what to do: another driver, a changed library; None: nothing is known."""
-        needed, saved = self.manifest.needed, self.manifest.saved
-        return objection_to_waking(self.manifest.origin) or objection_to_files(needed, saved)
+        """Why it could not be woken now, and what to do: another driver, a changed library; None: nothing is known.
+
+        Panels ask often, and hundreds of files are looked at: what was found holds for a while.
+        """
+        if not self._looked or time.monotonic() - self._looked[0][0] > OBJECTION_HOLDS_S:
+            needed, saved = self.manifest.needed, self.manifest.saved
+            found = objection_to_waking(self.manifest.origin) or objection_to_files(needed, saved)
+            self._looked[:] = [(time.monotonic(), found)]
+        return self._looked[0][1]
 
     @property
     def deleted_at(self) -> float | None:

@@ -12,6 +12,7 @@ from test_images import GONE, made
 from jupyter_affinode.hibernation import image as image_module
 from jupyter_affinode.hibernation import machine
 from jupyter_affinode.hibernation.store import image_of
+from jupyter_affinode.keeping import hibernated
 from jupyter_affinode.keeping.hibernated import HibernatedKernels
 from jupyter_affinode.keeping.processes import ProcessName
 from jupyter_affinode.keeping.records import IMAGE, Owner, Record, to_json
@@ -73,4 +74,6 @@ async def test_an_image_that_could_not_be_woken_now_says_so_before_it_is_needed(
     assert known.objection is None
     (tmp_path / "version").write_text("NVRM version: 600.1\n")
     monkeypatch.setattr(machine, "DRIVER", tmp_path / "version")
+    assert known.objection is None, "it was looked at a moment ago"
+    monkeypatch.setattr(hibernated, "OBJECTION_HOLDS_S", -1.0)
     assert "another GPU driver (none); here is NVRM version: 600.1" in (known.objection or "")

@@ -547,8 +547,7 @@ with open({str(library)!r}, "r+b") as file:
         server.process.wait(timeout=60)
         library.write_bytes(b"\2" * 8192)
         words = f"the file {library} is changed since"
-        kept = await asyncio.to_thread(server.machine.affinode, "kept")
-        assert f"cannot be woken now: {words}" in kept.stdout, kept.stderr
+        await until(lambda: f"cannot be woken now: {words}" in server.machine.affinode("kept").stdout)
         server.start(KEEP, port=server.port)
         await until(lambda: words in (shown(tab.kernel_id).get("objection") or ""))
         assert shown(tab.kernel_id)["deleted_at"] is None
