@@ -16,6 +16,7 @@ from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..client.kernel_messages import KernelMessages
 from ..hibernation import hibernate as images
 from ..hibernation.checks import Seen
+from ..hibernation.claims import Claimed, Claims
 from ..hibernation.files import objection_to_files
 from ..hibernation.hibernate import CannotHibernate, CannotWake
 from ..hibernation.image import Image, ImageRefused, Manifest
@@ -24,6 +25,7 @@ from ..hibernation.store import Bounds, deletion_at, image_of, images_in, notice
 from ..hibernation.tree import tree_of
 from ..threads import on_own_thread
 from ..units import bytes_in_words
+from .earlier_folder import folder_of, stand_in_for
 from .kept_kernel import KeptKernel
 from .messages import Undelivered
 from .processes import ProcessName
@@ -111,6 +113,8 @@ class HibernatedKernels:
     def __init__(self, log: logging.Logger):
         """Begin with none."""
         self._log = log
+        self._claims = Claims()
+        self._others: set[Path] = set()  # images that other keepers deal with
         self._known: dict[str, Hibernated] = {}
         self._looking = asyncio.Lock()
         self._at_work: set[str] = (
@@ -150,6 +154,8 @@ class HibernatedKernels:
             for image in found:
                 if image.folder.name in living or any(each.image.folder == image.folder for each in self):
                     continue
+                if not self._may_take(image):
+                    continue
                 try:
                     recovered = await images.recover(image)
                     if recovered.manifest is not None:
@@ -158,10 +164,25 @@ class HibernatedKernels:
                         woken.append(
                             self._has_woken(recovered.manifest.record["kernel_id"], recovered.process)
                         )
+                    if recovered.manifest is None:
+                        self._claims.release(image)
                 except (ImageRefused, ValueError, LookupError, OSError) as refused:
                     self._log.error("the image %s cannot be used: %s", image.folder, refused)
+                    self._claims.leave(image)
         self.end_old()
         return woken
+
+    def _may_take(self, image: Image) -> bool:
+        """Claim an image; return False where another keeper has it, which is said once."""
+        try:
+            self._claims.take(image)
+            self._others.discard(image.folder)
+            return True
+        except (Claimed, OSError) as refused:
+            if image.folder not in self._others:
+                self._others.add(image.folder)
+                self._log.info("the image %s is left alone: %s", image.folder, refused)
+            return False
 
     async def look_at_image_of(self, record: Record) -> bool:
         """See to what an earlier keeper, which was killed, left of a living kernel's image.
@@ -169,7 +190,7 @@ class HibernatedKernels:
         Return whether the kernel is in its image now, since it had ended the kernel's processes in part.
         """
         image = image_of(Path(record.hibernate_dir), record.kernel_id)
-        if not image.folder.exists():
+        if not image.folder.exists() or not self._may_take(image):
             return False
         with self._alone_with(record.kernel_id):
             try:
@@ -180,6 +201,7 @@ class HibernatedKernels:
             if recovered.manifest is None:
                 return False
             if recovered.process is None:
+                self._claims.note_nowhere(image)
                 self._take_manifest(image, recovered.manifest)
                 return True
             image.let_back()
@@ -187,7 +209,7 @@ class HibernatedKernels:
             if recovered.manifest.has_cuda:
                 self._await_gpu(record.kernel_id, image)
             else:
-                image.give_up()
+                self._give_up(image)
             return False
 
     @contextlib.contextmanager
@@ -231,11 +253,16 @@ class HibernatedKernels:
                 "it is connected by Unix sockets: start the server with KernelManager.transport=tcp"
             )
         image = image_of(Path(record.hibernate_dir), record.kernel_id)
+        try:
+            self._claims.take(image)
+            self._claims.note_here(image)
+        except (Claimed, OSError) as refused:
+            raise CannotHibernate(f"its image cannot be made: {refused}") from None
         if (task := self._bringing_gpu_back.pop(record.kernel_id, None)) is not None:
             task.cancel()  # of the image that it was woken from
         began = time.monotonic()
         undelivered, was_kept = kernel.undelivered(), kernel.is_kept
-        asleep = replace(record, place=IMAGE)
+        asleep = replace(record, place=IMAGE, folder=folder_of(record.process.pid))
 
         def about_to_end() -> None:
             self._beyond_stopping.add(record.kernel_id)
@@ -253,8 +280,11 @@ class HibernatedKernels:
                     undelivered=undelivered.to_json(),
                 )
         except BaseException:
+            if not image.folder.exists():
+                self._claims.release(image)
             await self._tell_bytes(record, None)  # its processes may have left already, and it may have none
             raise
+        self._claims.note_nowhere(image)
         hibernated = self._take(image, asleep, undelivered, manifest)
         if was_kept:
             await self._tell_bytes(record, hibernated.bytes)
@@ -272,12 +302,19 @@ class HibernatedKernels:
         `tells`: it is told to the controller here, since no server has the kernel.
         """
         image, began = self._known[kernel_id].image, time.monotonic()
+        try:
+            self._claims.note_here(image)
+            stand_in_for(self._known[kernel_id].record.folder)
+        except OSError as error:
+            raise CannotWake(f"it cannot be prepared: {error}") from None
         self._free_ports(kernel_id)
         try:
             with self._on_its_way(kernel_id, image):
                 process = await images.wake(image)
         except BaseException:
             self._ports[kernel_id] = PortsHeld(self._known[kernel_id].record.connection)
+            if image.is_whole:
+                self._claims.note_nowhere(image)
             raise
         self._log.info("kernel %s is awake after %.1f s", kernel_id, time.monotonic() - began)
         hibernated, record = self._has_woken(kernel_id, process)
@@ -306,13 +343,17 @@ class HibernatedKernels:
         """Let a kernel that was woken publish its output, since it is heard. Without GPU memory its image goes."""
         hibernated.image.let_speak()
         if not hibernated.has_cuda:
-            hibernated.image.give_up()
+            self._give_up(hibernated.image)
+
+    def _give_up(self, image: Image) -> None:
+        image.give_up()
+        self._claims.release(image)
 
     def end(self, kernel_id: str) -> None:
         """Delete a kernel's image."""
         hibernated = self._known.pop(kernel_id)
         self._free_ports(kernel_id)
-        hibernated.image.give_up()
+        self._give_up(hibernated.image)
         if hibernated.record.is_managed:
             with contextlib.suppress(ControllerUnavailable):
                 KernelMessages(kernel_id).tell_forget()
@@ -337,8 +378,9 @@ class HibernatedKernels:
             with contextlib.suppress(OSError, ImageRefused, ValueError):
                 image.not_woken()
                 self._take_manifest(image, image.manifest())
+                self._claims.note_nowhere(image)
         elif image.folder.exists():
-            image.give_up()
+            self._give_up(image)
 
     def _take_manifest(self, image: Image, manifest: Manifest) -> None:
         undelivered = Undelivered.from_json(manifest.undelivered)

@@ -69,6 +69,7 @@ class Record:
     image_bytes_max: int = 0  # of all of its user's images; 0: no limit
     image_spare_bytes: int = 256 << 20  # of the disk, that stay free
     warm: str = ""  # of a warm kernel: the folder of its kernelspec
+    folder: str = ""  # of sockets, as its processes know it, once it is in an image (earlier_folder.py)
     version: int = VERSION
 
     @property

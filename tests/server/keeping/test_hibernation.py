@@ -51,7 +51,7 @@ def wake(server: JupyterServer, kernel: JupyterKernel) -> None:
 
 def images(server: JupyterServer) -> list[Path]:
     """The images of the machine."""
-    return sorted(Path(server.machine.environment["AFFINODE_HIBERNATE_DIR"]).glob("*"))
+    return sorted(Path(server.machine.environment["AFFINODE_HIBERNATE_DIR"]).glob("[!.]*"))
 
 
 WORK = """

@@ -47,7 +47,7 @@ def server(unstarted):
 def images(server: JupyterServer) -> list[str]:
     """The images of the machine."""
     folder = server.machine.folder / "images"
-    return sorted(os.listdir(folder)) if folder.exists() else []
+    return sorted(path.name for path in folder.glob("[!.]*"))
 
 
 def move(server: JupyterServer, kernel_id: str, action: str, status: int = 200) -> dict[str, Any]:
@@ -508,7 +508,7 @@ def test_one_that_cannot_be_woken_says_so_in_the_cell_that_waits(server):
     async def story(tab: Tab) -> None:
         await result(tab, "kept = 7")
         await moved(server, tab.kernel_id, "hibernate")
-        (image,) = (server.machine.folder / "images").iterdir()
+        (image,) = (server.machine.folder / "images").glob("[!.]*")
         (image / "process" / "more").touch()
         waiting = tab.run("print(kept)")
         await until(lambda: "could not be woken" in tab.text(waiting))
