@@ -16,7 +16,7 @@ is shim/src/base/environment.h. A shim takes them as they are at its program's f
 | AFFINODE_STARTUP_CHAIN | provisioner → startup file | the PYTHONSTARTUP that was there before ours |
 | AFFINODE_DEPTH | a user, provisioner → shim | "context": may give up the CUDA context too; else memory alone |
 | AFFINODE_DISABLE | anyone → shim, provisioner | "1": stay inert |
-| AFFINODE_KEEP_KERNELS | spawner → server | which kernels outlive it: "never", "parked", "all" |
+| AFFINODE_KEEP_KERNELS | spawner → server | which kernels outlive it: "never", "parked", "all", "hibernated" |
 | AFFINODE_KEEP_KERNELS_FOR_S | spawner → server | for how many seconds |
 | AFFINODE_KEEP_KERNELS_PER_USER | spawner → server | how many of a user at a time |
 | AFFINODE_KEEP_KERNELS_MEMORY | spawner → server | with how much host memory |

@@ -34,6 +34,7 @@ from .handlers import HANDLERS
 from .kept_kernels import ImageSettings, KeptKernels, Limits
 from .kernels import KERNEL_ACTIONS, ServerKernels
 from .metrics import MetricsListener
+from .suspension import Suspension
 from .warm_kernels import WarmKernels
 
 SHARED = (
@@ -73,11 +74,12 @@ class AffinodeExtension(
         KEPT,
         default_value="never",
         help="""Which kernels outlive this server when a signal ends it (a Hub's culler, an upgrade, `jupyter server
-        stop`, a crash): none; those whose GPU memory can be parked, or that have none; or all. The next server of the
-        same user, name and root folder has them again, with their notebooks and the output that came meanwhile. An
-        end from JupyterLab's menu ends all kernels. Only kernels that our provisioner starts are kept. Their own
-        standard output, beside the notebook's, is dropped if it would go to a pipe or terminal. Default:
-        $AFFINODE_KEEP_KERNELS, which a Hub's spawner sets, or "never".""",
+        stop`, a crash): none; those whose GPU memory can be parked, or that have none; all; or, where all
+        processes end with the server, as in a batch job or a container, those that can hibernate before it ends: cells
+        that run are interrupted for that. The next server of the same user, name and root folder has them again, with
+        their notebooks and the output that came meanwhile. An end from JupyterLab's menu ends all kernels. Only kernels
+        that our provisioner starts are kept. Their own standard output, beside the notebook's, is dropped if it would
+        go to a pipe or terminal. Default: $AFFINODE_KEEP_KERNELS, which a Hub's spawner sets, or "never".""",
     ).tag(config=True)
     hibernate_dir = Unicode(
         help="""A folder of the user's own, on a disk, for images of kernels that hibernate: process and GPU memory on
@@ -228,6 +230,7 @@ class AffinodeExtension(
         self.kernels.hibernation = self.kept.hibernation.description
         self.kernels.is_away = self.kept.hibernation.is_away
         self.kernels.on_hibernate = self._hibernate_after_cell
+        self._suspension = Suspension(manager.list_kernel_ids, self.watch, self.log)
         wishes = ControllerWishes(manager, self.kernels.owns, self.kept.hibernation, self.log)
         for listener in (self.kernels, self._events, MetricsListener(self.watch), wishes):
             self.watch.listen(listener)
@@ -286,6 +289,7 @@ class AffinodeExtension(
         if self.warm_kernels:
             self.warm.start()
         self._activity_callback.start()
+        self._suspension.begin()
 
     async def stop_extension(self) -> None:
         """Stop following. Called when the server stops, before it shuts its kernels down, and also where it only linked
@@ -297,6 +301,7 @@ class AffinodeExtension(
         AffinodeProvisioner.places = False
         if self._follows:
             self._activity_callback.stop()
+            self._suspension.end()
             await self.kernels.stop()
             await self.warm.stop()
             await self.kept.stop()

@@ -39,6 +39,7 @@ from .replay import Replay
 LOOK_EVERY_S = 2.0
 HAND_OVER_S = 8.0  # for all kernels: a Hub kills its servers 10 s after it asked them to end
 PARK_S = 5.0  # of these
+INTERRUPTED_S = 8.0  # for a cell to end that was interrupted
 OFF_THE_GPU = ("none", "parked")
 ENDS_AFTER_S = (
     60.0  # a kernel that does not outlive its server, where that was killed; a new keeper is told sooner
@@ -83,7 +84,7 @@ class KeptKernels:
         name: str,
         log: logging.Logger,
     ):
-        """`which`: "never", "parked" or "all"; `name`: what a Hub calls this server, or "".
+        """`which`: "never", "parked", "all" or "hibernated"; `name`: what a Hub calls this server, or "".
 
         `hibernation_changed` is called with a kernel of whose hibernation a person sees something else.
         """
@@ -139,7 +140,7 @@ class KeptKernels:
         """
         if self._which == "never" and not (is_there() or self._images.folder):
             return
-        if self._which != "never" and (why := why_children_end()) is not None:
+        if self._which in ("parked", "all") and (why := why_children_end()) is not None:
             self._log.warning("keep_kernels has no effect: when this server ends, %s.", why)
         if self._is_used:
             self._readers.watch(settings)
@@ -231,6 +232,8 @@ class KeptKernels:
         stop: Callable[[Any, Any], None] = self._app._signal_stop
 
         def noted(number: Any, frame: Any) -> None:
+            if self._was_signalled:
+                return  # Slurm signals a job twice; ending again would stop what the first has begun
             self._was_signalled = True
             stop(number, frame)
 
@@ -412,6 +415,8 @@ class KeptKernels:
         Called after this server has stopped telling the controller about its kernels.
         """
         AffinodeProvisioner.keeps = False
+        if self._was_signalled and self._which == "hibernated":
+            await asyncio.gather(*map(self._into_image, list(self._manager._kernels)))
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.hibernation.settle(), HAND_OVER_S)
         if self._task is not None:
@@ -435,6 +440,26 @@ class KeptKernels:
                     await self._keeper.forget(kernel_id)  # the server shuts it down
             await self._keeper.close()
 
+    async def _into_image(self, kernel_id: str) -> None:
+        """Have a kernel hibernate; a cell that runs is interrupted, since it would end with the kernel.
+
+        There is no time limit: what ends the server knows how long that may be.
+        """
+        with contextlib.suppress(Refused, KeyError):
+            if self._manager.get_kernel(kernel_id).execution_state == "busy":
+                await ensure_async(self._manager.interrupt_kernel(kernel_id))
+            end = time.monotonic() + INTERRUPTED_S
+            while not await self._hibernated(kernel_id) and time.monotonic() < end:
+                await asyncio.sleep(0.2)
+
+    async def _hibernated(self, kernel_id: str) -> bool:
+        """Return whether a kernel is hibernated, or cannot be; not while its cell runs."""
+        try:
+            await self.hibernation.hibernate(kernel_id)
+        except Refused:
+            return self._manager.get_kernel(kernel_id).execution_state != "busy"
+        return True
+
     async def _hand_over(self) -> None:
         assert self._keeper is not None
         sessions = await ensure_async(self._app.session_manager.list_sessions())
@@ -452,7 +477,7 @@ class KeptKernels:
             await self._keeper.hand_over(records[kernel_id], at_hub())
             await self._keeper.deliver(kernel_id, self._undelivered(kernel_id))
             self._taken_out(kernel_id)
-        self._log.info("%d kernels run on without this server.", len(stay))
+        self._log.info("%d kernels outlive this server.", len(stay))
 
     def _undelivered(self, kernel_id: str) -> Undelivered:
         """Return what tabs did not get: those that have not attached again, and the last that was closed."""
@@ -468,6 +493,8 @@ class KeptKernels:
             return []
         if self._which == "all":
             return list(records)
+        if self._which == "hibernated":
+            return [kernel_id for kernel_id, record in records.items() if record.place == IMAGE]
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.gather(*map(self._parked, records)), PARK_S)
         stay = []

@@ -8,7 +8,7 @@ from traitlets import Float, HasTraits, Integer, TraitError, Unicode, validate
 
 from ..units import size_in_bytes
 
-KEPT = ("never", "parked", "all")  # which kernels outlive their server
+KEPT = ("never", "parked", "all", "hibernated")  # which kernels outlive their server
 KEEP_FOR_S = 2 * 86400.0
 
 
