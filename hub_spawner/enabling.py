@@ -88,6 +88,10 @@ def _mixins(spawner: type) -> list[type]:
         from .docker import DockerGpuPolicy
 
         mixins.append(DockerGpuPolicy)
+    if hasattr(spawner, "state_gethost"):
+        from .batch import BatchGpuPolicy
+
+        mixins.append(BatchGpuPolicy)
     if makes_units(spawner):
         from .systemd import SystemdGpuPolicy
 
@@ -159,9 +163,10 @@ def _warn(c: Any, spawner: type[GpuPolicy]) -> None:
             "the Hub's end will end all servers, and what their kernels have on the GPU. To restart the Hub without"
             " that, set c.JupyterHub.cleanup_servers = False"
         )
-    if _configured(c, spawner, "keep_kernels") not in (None, "never"):
+    if _configured(c, spawner, "keep_kernels") in ("parked", "all"):
         _warn_of_kernels_that_end(c, spawner)
     asks = spawner.gpu_asks_from_hub and _configured(c, spawner, "gpu_memory")
+    asks = asks and not _configured(c, spawner, "gpu_controllers")
     if asks and not _configured(c, spawner, "gpu_room_at") and not starts_here(spawner):
         get_logger().warning(
             "no GPU room is asked for before servers of %s start: they may start on another machine than the Hub's."

@@ -120,10 +120,11 @@ class GpuPolicy(KeepLimits, _Configurable):  # type: ignore[misc]
         KEPT,
         default_value="never",
         help="""Which kernels outlive their server when it is stopped or culled: none; those whose GPU memory can be
-        parked, or that have none; or all. The user's next server has them again, and tabs that are still open go on.
+        parked, or that have none; all; or those that can hibernate before the server ends, where all processes end
+        with it, as in jobs and containers. The user's next server has them again, and tabs that are still open go on.
         For spawners that start plain processes or units, as LocalProcessSpawner, SudoSpawner and SystemdSpawner;
-        others' kernels end with the container or pod. With "parked" a server parks its idle kernels when it is
-        stopped.""",
+        others' kernels end with the job, container or pod unless they are hibernated. With "parked" a server parks its
+        idle kernels when it is stopped.""",
     ).tag(config=True)
 
     gpu_asks_from_hub = True  # False: another program asks, for example an init container
@@ -251,7 +252,9 @@ class GpuPolicy(KeepLimits, _Configurable):  # type: ignore[misc]
 
     def gpu_keeps_kernels(self) -> bool:
         """Return whether kernels of the server may outlive it."""
-        return self.keep_kernels != "never" and kernels_may_stay(type(self))
+        return self.keep_kernels == "hibernated" or (
+            self.keep_kernels != "never" and kernels_may_stay(type(self))
+        )
 
     def _take_token_again(self) -> None:
         """Give the server the token of the one before it; without one, remove those that earlier servers left."""

@@ -33,6 +33,8 @@ class WrappingGpuPolicy(GpuPolicy):
     def gpu_keeps_kernels(self) -> bool:
         """Return whether kernels of the server may outlive it: that is for the child to say."""
         children = [getattr(self, name) for name in child_names(type(self))]
+        if self.keep_kernels == "hibernated":
+            return True
         return self.keep_kernels != "never" and any(
             isinstance(child, type) and kernels_may_stay(child) for child in children
         )
