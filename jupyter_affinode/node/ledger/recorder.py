@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
@@ -61,6 +62,16 @@ class Figures(Protocol):
         """Take every kernel that uses CUDA, as it is now."""
 
 
+@dataclass(frozen=True)
+class _Whose:
+    """A kernel's user, the charged user, and the job in which it runs."""
+
+    user: str = ""
+    charged: str = ""
+    account: str = ""
+    job: str = ""
+
+
 class History(Observer):
     """The observer. Without a ledger it only measures."""
 
@@ -83,7 +94,7 @@ class History(Observer):
         self._waits = WaitWatch()
         self._began: dict[str, KernelRow] = {}
         self._parked: dict[str, str] = {}  # by kernel: the GPUs that it left, with commas
-        self._users: dict[str, tuple[str, str]] = {}  # by kernel: its user, and the charged user
+        self._users: dict[str, _Whose] = {}  # by kernel
         self._paces: dict[str, TokenBucket] = {}  # by charged user
         self._looked_at = 0.0
         self._kernels_written_at = 0.0
@@ -188,6 +199,8 @@ class History(Observer):
             any(process.data.calls_in_flight or process.data.captures for process in processes),
             {uuid: held for uuid, (held, _) in gpus.items()},
             {uuid: parked for uuid, (_, parked) in gpus.items()},
+            plain(kernel.account.account),
+            plain(kernel.account.job),
         )
 
     def _gpus(self, kernel: KernelRecord) -> dict[str, tuple[int, int]]:
@@ -266,8 +279,17 @@ class History(Observer):
         for kernel_id, gpus in self._parked.items():
             kernel = kernels.get(kernel_id)
             if kernel is None or kernel.residency is Residency.NONE:
-                user, _ = self._users.get(kernel_id, ("", ""))
-                self._event(EventRow(wall, EventKind.GONE.value, kernel_id, user, gpus=gpus))
+                whose = self._users.get(kernel_id, _Whose())
+                row = EventRow(
+                    wall,
+                    EventKind.GONE.value,
+                    kernel_id,
+                    whose.user,
+                    gpus=gpus,
+                    account=whose.account,
+                    job=whose.job,
+                )
+                self._event(row)
         self._parked = {
             kernel_id: self._gpu_names(kernel)
             for kernel_id, kernel in kernels.items()
@@ -277,10 +299,14 @@ class History(Observer):
     def _write_wait(self, ended: WaitEnded) -> None:
         if self.ledger is not None:
             kernel_id = plain(ended.kernel_id)
-            user, _ = self._users.get(kernel_id, ("", ""))
-            of_kernel = (self._wall(), EventKind.WAIT.value, kernel_id, user)
+            whose = self._users.get(kernel_id, _Whose())
             row = EventRow(
-                *of_kernel, ended.gpu, outcome=ended.outcome, bytes=ended.bytes, waited_s=ended.waited_s
+                *(self._wall(), EventKind.WAIT.value, kernel_id, whose.user, ended.gpu),
+                outcome=ended.outcome,
+                bytes=ended.bytes,
+                waited_s=ended.waited_s,
+                account=whose.account,
+                job=whose.job,
             )
             self._event(row)
 
@@ -288,6 +314,8 @@ class History(Observer):
         """Write an event; `columns`: the others of EventRow."""
         if self.ledger is not None:
             of_kernel = (self._wall(), kind.value, plain(kernel.id), self._user(kernel))
+            account = kernel.account
+            columns |= {"account": plain(account.account), "job": plain(account.job)}
             columns["gpus"] = self._gpu_names(kernel)
             self._event(EventRow(*of_kernel, gpu or kernel.main_gpu(), **columns))
 
@@ -297,7 +325,7 @@ class History(Observer):
 
     def _may_write(self, kernel_id: str) -> bool:
         """Return whether a kernel's user has not had too much written lately, and count a row."""
-        _, charged = self._users.get(kernel_id, ("", ""))
+        charged = self._users.get(kernel_id, _Whose()).charged
         pace = self._paces.get(charged)
         if pace is None:
             if len(self._paces) >= PACES_MAX:
@@ -312,7 +340,10 @@ class History(Observer):
     def _user(self, kernel: KernelRecord) -> str:
         """Return the kernel's user; remembered for the waits that end because the kernel is gone."""
         user = plain(owner_of(kernel))
-        self._users[plain(kernel.id)] = user, plain(kernel.account.charged_user or user)
+        account = kernel.account
+        self._users[plain(kernel.id)] = _Whose(
+            user, plain(account.charged_user or user), plain(account.account), plain(account.job)
+        )
         if self.ledger is not None:
             self.ledger.user(user, plain(owner_name(kernel)))
         return user

@@ -20,7 +20,7 @@ from .usage import DAY_S
 
 GIB = 1 << 30
 HOUR_S = 3600.0
-GROUPS = ("day", "user", "gpu")
+GROUPS = ("day", "user", "gpu", "account", "job")
 DAYS_MAX = 36525
 _DAY_OF_EVENT = "CAST(at / 86400 AS INTEGER)"
 

@@ -116,7 +116,26 @@ CREATE TABLE samples (          -- for the pictures of the last hours; older one
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS = (FIRST, CAME_FROM, NO_PAUSES, AUDIT, NO_RUNS, PAST)
+JOBS = """
+CREATE TABLE usage_by_job (
+    day INTEGER NOT NULL,
+    user TEXT NOT NULL,
+    gpu TEXT NOT NULL,
+    account TEXT NOT NULL,      -- of a batch system, '' without one, as is …
+    job TEXT NOT NULL,
+    held_byte_s REAL NOT NULL,
+    used_byte_s REAL NOT NULL,
+    given_back_byte_s REAL NOT NULL,
+    PRIMARY KEY (day, user, gpu, account, job)
+) WITHOUT ROWID;
+INSERT INTO usage_by_job SELECT day, user, gpu, '', '', held_byte_s, used_byte_s, given_back_byte_s FROM usage;
+DROP TABLE usage;
+ALTER TABLE usage_by_job RENAME TO usage;
+ALTER TABLE events ADD COLUMN account TEXT NOT NULL DEFAULT '';
+ALTER TABLE events ADD COLUMN job TEXT NOT NULL DEFAULT '';
+"""
+
+MIGRATIONS = (FIRST, CAME_FROM, NO_PAUSES, AUDIT, NO_RUNS, PAST, JOBS)
 
 
 class LedgerTooNew(Exception):

@@ -55,6 +55,8 @@ class EventRow:
     waited_s: float | None = None
     from_gpu: str = ""
     gpus: str = ""
+    account: str = ""
+    job: str = ""
 
 
 @dataclass(frozen=True)
@@ -209,9 +211,9 @@ class LedgerStore:
 
     def _add_usage(self, usage: Usage) -> None:
         self._db.executemany(
-            "INSERT INTO usage VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (day, user, gpu) DO UPDATE SET"
-            " held_byte_s = held_byte_s + ?4, used_byte_s = used_byte_s + ?5,"
-            " given_back_byte_s = given_back_byte_s + ?6",
+            "INSERT INTO usage VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)"
+            " ON CONFLICT (day, user, gpu, account, job) DO UPDATE SET held_byte_s = held_byte_s + ?6,"
+            " used_byte_s = used_byte_s + ?7, given_back_byte_s = given_back_byte_s + ?8",
             [(*astuple(key), sums.held, sums.used, sums.given_back) for key, sums in usage.by_key.items()],
         )
         self._db.executemany(

@@ -40,6 +40,8 @@ class Seen:
     is_calling: bool  # a call is in flight, or a capture open
     held_bytes: Mapping[str, int] = field(hash=False)  # by GPU, movable or not
     parked_bytes: Mapping[str, int] = field(hash=False)
+    account: str = ""  # of a batch system, as is …
+    job: str = ""
 
     def is_using(self, now: float) -> bool:
         """Return whether it is at work."""
@@ -68,11 +70,13 @@ class ByteSeconds:
 
 @dataclass(frozen=True)
 class UsageKey:
-    """The user, day and GPU of a sum."""
+    """The user, day and GPU of a sum, and the job in which it came about."""
 
     day: int  # days since 1970-01-01 UTC
     user: str
     gpu: str
+    account: str = ""  # "": of no batch system
+    job: str = ""
 
 
 @dataclass
@@ -117,7 +121,7 @@ class Meter:
         ]
         for kernel, gpu, sums in counted:
             for day, share in shares:
-                key = UsageKey(day, kernel.user, gpu)
+                key = UsageKey(day, kernel.user, gpu, kernel.account, kernel.job)
                 self._usage.by_key.setdefault(key, ByteSeconds()).add(sums, share)
         return counted
 

@@ -159,3 +159,28 @@ def test_any_text_is_a_question_or_refused(since, until, by):
     except ReportRefused:
         return
     assert question.since <= question.until
+
+
+def test_by_account_and_by_job(tmp_path):
+    """What a batch system's own report has beside it: its accounts, and its jobs' numbers."""
+    tmp_path.chmod(0o700)
+    usage = Usage()
+    for account, job, held in (("physics", "7", 1.0), ("physics", "8", 2.0), ("", "", 4.0)):
+        key = UsageKey(20000, "user-ana", "G", account, job)
+        usage.by_key[key] = ByteSeconds(held * GIB_HOUR, 0.0, 10 * held * GIB_HOUR)
+    at = 20000 * DAY_S
+    events = [EventRow(at, "park", "k", "user-ana", "G", "room", account="physics", job="8")]
+    store = LedgerStore(tmp_path / "l")
+    store.write(Batch(at, events, usage=usage, users={"user-ana": "hub:ana"}))
+    store.close()
+    none, physics = report(tmp_path / "l", Question.of(TODAY, by="account"))["rows"]
+    assert (none["account"], physics["account"]) == ("", "physics")
+    assert (physics["held_gib_hours"], physics["given_back_gib_hours"], physics["parks"]) == (3.0, 30.0, 1)
+    answer = report(tmp_path / "l", Question.of(TODAY, by="job"))
+    assert [(row["job"], row["held_gib_hours"], row["parks"]) for row in answer["rows"]] == [
+        ("", 4.0, 0),
+        ("7", 1.0, 0),
+        ("8", 2.0, 1),
+    ]
+    assert next(iter(csv_rows(answer)))[0] == "job"
+    assert "physics" in report_text(report(tmp_path / "l", Question.of(TODAY, by="account")))
