@@ -7,6 +7,7 @@ job starts as it would without us.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import fnmatch
 import os
 import shutil
@@ -25,11 +26,12 @@ from ..client.starting import start_machines_controller
 from .job import Details, Job, NoJob, details_of
 from .site import AUDIENCE, KEY_NAME, Site, SiteRefused, private_key, read_site
 
-JOBS = environment.NODE_SOCKET.parent / "slurm"  # a folder for each job on this node
+JOBS = environment.NODE_SOCKET.parent / "slurm"  # a folder for each job on this node, and one for each user
 GRANT_NAME, OPTS_IN_NAME, OWN_NAME = "grant", "opts-in", "own"
 NO_LIMIT_S = 400 * 86400.0  # a job without a time limit
 LATE_S = 86400.0  # a job may end later than its limit says: OverTimeLimit, a limit that was raised
 ENDS_WITHIN_S = 5.0
+HUBS_GRANT = (environment.GRANT, environment.GRANT_URL)  # the job's own says more
 TASK_VARIABLES = (environment.HIBERNATE_DIR, environment.KEEP_KERNELS, environment.CRIU)
 
 
@@ -96,8 +98,13 @@ def make_job_folder(folder: Path, job: Job, grant: str, *, opts_in: bool) -> Non
     `opts_in`: its programs are managed, though it is no notebook.
     """
     folder.parent.mkdir(mode=0o755, exist_ok=True)
-    remove_job_folder(folder)
-    folder.mkdir(mode=0o755)
+    with _alone_in(folder.parent):
+        remove_job_folder(folder)
+        folder.mkdir(mode=0o755)
+        with contextlib.suppress(FileExistsError):
+            links = folder.parent / links_name(job.uid)
+            links.mkdir(mode=0o700)
+            os.chown(links, job.uid, job.gid)
     descriptor = os.open(folder / GRANT_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
     with os.fdopen(descriptor, "w") as file:
         file.write(grant + "\n")
@@ -107,6 +114,34 @@ def make_job_folder(folder: Path, job: Job, grant: str, *, opts_in: bool) -> Non
     own = folder / OWN_NAME
     own.mkdir(mode=0o700)
     os.chown(own, job.uid, job.gid)
+
+
+def links_name(uid: int) -> str:
+    """Return the name of a user's own folder beside those of the jobs.
+
+    It has a link to each job's folder, and the jobs' environment names these: a kernel that is woken in the user's next
+    job has the environment of its first, so its keeper leads that job's link to the next one's folder.
+    """
+    return f"user-{uid}"
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep the Prologs and Epilogs of other jobs of this node waiting."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_links(job: Job) -> None:
+    """Remove the user's folder of links after the last of the user's jobs on this node."""
+    with _alone_in(JOBS):
+        others = [path for path in JOBS.glob("*/" + OWN_NAME) if path.parent.name.isdecimal()]
+        if not any(path.lstat().st_uid == job.uid for path in others):
+            remove_job_folder(JOBS / links_name(job.uid))
 
 
 def remove_job_folder(folder: Path) -> None:
@@ -124,10 +159,11 @@ def epilog() -> None:
     folder = JOBS / str(job.id)
     if not folder.exists():
         return
-    for pid in end_processes(job, folder / OWN_NAME):
+    for pid in end_processes(job, JOBS / links_name(job.uid) / folder.name / OWN_NAME):
         say(f"process {pid} of job {job.id} had not ended, and was killed")
     try:
         remove_job_folder(folder)
+        _remove_links(job)
     except OSError as error:
         say(f"{folder} cannot be removed: {error}")
 
@@ -172,8 +208,11 @@ def task_prolog(folder: Path) -> None:
     """Print what a task's environment gets: lines that Slurm reads from a TaskProlog."""
     try:
         site = read_site(folder)
-        for name, value in task_environment(os.environ, site, folder).items():
+        variables = task_environment(os.environ, site, folder)
+        for name, value in variables.items():
             print(f"export {name}={value}")
+        for name in HUBS_GRANT if variables else ():
+            print(f"unset {name}")
     except SiteRefused as refused:
         print(f"print affinode: {refused}")
 
@@ -188,9 +227,12 @@ def task_environment(environ: Mapping[str, str], site: Site, folder: Path) -> di
     is_notebook = _is_notebook(environ, site)
     if not is_notebook and not (job / OPTS_IN_NAME).exists():
         return {}
+    link = JOBS / links_name(os.getuid()) / job.name
+    with contextlib.suppress(FileExistsError):  # an earlier task's
+        link.symlink_to(job)
     variables = {
-        environment.GRANT_FILE: str(job / GRANT_NAME),
-        environment.FOLDER: str(job / OWN_NAME),
+        environment.GRANT_FILE: str(link / GRANT_NAME),
+        environment.FOLDER: str(link / OWN_NAME),
     }
     shim = Path(site.shim) if site.shim else environment.shim_path({})
     if shim is not None:

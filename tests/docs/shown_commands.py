@@ -118,6 +118,15 @@ COMMANDS: dict[str, Command] = {
     "jupyter affinode report": run(Place.USER),
     "jupyter affinode report --by user --since 30d": run(Place.USER),
     "jupyter affinode report --by gpu --csv": run(Place.USER),
+    "jupyter affinode report --by account": run(Place.USER),
+    "jupyter affinode report --by job --csv": run(Place.USER),
+    "jupyter affinode slurm files /etc/affinode/slurm --nodes 'gpu[01-04]' --type a100 --gpus 4 --gpu-memory 80"
+    " --host-memory 1024": run(
+        Place.USER, "jupyter affinode slurm files site --nodes 'gpu[01-04]' --gpus 4 --shards 4"
+    ),
+    "srun --gres=shard:1 --mem=32G --time=8:00:00 --job-name=jupyter jupyter lab --no-browser --ip=0.0.0.0": not_run(
+        "needs Slurm: tests/slurm"
+    ),
     "jupyter affinode monitoring dashboard > affinode-dashboard.json": run(Place.USER),
     "jupyter affinode monitoring alerts > affinode-alerts.yaml": run(Place.USER),
     "jupyter affinode monitoring autoscaler": run(Place.USER),

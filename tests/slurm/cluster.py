@@ -29,6 +29,7 @@ from jupyter_affinode.environment import SIM_LINKS, library_folder
 REPOSITORY = Path(__file__).resolve().parents[2]
 USERS = {"ana": 61011, "bob": 61012}
 ACCOUNTS = {"ana": "physics", "bob": "biology"}
+FREEZER = Path("/sys/fs/cgroup/freezer")
 NAMESPACES = (
     "setpriv",
     "--pdeathsig=KILL",
@@ -36,6 +37,7 @@ NAMESPACES = (
     "--mount",
     "--pid",
     "--uts",
+    "--cgroup",
     "--fork",
     "--kill-child",
     "--mount-proc",
@@ -79,7 +81,7 @@ SlurmctldLogFile={folder}/slurm/slurmctld.log
 SlurmdLogFile={folder}/slurm/slurmd.log
 SlurmdDebug=verbose
 SlurmdParameters=config_overrides
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/cgroup
 TaskPlugin=task/none
 MpiDefault=none
 ReturnToService=2
@@ -98,6 +100,10 @@ KillWait={kill_wait}
 SchedulerParameters=sched_interval=1,bf_interval=1
 NodeName=node1 NodeAddr=127.0.0.1 CPUs=8 RealMemory=8000 Gres=gpu:1,shard:4 Features=affinode
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:1
+"""
+CGROUPS = """
+CgroupPlugin=cgroup/v1
+CgroupAutomount=no
 """
 DATABASE = """
 AuthType=auth/munge
@@ -131,17 +137,22 @@ def fetched_slurm() -> Path:
 
 
 class Cluster:
-    """One node with one simulated GPU of 128 MiB in four shards, and the users of `USERS`."""
+    """One node with one simulated GPU in four shards, and the users of `USERS`."""
 
-    def __init__(self, machine: Machine, **site: str):
+    def __init__(self, machine: Machine, gpu_memory: str = "128MiB", **site: str):
         """`site`: options of `jupyter affinode slurm files`."""
         if os.getuid() != 0:
             pytest.skip("Slurm's daemons run as root")
         self.machine, self.folder = machine, machine.folder
         self.slurm = fetched_slurm()
+        if not FREEZER.is_dir():
+            pytest.skip("Slurm keeps track of jobs by the freezer of cgroups, and that is not here")
         needs_namespaces(*NAMESPACES, "sh", "-c", self._mounts(probe=True))
         self.python = self.folder / "python"
         self.site_options = site
+        self.gpu_memory = gpu_memory
+        self.api_port = free_port()
+        self.cgroup = FREEZER / self.folder.name
         self.init = 0
         self.kill_wait = 30
         self._slurmd: subprocess.Popen[Any] | None = None
@@ -151,7 +162,19 @@ class Cluster:
     def start(self) -> Cluster:
         """Start it, and wait until its node takes jobs."""
         self._write()
-        words = [*NAMESPACES, "sh", "-c", f'{self._mounts()} && exec "$@"', "sh", user_python(), "-c", REAP]
+        self.cgroup.mkdir()
+        enter = ["sh", "-c", f'echo $$ > {self.cgroup}/cgroup.procs && exec "$@"', "sh"]
+        words = [
+            *enter,
+            *NAMESPACES,
+            "sh",
+            "-c",
+            f'{self._mounts()} && exec "$@"',
+            "sh",
+            user_python(),
+            "-c",
+            REAP,
+        ]
         outside = self.machine.start(*words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert outside.stdout is not None
         said = outside.stdout.readline()
@@ -213,8 +236,12 @@ class Cluster:
             "mount -t tmpfs -o mode=755 tmpfs /run",
         ]
         if not probe:
-            steps += [f"mount --bind {self.folder}/etc/{name} /etc/{name}" for name in ("passwd", "group")]
+            steps += [
+                f"mount --bind {self.folder}/etc/{name} /etc/{name}" for name in ("passwd", "group", "hosts")
+            ]
             steps += ["mkdir -m 755 /run/munge /run/mysqld", "hostname node1"]
+            steps += ["mount -t tmpfs tmpfs /sys/fs/cgroup", "mkdir /sys/fs/cgroup/freezer"]
+            steps += ["mount -t cgroup -o freezer cgroup /sys/fs/cgroup/freezer"]
         return " && ".join(steps)
 
     def _write(self) -> None:
@@ -229,6 +256,7 @@ class Cluster:
         for user, uid in USERS.items():
             (folder / "home" / user).mkdir()
             os.chown(folder / "home" / user, uid, uid)
+        (folder / "etc" / "hosts").write_text("127.0.0.1 localhost node1\n")
         key = folder / "slurm" / "munge.key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o600)
@@ -243,7 +271,7 @@ class Cluster:
         self.python.write_text(
             "#!/bin/sh\n"
             f"export PYTHONPATH={packages} PYTHONDONTWRITEBYTECODE=1 AFFINODE_SIM=1 AFFINODE_SIM_DIR={folder}/gpu"
-            " AFFINODE_SIM_MEMORY=128MiB AFFINODE_SIM_CONTEXT=4MiB\n"
+            f" AFFINODE_SIM_MEMORY={self.gpu_memory} AFFINODE_SIM_CONTEXT=4MiB\n"
             f"[ $(id -u) != 0 ] || export JUPYTER_CONFIG_DIR={folder}/etc\n"
             f'[ "$1" != -I ] || shift\nexec {user_python()} "$@"\n'
         )
@@ -260,9 +288,11 @@ class Cluster:
         ours = (self.site / "slurm.conf").read_text()
         (folder / "etc" / "slurm.conf").write_text(SLURM.format(**values) + ours)
         (folder / "etc" / "gres.conf").write_text("AutoDetect=off\n" + (self.site / "gres.conf").read_text())
+        (folder / "etc" / "cgroup.conf").write_text(CGROUPS)
         (folder / "etc" / "slurmdbd.conf").write_text(DATABASE.format(**values))
         (folder / "etc" / "slurmdbd.conf").chmod(0o600)
         settings = (self.site / "jupyter_affinode_config.py").read_text() + CONTROLLER
+        settings += f"c.NodeController.api_port = {self.api_port}\n"
         (folder / "etc" / "jupyter_affinode_config.py").write_text(settings)
 
     def _wait_for(self, *command: str) -> None:
@@ -361,6 +391,11 @@ class Cluster:
         assert status == 200, answer
         return {kernel["id"]: kernel for kernel in answer["kernels"]}
 
+    def has_frozen(self) -> bool:
+        """Whether a job is stopped, as `scontrol suspend` does two seconds after SIGTSTP."""
+        states = self.cgroup.rglob("freezer.state")
+        return any(path.read_text().strip() == "FROZEN" for path in states)
+
     def job_folders(self) -> list[str]:
         """The jobs that have a folder on the node."""
         folder = self.inside("/run/affinode/slurm")
@@ -393,13 +428,21 @@ class Cluster:
         if self.init:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.init, signal.SIGKILL)
+        wait_until(self._left_cgroup, 60)
+
+    def _left_cgroup(self) -> bool:
+        """Remove its cgroups, once its processes have ended; return whether that is done."""
+        for folder, _, _ in os.walk(self.cgroup, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+        return not self.cgroup.exists()
 
 
 @contextlib.contextmanager
-def slurm_cluster(**site: str) -> Iterator[Cluster]:
+def slurm_cluster(gpu_memory: str = "128MiB", **site: str) -> Iterator[Cluster]:
     """A cluster that runs, for as long as the context lasts."""
     with new_machine() as machine:
-        made = Cluster(machine, **site)
+        made = Cluster(machine, gpu_memory, **site)
         try:
             yield made.start()
         finally:

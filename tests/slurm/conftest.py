@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS / "slurm"), str(TESTS / "hub")]
+sys.path[:0] = [str(TESTS / name) for name in ("slurm", "hub", "node/support", "server/keeping")]
 
 from cluster import Cluster, slurm_cluster  # noqa: E402
 

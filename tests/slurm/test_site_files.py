@@ -14,6 +14,7 @@ import pytest
 
 from jupyter_affinode import environment
 from jupyter_affinode.cli import slurm as command
+from jupyter_affinode.keeping.earlier_folder import stand_in_for
 from jupyter_affinode.node.identity.grants import GrantRefused, GrantVerifier
 from jupyter_affinode.slurm import hooks
 from jupyter_affinode.slurm.files import SCRIPTS, Nodes, gres_conf, script
@@ -173,10 +174,13 @@ def test_only_notebooks_and_jobs_that_opted_in_are_managed(site: Path, jobs: Pat
 
     assert variables() == {}, "its node knows nothing of it"
     (jobs / "7").mkdir(parents=True)
+    links = jobs / f"user-{os.getuid()}"
+    links.mkdir()
     (jobs / "7" / "grant").touch()
     found = variables(LD_PRELOAD="/lib/other.so")
     shim = str(environment.shim_path({}))
-    assert found[environment.GRANT_FILE] == str(jobs / "7" / "grant")
+    assert found[environment.GRANT_FILE] == str(links / "7" / "grant")
+    assert (links / "7" / "grant").samefile(jobs / "7" / "grant")
     assert found["LD_PRELOAD"] == f"{shim}:/lib/other.so" and found[environment.LIBRARY] == shim
     assert found[environment.HIBERNATE_DIR] == "/h/images/ana"
     assert environment.KERNEL_ID not in found
@@ -240,3 +244,36 @@ def test_the_planner_says_how_many_jobs_share_a_gpu(monkeypatch: pytest.MonkeyPa
     ((plan, wait_s),) = asked
     assert isinstance(plan, shards.Plan) and plan.ways == ("affinode",) and wait_s == 30
     assert (plan.machine.gpu_bytes, plan.machine.host_bytes, plan.machine.gpus) == (80 << 30, 512 << 30, 2)
+
+
+def test_a_users_links_go_with_the_users_last_job(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_root()
+    for number in (7, 8):
+        hooks.make_job_folder(jobs / str(number), Job(number, 61011, 61011, "ana", ""), "x", opts_in=False)
+    status = (jobs / "user-61011").stat()
+    assert (status.st_uid, status.st_mode & 0o777) == (61011, 0o700)
+    for number, left in ((7, {"8", "user-61011"}), (8, set())):
+        for name, value in {**SLURMD, "SLURM_JOB_ID": str(number)}.items():
+            monkeypatch.setenv(name, value)
+        hooks.epilog()
+        assert {path.name for path in jobs.iterdir()} == left
+
+
+def test_a_kernel_that_wakes_in_the_next_job_finds_that_jobs_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = tmp_path / "user-1"
+    links.mkdir()
+    for job in ("8", "9"):
+        (tmp_path / job / "own").mkdir(parents=True)
+        (links / job).symlink_to(tmp_path / job)
+    monkeypatch.setenv(environment.FOLDER, str(links / "8" / "own"))
+    for _ in range(2):  # also where it led to a job that has ended
+        stand_in_for(str(links / "7" / "own"))
+        assert (links / "7" / "own").samefile(tmp_path / "8" / "own")
+        (links / "7").unlink()
+        (links / "7").symlink_to(tmp_path / "gone")
+    stand_in_for(str(links / "9" / "own"))
+    assert (links / "9" / "own").samefile(tmp_path / "9" / "own"), "a job that runs has its own"
+    stand_in_for("/elsewhere/7/own")
+    stand_in_for("")
