@@ -86,6 +86,10 @@ class CriuFailed(RuntimeError):
     """CRIU did not do it; the message says why. What it was to write is not whole, what it was to start not there."""
 
 
+class CriuKilled(CriuFailed):
+    """CRIU was ended by a signal: a process that it wrote may have ended with it."""
+
+
 def command() -> list[str]:
     """Return how CRIU is called: AFFINODE_CRIU, else `criu`. Raises CriuUnavailable."""
     named = shlex.split(os.environ.get(environment.CRIU, ""))
@@ -237,7 +241,7 @@ async def _carry_out(action: str, folder: Path, lock: int, size: int, options: S
         raise CriuFailed(f"CRIU came to no end within {patience_s:.0f} s") from None
     if status < 0:
         await _end_all_at(folder)
-        raise CriuFailed(f"CRIU was ended by {signal.Signals(-status).name}")
+        raise CriuKilled(f"CRIU was ended by {signal.Signals(-status).name}")
     if status:
         with contextlib.suppress(OSError):
             said += log.read_text(errors="replace")

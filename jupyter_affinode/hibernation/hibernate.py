@@ -119,7 +119,7 @@ async def hibernate(
         tree.go_on(processes)
         image.give_up()
         if has_ended and isinstance(error, Exception):
-            why = f" ({error})" if isinstance(error, criu.CriuFailed) else ""
+            why = f" ({error})" if isinstance(error, criu.CriuKilled) else ""
             raise CannotHibernate(f"its process ended meanwhile{why}") from None
         if isinstance(error, (criu.CriuFailed, OSError)):
             raise CannotHibernate(str(error)) from None
