@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,8 +71,16 @@ class Entry:
         """The kernel's process; None before it runs, and after its end."""
         started = self.read(STARTED)
         with contextlib.suppress(ProcessLookupError):
-            return None if started is None else name_of(started["pid"])
+            if started is not None and name_of(started["pid"]) == ProcessName(**started):
+                return ProcessName(**started)
         return None
+
+    def kill(self) -> None:
+        """SIGKILL the kernel's process, and what its prelude started; nothing of a process that has its number now."""
+        process = self.process
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def told(self, name: str) -> dict[str, Any]:
         """Return what one of its files says. Raises LookupError if it is not there."""

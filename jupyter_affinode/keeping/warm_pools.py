@@ -594,14 +594,10 @@ class WarmPools:
 
     def _end(self, entry: Entry, why: str) -> None:
         """End a kernel, also one that is being made. Its folder is removed once nothing else tells of its process."""
-        process = entry.process
         if self._place(entry) is not None:
             self._holder.end_now(entry.kernel_id, why)
-        elif process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                found = Adopted(process)
-                found.kill()
-                found.close()
+        else:
+            entry.kill()
         entry.remove()
 
     def _save(self, pool: Pool) -> None:

@@ -19,6 +19,7 @@ import traceback
 
 WARM, PRELUDE, FAILED = "AFFINODE_WARM", "AFFINODE_PRELUDE", "AFFINODE_PRELUDE_FAILED"
 STARTED, READY = "started.json", "ready.json"
+STARTED_FIELD = 19  # of /proc/PID/stat, behind the program's name
 OUTPUT_MAX = 20_000  # characters of what a prelude printed, that are shown if it failed
 IPYTHON = (".ipy", ".ipynb")
 
@@ -28,7 +29,7 @@ def begin(shell, namespace, load_beside):  # type: ignore[no-untyped-def]
     entry, prelude, failed = (os.environ.pop(name, None) for name in (WARM, PRELUDE, FAILED))
     if entry:
         _end_unless_wanted(entry)
-        _write(entry, STARTED, {"pid": os.getpid()})
+        _write(entry, STARTED, own_name())
     before, began = set(namespace), time.monotonic()
     error = output = ""
     if failed:  # the same prelude, a moment ago
@@ -56,6 +57,14 @@ def begin(shell, namespace, load_beside):  # type: ignore[no-untyped-def]
             },
         )
         _end_unless_wanted(entry)
+
+
+def own_name():  # type: ignore[no-untyped-def]
+    """Return what tells this process from a later one with its number, as keeping/processes.py does."""
+    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+        started = int(file.read().rpartition(")")[2].split()[STARTED_FIELD])
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return {"pid": os.getpid(), "started": started, "boot": file.read().strip()}
 
 
 def run_prelude(path, shell, namespace):  # type: ignore[no-untyped-def]

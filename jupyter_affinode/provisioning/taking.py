@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,9 @@ async def _taken(keeper: Keeper, want: dict[str, Any], launch: Launch) -> Taken 
     try:
         await on_own_thread(lambda: hand_over(offer, launch), timeout_s=None)
     except BaseException as error:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if found.poll() is None and offer["process_group"] == process.pid:
+                os.killpg(process.pid, signal.SIGKILL)  # with what its prelude started
         found.kill()
         await on_own_thread(lambda: found.wait(ENDS_WITHIN_S), timeout_s=None)
         if isinstance(error, (OSError, RuntimeError, zmq.ZMQError)):
