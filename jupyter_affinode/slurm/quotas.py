@@ -13,7 +13,7 @@ ROOT = "root"
 def ask_for_shares() -> str:
     """Return what sshare says of accounts. Raises OSError and subprocess.SubprocessError."""
     asked = subprocess.run(
-        ["sshare", "--noheader", "--parsable2", "--all", "--format=Account,User,NormShares"],
+        ["sshare", "--noheader", "--parsable2", "--all", "--format=Account,User,RawShares"],
         capture_output=True,
         text=True,
         timeout=ASK_S,
@@ -23,16 +23,26 @@ def ask_for_shares() -> str:
 
 
 def shares_of(text: str) -> dict[str, float]:
-    """Return each account's part of the cluster, from 0 to 1; nested accounts are indented, and each has its own."""
-    shares = {}
+    """Return each account's part of the cluster, from 0 to 1: its part among its parent's accounts, of the parent's.
+
+    An account is indented by one more than its parent. NormShares would say the same, but not with priority/basic.
+    """
+    parents: list[str] = []
+    found: list[tuple[str, str, float]] = []  # account, parent, raw shares
     for line in text.splitlines():
-        account, user, share = [*line.split("|"), "", ""][:3]
-        if user or not share or account.strip() == ROOT:
+        account, user, raw = [*line.split("|"), "", ""][:3]
+        name, depth = account.strip(), len(account) - len(account.lstrip())
+        if user or not name:
             continue
-        try:
-            shares[account.strip()] = float(share)
-        except ValueError:
-            continue
+        parent = parents[depth - 1] if 0 < depth <= len(parents) else ""
+        parents[depth:] = [name]
+        if name != ROOT:
+            found.append((name, parent, float(raw) if raw.isdecimal() else 0.0))
+    shares = {ROOT: 1.0}
+    for name, parent, raw_shares in found:
+        of_all = sum(raw for _, other, raw in found if other == parent)
+        shares[name] = shares.get(parent, 1.0) * (raw_shares / of_all if of_all else 0.0)
+    del shares[ROOT]
     return shares
 
 

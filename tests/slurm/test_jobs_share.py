@@ -69,6 +69,21 @@ def test_the_idle_one_of_two_jobs_parks_for_the_other_and_nothing_is_left(cluste
     assert not cluster.processes("ana") and not cluster.processes("bob")
 
 
+def test_quotas_and_reports_are_by_slurms_accounts_and_jobs(cluster: Cluster) -> None:
+    command = [str(cluster.python), "-m", "jupyter_affinode.cli"]
+    printed = cluster.root(*command, "slurm", "quotas", "--gpus=4", "--gpu-memory=80")
+    assert printed == "c.NodeController.quotas = '@hub:biology=80GiB, @hub:physics=240GiB'\n"
+    ana = keeper(cluster, "ana", OPTS_IN)
+    job_id = cluster.root("squeue", "--noheader", "--user=ana", "--format=%i").strip()
+    wait_until(lambda: f"\n{job_id}," in cluster.root(*command, "report", "--by=job", "--csv"))
+    assert "\nphysics," in cluster.root(*command, "report", "--by=account", "--csv")
+    end(ana)
+    known = cluster.root(
+        "sacct", "--noheader", "--parsable2", f"--jobs={job_id}", "--format=JobID,Account,User"
+    )
+    assert f"{job_id}|physics|ana" in known
+
+
 def test_a_job_that_is_no_notebook_and_did_not_opt_in_is_left_alone(cluster: Cluster) -> None:
     job = cluster.start_job("ana", "env")
     said, _ = job.communicate(timeout=60)

@@ -225,8 +225,11 @@ def test_what_outlives_its_job_is_killed_and_no_other_process(tmp_path: Path) ->
 
 
 def test_quotas_follow_from_the_accounts_shares() -> None:
-    told = "root||1.000000\nroot|root|0.250000\n physics||0.750000\n physics|ana|1.000000\n biology||0.250000\nbad||x\n"
-    assert shares_of(told) == {"physics": 0.75, "biology": 0.25}
+    told = "root||\n root|root|1\n physics||3\n  optics||1\n  physics|ana|1\n biology||1\n  biology|bob|1\n"
+    assert shares_of(told) == {"physics": 0.75, "optics": 0.75, "biology": 0.25}
+    told = told.replace("optics||1", "optics||1\n  theory||2").replace("  optics||1", "  optics||1")
+    assert shares_of(told)["optics"] == 0.25 and shares_of(told)["theory"] == 0.5
+    told = "root||\n physics||3\n biology||1\n"
     assert quotas(shares_of(told).items(), 320) == "@hub:biology=80GiB, @hub:physics=240GiB"
 
 
