@@ -152,10 +152,12 @@ def test_a_kernel_that_cannot_be_parked_ends_with_its_server(hub, wait_until):
     kernel, plain = ana.start_kernel(), ana.start_kernel()
     kernel.run(f"{SETUP}\nother = Block(30, seed=8)")
     pid, plain_pid = kernel.pid, plain.pid
+    usual = hub.machine.ask("GET", "/policy")[1]["host_reserve_bytes"]
     assert hub.machine.ask("PATCH", "/policy", {"host_reserve_bytes": 1 << 50})[0] == 200  # no park has room
     stop(hub, wait_until)
     assert f"Kernel {kernel.id} is not kept: it uses the GPU." in hub.log()
     assert not exists(pid) and exists(plain_pid)
+    assert hub.machine.ask("PATCH", "/policy", {"host_reserve_bytes": usual})[0] == 200
     start(hub)
     plain.shutdown()
     stop(hub, wait_until)
