@@ -97,4 +97,4 @@ def processes_of(machine) -> list[str]:
                 found.append((path.parent / "cmdline").read_text().replace("\0", " "))
         except OSError:
             continue
-    return [line for line in found if "jupyter_affinode.node" not in line and "supervisor" not in line]
+    return [line for line in found if "jupyter_affinode.node" not in line]
