@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/discovery.h"
 #include "base/log.h"
 #include "base/monotonic_futex.h"
 #include "base/per_process.h"
@@ -21,7 +22,8 @@
 /* Without a controller no kernel is parked. Where the process has met none, none is waited for. One that was met and is killed is
  * started anew within seconds, and one that is stuck may come to itself, while others may end or free something: the allocation is
  * tried again every second. After ALONE_ALL_S of such waiting without any since the last, of all the process's allocations together,
- * it is out of memory, and so are later ones, at once. Only time in which we looked counts: where the process or the whole machine was
+ * it is out of memory, and so are later ones, at once. Time in which one is being started does not count, however long that takes on a
+ * machine with much other work. Only time in which we looked counts: where the process or the whole machine was
  * stopped meanwhile (a frozen container, a migrated one), the link is lost, too, and the controller is there all the same.  */
 #define ALONE_NS S_NS
 #define ALONE_ALL_S 30
@@ -175,7 +177,8 @@ static CUresult wait_for_answer(struct ask *ask, struct room_wait *wait, uint32_
 			interrupts_leave();
 		} else if (!link_is_connected()) {
 			if (alone_since) {
-				count_alone(wait, looked, now);
+				if (!discovery_start_is_under_way())
+					count_alone(wait, looked, now);
 				interrupts_look();
 			} else {
 				alone_since = now;
