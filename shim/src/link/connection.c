@@ -14,6 +14,7 @@
 #include "link/drop_caches.h"
 #include "link/grant.h"
 #include "link/internal.h"
+#include "link/link.h"
 #include "link/requests.h"
 #include "mover/mover.h"
 #include "state/controller.h"
