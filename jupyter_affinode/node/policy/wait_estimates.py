@@ -71,9 +71,10 @@ def estimate_waits(now: float, node: Node, settings: Settings) -> dict[str, Wait
                 view.arguments(waiter, look.code),
                 tuple(in_order(look.blockers)[:BLOCKERS_MAX]),
             )
-        for uuid, need in waiter.needs.items():
-            ahead[uuid] = ahead.get(uuid, 0) + need
-        view.note(waiter)
+        if not view.waits_in_vain(waiter):  # else others are served before it
+            for uuid, need in waiter.needs.items():
+                ahead[uuid] = ahead.get(uuid, 0) + need
+            view.note(waiter)
         had.update(served_keys(waiter.kernel, waiter.needs))
     return found
 
@@ -93,6 +94,10 @@ class _View:
             if waiter.room is not None:  # it needs no slot, but it takes one
                 self.note(waiter)
 
+    def waits_in_vain(self, waiter: Waiter) -> bool:
+        """Return whether a waiter has no room however many kernels are parked: it holds up no other."""
+        return is_unschedulable(self.plan, waiter) and not may_migrate(waiter)
+
     def explain(self, waiter: Waiter, ahead: Mapping[str, int]) -> Look:
         """Return why a waiter waits, and until when if that can be said."""
         plan, kernel = self.plan, waiter.kernel
@@ -102,7 +107,7 @@ class _View:
             return Look(WaitReason.MOVING, plan.now + resume_s(kernel, plan.node.speeds))
         if kernel.is_ending:
             return Look(WaitReason.ENDING)
-        if is_unschedulable(plan, waiter) and not may_migrate(waiter):
+        if self.waits_in_vain(waiter):
             return self._unschedulable(waiter)
         if kernel.served_after > plan.now or (waiter.room is None and kernel.resume_retry_at > plan.now):
             return Look(WaitReason.RETRY)

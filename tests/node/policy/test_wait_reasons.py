@@ -36,6 +36,13 @@ def test_an_estimate_follows_from_when_kernels_become_eligible():
     assert found["second"].code == "others-first"
 
 
+def test_a_waiter_behind_one_that_never_fits_is_told_what_it_waits_for_itself():
+    """Others are served before one that is too large, so it is not what they wait for."""
+    never, next_one = parked("never", 90 * GIB, waits=9), parked("next", 8 * GIB, waits=5)
+    found = told(busy("busy", 15 * GIB), never, next_one, free=1 * GIB)
+    assert (found["never"].code, found["next"].code) == ("too-large", "computing")
+
+
 def test_an_estimate_does_not_assume_that_a_busy_kernel_stops_now():
     """Between two calls a kernel at work has none in flight; an open cell may only be loading its next batch."""
     waiter = parked("waiter", 8 * GIB, waits=60)
