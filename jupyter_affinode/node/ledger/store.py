@@ -111,6 +111,7 @@ class Batch:
     users: dict[str, str] = field(default_factory=dict)  # names
     audit: list[AuditRow] = field(default_factory=list)
     samples: list[SampleRow] = field(default_factory=list)
+    is_done: bool = False  # written, or dropped
 
     @property
     def is_empty(self) -> bool:

@@ -50,7 +50,8 @@ class Ledger:
         self._log = log
         self._retention = retention or Retention()
         self._began, self._first_wall = time.monotonic(), time.time()
-        self._filling = self._written_last = Batch()
+        self._filling = Batch()
+        self._handed_over: tuple[Batch, ...] = ()
         self._flushed_at = time.monotonic()
         self._store: LedgerStore | None = None  # the thread's
         self._purged_at = 0.0  # the thread's
@@ -92,10 +93,10 @@ class Ledger:
             self._filling.samples.extend(rows)
 
     def unwritten(self) -> tuple[Batch, ...]:
-        """Return what the file may not have yet, for readers to add; the first may be in the file by now."""
+        """Return what the file may not have yet, for readers to add; all but the last may be in the file by now."""
         filling = self._filling
         copied = Batch(filling.at, list(filling.events), dict(filling.kernels), samples=list(filling.samples))
-        return self._written_last, copied
+        return *self._handed_over, copied
 
     def write_due(self, now: float, wall: float) -> None:
         """Have written what is due; `now` is monotonic, `wall` the wall clock."""
@@ -119,7 +120,8 @@ class Ledger:
         if not self._filling.is_empty:
             self._filling.at = wall
             self._batches.put(self._filling, timeout=timeout_s)
-            self._written_last, self._filling = self._filling, Batch()
+            pending = (each for each in self._handed_over if not each.is_done)
+            self._handed_over, self._filling = (*pending, self._filling), Batch()
 
     # ---- the thread
 
@@ -136,6 +138,7 @@ class Ledger:
                 if self.problem is not None:
                     self._log.info("the ledger at %s is written again", self.path)
                 self.problem = None
+            batch.is_done = True
         if self._store is not None:
             self._store.close()
 

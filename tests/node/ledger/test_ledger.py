@@ -326,6 +326,33 @@ def test_what_cannot_be_written_to_a_locked_file_is_dropped_and_what_comes_later
     assert rows(folder / "l", "SELECT kind FROM events") == [("park",)]
 
 
+def test_readers_are_told_of_all_that_waits_to_be_written(folder, impatient, monkeypatch):
+    """The thread may have one batch in hand, and the next one waits for it."""
+    go_on = threading.Event()
+    write = LedgerStore.write
+
+    def slow_write(store, batch):
+        go_on.wait()
+        write(store, batch)
+
+    monkeypatch.setattr(LedgerStore, "write", slow_write)
+
+    def told(ledger):
+        return [each.kind for batch in ledger.unwritten() for each in batch.events]
+
+    async def tell(ledger):
+        for kind, batches in (("first", 2), ("second", 3)):
+            ledger.event(event(kind=kind))
+            await until(lambda batches=batches: len(ledger.unwritten()) == batches, ledger)
+        ledger.event(event(kind="third"))
+        assert told(ledger) == ["first", "second", "third"]
+        go_on.set()
+        await until(lambda: told(ledger) == ["third"], ledger)
+
+    story(folder / "l", tell)
+    assert rows(folder / "l", "SELECT kind FROM events") == [("first",), ("second",), ("third",)]
+
+
 @pytest.mark.parametrize("damage", ["text", "zeros inside", "cut"])
 def test_a_damaged_file_is_set_aside_and_a_new_one_begins(folder, impatient, damage):
     store = LedgerStore(folder / "l")
