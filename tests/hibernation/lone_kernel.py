@@ -218,11 +218,12 @@ class LoneKernel:
             return False
 
     def _of_kernel(self) -> list[int]:
-        mark = f"AFFINODE_KERNEL_ID={self.id}".encode()
+        # Other tests have kernels of this id at the same time.
+        marks = {f"AFFINODE_KERNEL_ID={self.id}".encode(), f"STOPPING={self.folder}".encode()}
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
-                if mark in path.read_bytes().split(b"\0"):
+                if marks <= set(path.read_bytes().split(b"\0")):
                     found.append(int(path.parent.name))
         return found
 
