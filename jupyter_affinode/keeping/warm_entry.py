@@ -1,4 +1,4 @@
-"""A warm kernel's entry: a folder whose files say how far the kernel is, whoever was killed meanwhile.
+"""A warm kernel's entry: a folder. Its files say how far the kernel is, also after any process was killed.
 
 | file | written by | says |
 |---|---|---|

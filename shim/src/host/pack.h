@@ -1,12 +1,12 @@
 /* A pack: places for chunks, side by side. A process's chunks on disk are in packs.
  *
  * A pack of an image is a file with a name in the image's folder. Images of one user share it by hard links: the count of links is the
- * file system's, so no kill can leave it wrong. From the first time that it is shared on nothing in it changes any more, whoever has a name for
- * it: a process that lost its name has it mapped, and may get another. The file ends with its last name and mapping.
+ * file system's, so no kill can leave it wrong. From the first time that it is shared on nothing in it changes any more, for all
+ * processes: one that lost its name has it mapped, and may get another. The file ends with its last name and mapping.
  *
  * Behind the chunks is a hint for each: two chunks with different hints are different. That those with equal hints are equal must be seen.
  *
- * Other packs are parts of the process's file without a name (spill_file.h), and nobody else's.  */
+ * Other packs are parts of the process's file without a name (spill_file.h), and no other process has them.  */
 #pragma once
 
 #include <stdbool.h>
