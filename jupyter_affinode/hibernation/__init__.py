@@ -13,5 +13,6 @@ this package knows nothing of CUDA, and the shim nothing of CRIU.
 | `machine.py`, `files.py` | what stands against waking them: another machine, files that were changed |
 | `disk.py` | the disk of a folder: whether it is one, and whether it is encrypted |
 | `criu.py` | finds CRIU, calls it, and says in words why it refused |
+| `criu_files.py` | what is changed in what CRIU wrote |
 | `tree.py` | the processes of a kernel: ended, gone, going on |
 """

@@ -2,8 +2,7 @@
 
 A file that is only open may have other contents then: other programs write to it while the kernel runs, too, as all
 kernels of a user do to IPython's history. What a process has in memory as its own, libraries above all, must be as it
-was: the process has pointers into it. CRIU asks the same of both, so its list of files is changed: it looks at a file's
-size where a size is noted, and that is left out of those that are only open.
+was: the process has pointers into it. CRIU asks the same of both, so its list of files is changed (criu_files.py).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import os
 import shutil
 import stat
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,6 @@ from . import criu
 from .checks import NOT_ON_A_DISK, SHIMS_DESCRIPTORS, Seen
 from .disk import disk_of
 
-FILES = "files.img"  # CRIU's list of them: magic, and each entry with its size before it
-MAGIC_BYTES, ENTRY_SIZE = 8, struct.Struct("<I")
-# images/fdinfo.proto, images/regfile.proto of CRIU
-FILE_ENTRY_REG, REG_NAME, REG_SIZE = 3, 6, 8
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 NOTES = 4  # PT_NOTE
 BUILD_ID = 3  # NT_GNU_BUILD_ID
 NOTES_BYTES_MAX = 1 << 16
@@ -191,83 +185,3 @@ def remove(made: Iterable[Path]) -> None:
 
 def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-# ---- CRIU's list
-
-
-def relax(folder: Path, known: Known, renamed: Mapping[str, str]) -> None:
-    """Have CRIU take the files that must only be there as they are, and find those of other names by their own.
-
-    What is not in `known`, as the shim's file of GPU memory, keeps its size. Raises OSError, ValueError if CRIU's list
-    is strange.
-    """
-    path = folder / FILES
-    raw = path.read_bytes()
-    parts, at = [raw[:MAGIC_BYTES]], MAGIC_BYTES
-    while at < len(raw):
-        size = int.from_bytes(raw[at : at + ENTRY_SIZE.size], "little")
-        entry = raw[at + ENTRY_SIZE.size : at + ENTRY_SIZE.size + size]
-        at += ENTRY_SIZE.size + size
-        entry = b"".join(_relaxed(*field, known, renamed) for field in _fields(entry))
-        parts += [ENTRY_SIZE.pack(len(entry)), entry]
-    path.write_bytes(b"".join(parts))
-
-
-def _relaxed(number: int, content: bytes, whole: bytes, known: Known, renamed: Mapping[str, str]) -> bytes:
-    if number != FILE_ENTRY_REG:
-        return whole
-    fields = list(_fields(content))
-    name = next(
-        (value.decode(errors="surrogateescape") for field, value, _ in fields if field == REG_NAME), ""
-    )
-    own_name = renamed.get(name, name)
-    if known.get(own_name) != []:
-        return whole
-    kept = b"".join(each for field, _, each in fields if field not in (REG_NAME, REG_SIZE))
-    kept += _bytes_field(REG_NAME, os.fsencode(own_name))
-    return _bytes_field(number, kept)
-
-
-def _bytes_field(number: int, content: bytes) -> bytes:
-    return _varint(number << 3 | BYTES) + _varint(len(content)) + content
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield each field of a protobuf message: its number, its content (of bytes alone), and all of it."""
-    at = 0
-    while at < len(message):
-        begin = at
-        key, at = _read_varint(message, at)
-        content = b""
-        if key & 7 == VARINT:
-            _, at = _read_varint(message, at)
-        elif key & 7 == BYTES:
-            size, at = _read_varint(message, at)
-            content, at = message[at : at + size], at + size
-        elif key & 7 in (FIXED64, FIXED32):
-            at += 8 if key & 7 == FIXED64 else 4
-        else:
-            raise ValueError(f"field of kind {key & 7} in CRIU's {FILES}")
-        if at > len(message):
-            raise ValueError(f"CRIU's {FILES} is short")
-        yield key >> 3, content, message[begin:at]
-
-
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if at >= len(message):
-            raise ValueError(f"CRIU's {FILES} is short")
-        byte = message[at]
-        value, shift, at = value | (byte & 0x7F) << shift, shift + 7, at + 1
-        if not byte & 0x80:
-            return value, at
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes((*found, value))

@@ -34,7 +34,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -42,7 +42,7 @@ from typing import Any
 
 from .. import environment
 from ..keeping.processes import ProcessName
-from . import files, semaphores, tree
+from . import criu_files, files, semaphores, tree
 from .files import Known, Saved
 from .machine import Origin, this_machine
 from .signing import signature_of
@@ -218,7 +218,8 @@ class Image:
         named = semaphores.own_names(pids)
         semaphores.remove_shown_names(self.folder / SEMAPHORES)
         others = files.needed_by(pids) | {path: [] for path in named.values()}
-        _relax(self.process_folder, others, named)
+        criu_files.relax(self.process_folder, others, named)
+        criu_files.outlive_parent(self.process_folder, tree.threads_of(pids[0]))
         saved = files.save(others, self.process_folder)
         written = sorted(path for path in self.process_folder.rglob("*") if path.is_file())
         gpu = [path for path in self.folder.glob(f"{GPU_PREFIX}*") if path.is_file()]
@@ -327,13 +328,6 @@ def verify_private(folder: Path) -> None:
         )
     if status.st_mode & 0o077:
         raise ImageRefused(f"others may enter {folder}: `chmod 700 {folder}` closes it")
-
-
-def _relax(folder: Path, others: Known, renamed: Mapping[str, str]) -> None:
-    try:
-        files.relax(folder, others, renamed)
-    except ValueError as error:
-        raise OSError(f"what CRIU wrote is not understood: {error}") from None
 
 
 def _is_plain(status: os.stat_result, size: int) -> bool:

@@ -15,6 +15,7 @@ own.read(6)
 processors = {min(os.sched_getaffinity(0))}
 os.sched_setaffinity(0, processors)
 libc = ctypes.CDLL(None, use_errno=True)
+libc.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: at its wake its parent is CRIU, which ends
 libc.sem_open.restype = ctypes.c_void_p
 libc.sem_post.argtypes = libc.sem_trywait.argtypes = [ctypes.c_void_p]
 name = b"/SEMAPHORE"
@@ -44,7 +45,7 @@ STILL_HAS = "print(len(own.read(20)), os.sched_getaffinity(0) == processors, pos
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor: no thread can be bound to less")
-def test_its_own_status_processors_and_semaphores_come_back(lone):
+def test_what_linux_keeps_of_a_process_comes_back(lone):
     name = f"affinode-{os.getpid()}-{lone.id}"
     path = SHARED_MEMORY / f"sem.{name}"
     try:
