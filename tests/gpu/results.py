@@ -44,6 +44,7 @@ TITLES = {
     "hibernation": "A kernel hibernates to disk and is woken",
     "hibernation_cycles": "Programs that hibernate again and again",
     "hibernation_carried": "A kernel that hibernates on one machine and is woken on another",
+    "warm_kernels": "A new notebook takes a kernel that is ready",
     "weights_once": "Kernels with the same weights on disk",
     "idle": "What counts as use, who else is seen, what moves are learnt to take",
 }

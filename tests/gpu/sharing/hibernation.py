@@ -31,7 +31,6 @@ from spill import plain_copies
 from waiting import wait_until
 
 KEEP = "--AffinodeExtension.keep_kernels=all"
-ENABLED = '{"ServerApp": {"jpserver_extensions": {"jupyter_affinode": true}}}'
 MIB = 1 << 20
 LEAVES_BYTES = 256 << 20  # less than a CUDA context takes
 SEEN_TO_WAIT_S = 4.0
@@ -219,11 +218,9 @@ def server_with_images(
         )
         if simulated:
             live.simulate("4GiB", gpus=gpus)
-        config = Path(live.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.d")
-        config.mkdir()
-        (config / "affinode.json").write_text(ENABLED)  # where the package is on the path, and not installed
         live.start_controller("--settle=0", *controller)
         server = JupyterServer(live)
+        server.enable_extension()
         server.transport = "tcp"
         yield server.start(KEEP)
 

@@ -18,7 +18,6 @@ from live_machine import Machine, new_machine
 from live_server import JupyterKernel, JupyterServer
 
 KEEP = "--AffinodeExtension.keep_kernels=all"
-ENABLED = '{"ServerApp": {"jpserver_extensions": {"jupyter_affinode": true}}}'
 FILL = {
     "torch": """
 import torch, os
@@ -48,10 +47,9 @@ def kernel_of(live: Machine, kernel: JupyterKernel) -> dict[str, object]:
 def rows_of(live: Machine, arguments: object, who: str) -> list[tuple[str, ...]]:
     """One row for each end of the server."""
     rows = []
-    folder = Path(live.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.d")
-    folder.mkdir()
-    (folder / "affinode.json").write_text(ENABLED)  # where the package is on the path, and not installed
-    server = JupyterServer(live).start(KEEP)
+    server = JupyterServer(live)
+    server.enable_extension()
+    server.start(KEEP)
     kernel = server.start_kernel()
     words = int(arguments.gib * (1 << 30)) // 8
     filled = kernel.run(FILL[arguments.program].format(words=words), timeout=120)
