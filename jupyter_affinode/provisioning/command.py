@@ -22,35 +22,59 @@ from ..environment import SHIM_NAME
 PACKAGE = Path(__file__).resolve().parents[1]
 PRELOAD = "LD_PRELOAD"
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+ENV_SIGNALS = re.compile(r"--(default|ignore|block)-signal(=|$)")
 INTERPRETER = re.compile(r"(python|pypy)[\d.]*$")
-SHELLS = frozenset(("sh", "bash", "dash", "ash", "ksh", "zsh"))
+SHELLS = frozenset(("sh", "bash", "dash", "ash", "ksh", "zsh", "csh", "tcsh", "fish"))
 SHELL_WORDS = frozenset(("if", "then", "else", "elif", "while", "until", "do", "{", "!", "time"))
 CLEANS = frozenset(("sudo", "doas", "pkexec"))  # they give a program an environment of their own
+# Others do so with one of these options. `--setenv` and the like bring the shim back by its name.
+CLEARING = {
+    **dict.fromkeys(("su", "runuser"), ("-", "-l", "--login")),
+    "setpriv": ("--reset-env",),
+    **dict.fromkeys(("nix-shell", "guix"), ("--pure",)),
+    "nix": ("-i", "--ignore-environment"),
+}
+REMOTE = frozenset(("ssh", "slogin", "rsh", "mosh", "autossh", "condor_ssh_to_job", "qrsh"))
 DEPTH_MAX = 16
 SCRIPT_MAX_BYTES = 64 * 1024
 
 # Programs that enter a container or another root, and the sub-commands with which they do; none: always.
 _ENGINE = ("run", "exec", "start", "compose", "container")
+_ENGINES = (
+    *("docker", "podman", "nerdctl", "podman-hpc", "udocker", "finch", "balena", "buildah"),
+    *("ctr", "crictl", "runc", "crun", "runsc"),
+)
 CONTAINERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("apptainer", "singularity"), ("exec", "run", "shell", "instance")),
-    **dict.fromkeys(("docker", "podman", "nerdctl", "podman-hpc", "udocker", "runc", "crun"), _ENGINE),
+    **dict.fromkeys((*_ENGINES, "docker-compose", "podman-compose"), _ENGINE),
     **dict.fromkeys(
         ("enroot", "sarus", "flatpak", "toolbox", "distrobox"), ("start", "exec", "run", "enter")
     ),
     **dict.fromkeys(("kubectl", "oc", "lxc", "incus", "machinectl"), ("exec", "run", "shell")),
+    **dict.fromkeys(("limactl", "multipass"), ("shell", "exec")),
     **dict.fromkeys(("bwrap", "chroot", "ch-run", "flatpak-spawn", "shifter", "proot", "systemd-nspawn"), ()),
-    **dict.fromkeys(("distrobox-enter", "lxc-attach", "nsenter", "run-singularity"), ()),
+    **dict.fromkeys(("distrobox-enter", "lxc-attach", "nsenter", "run-singularity", "x11docker"), ()),
+    **dict.fromkeys(("schroot", "dchroot", "arch-chroot", "lima"), ()),
 }
-# Options by which others do: srun's (enroot), unshare's.
-CONTAINER_OPTIONS = ("--container-image", "--container-name", "--root", "-R")
-OPTION_USERS = frozenset(("srun", "sbatch", "salloc", "unshare"))
+# Options by which others do: srun's (enroot), unshare's, Guix's.
+CONTAINER_OPTIONS = {
+    **dict.fromkeys(("srun", "sbatch", "salloc"), ("--container-image", "--container-name")),
+    "unshare": ("--root", "-R"),
+    "guix": ("--container", "-C"),
+}
 # What goes into a container with the environment of the process that enters it, unless one of the words is there.
 INHERITS = {
     **dict.fromkeys(("apptainer", "singularity"), ("--cleanenv", "-e", "--containall", "-C")),
     "bwrap": ("--clearenv",),
     **dict.fromkeys(("chroot", "ch-run", "shifter", "proot", "srun", "unshare", "nsenter"), ()),
 }
-BIND_OPTIONS = ("-B", "--bind", "-v", "--volume", "--mount", "-b", "-m", "--rbind", "--container-mounts")
+KNOWN = frozenset(
+    (*SHELLS, *CONTAINERS, *CONTAINER_OPTIONS, *CLEANS, *CLEARING, *REMOTE, "systemd-run", "env")
+)
+BIND_OPTIONS = (
+    *("-B", "--bind", "-v", "--volume", "--mount", "-b", "-m", "--rbind", "--container-mounts"),
+    *("--bind-ro", "--expose", "--share"),
+)
 BIND_OPTIONS_TWO = ("--ro-bind", "--dev-bind", "--bind", "--ro-bind-try", "--dev-bind-try", "--bind-try")
 BIND_VARIABLES = {
     name: (f"{name.upper()}_BIND", f"{name.upper()}_BINDPATH") for name in ("apptainer", "singularity")
@@ -84,6 +108,15 @@ class Command:
             self.programs.append(program)
         if name in CLEANS or (program is not None and _is_privileged(program)):
             self._object(f"its command runs `{name}`, which does not pass LD_PRELOAD on")
+        elif name in REMOTE:
+            self._object(
+                f"its command runs the kernel on another machine (`{name}`), without the shim's LD_PRELOAD"
+            )
+        elif shown := _clears(name, words, self._env):
+            self._object(
+                f"its command runs `{shown}`, which does not pass LD_PRELOAD on: have it pass LD_PRELOAD and the"
+                " AFFINODE_ variables"
+            )
         elif name == "env":
             self._follow_env(words[1:], depth)
         elif name in SHELLS:
@@ -119,7 +152,8 @@ class Command:
 
     def _follow_env(self, words: list[str], depth: int) -> None:
         """env(1): its options, its assignments, the command."""
-        long = ["ignore-environment", "unset=", "chdir=", "argv0=", "null", "debug"]
+        long = ["ignore-environment", "unset=", "chdir=", "argv0=", "null", "debug", "list-signal-handling"]
+        words = [word for word in words if not ENV_SIGNALS.match(word)]
         try:
             options, rest = getopt.getopt(_split_strings(words), "i0vu:C:a:", long)
         except (getopt.GetoptError, ValueError):  # an option that is not known here
@@ -182,8 +216,11 @@ class Command:
         commands = list(_simple_commands(text, arguments))
         kernels = [words for words, given in commands if given or words[0] == "exec"]
         for words, _ in commands:
-            if words[0] == "unset" and PRELOAD in words[1:]:
-                self._drops("unset LD_PRELOAD")
+            if words[0] in ("unset", "unsetenv") and PRELOAD in words[1:]:
+                self._drops(f"{words[0]} LD_PRELOAD")
+            elif words[0] in ("setenv", "set") and PRELOAD in words[1:]:  # csh's and fish's; `set -e` erases
+                value = " ".join(words[words.index(PRELOAD) + 1 :])
+                self._assign(f"{PRELOAD}={value}", " ".join(words))
             elif words[0] in ("export", "declare", "typeset") and "-n" in words[1:] and PRELOAD in words:
                 self._drops("export -n LD_PRELOAD")
             elif words[0] in ("export", "declare", "typeset") or all(map(ASSIGNMENT.match, words)):
@@ -197,7 +234,9 @@ class Command:
     def _follow_arguments(self, words: list[str], depth: int) -> None:
         """Follow the first argument that is a program, as with nice, taskset, srun, conda run."""
         for index, word in enumerate(words):
-            known = os.path.basename(word) in (*SHELLS, *CONTAINERS, *OPTION_USERS, *CLEANS, "env")
+            if "run" in words[:index] and words[index - 1] in ("-n", "--name", "-e", "--environment"):
+                continue  # conda's, or pixi's, name of an environment
+            known = os.path.basename(word) in KNOWN
             if word and not word.startswith("-") and (known or self._which(word)):
                 return self._follow(words[index:], depth + 1)
         return None
@@ -251,10 +290,37 @@ def _is_privileged(program: str) -> bool:
     return as_user or (bool(status.st_mode & stat.S_ISGID) and status.st_gid != os.getgid())
 
 
+def _clears(name: str, words: list[str], env: Mapping[str, str]) -> str | None:
+    """Return the words by which a program starts another without our LD_PRELOAD; None if it passes that on."""
+    if name == "srun":
+        exported = env.get("SLURM_EXPORT_ENV", "ALL")
+        for index, word in enumerate(words):
+            if word.partition("=")[0] == "--export":
+                exported = word.partition("=")[2] or "".join(words[index + 1 : index + 2])
+        names = exported.split(",")
+        return None if "ALL" in names or PRELOAD in names else f"srun --export={exported}"
+    if any(PRELOAD in word for word in words[1:]):
+        return None
+    if name == "systemd-run":  # a scope is run by systemd-run itself, a unit by the service manager
+        return None if "--scope" in words else name
+    option = next((word for word in _own_options(words) if word in CLEARING.get(name, ())), None)
+    return f"{name} {option}" if option else None
+
+
+def _own_options(words: list[str]) -> Iterator[str]:
+    """Return the words between a program and the command that it runs."""
+    for word in words[1:]:
+        if word in ("--", "-c", "--command", "--run") or INTERPRETER.match(os.path.basename(word)):
+            return
+        yield word
+
+
 def _enters_container(name: str, words: list[str]) -> bool:
-    if name in OPTION_USERS:
+    if name in CONTAINER_OPTIONS:
         return any(
-            word == option or word.startswith(f"{option}=") for word in words for option in CONTAINER_OPTIONS
+            word == option or word.startswith(f"{option}=")
+            for word in _own_options(words)
+            for option in CONTAINER_OPTIONS[name]
         )
     commands = CONTAINERS.get(name)
     return commands is not None and (not commands or any(word in commands for word in words[1:]))

@@ -19,11 +19,16 @@ def small_program(gpu: Machine, how: str) -> list[Path]:
     """The command of small.c, getting at the driver as `how` says."""
     if how == "linked":
         return [gpu.compile("small.c", *linked_to_driver(gpu), name="small")]
-    if how in ("dlsym", "old dlsym"):
+    if how in ("dlsym", "old dlsym", "cuGetProcAddress"):
         options = ['-DHANDLE=dlopen("libcuda.so.1", RTLD_NOW)', "-ldl"]
+        if how == "cuGetProcAddress":
+            options.append('-DASK=dlsym(library, "cuGetProcAddress_v2")')
         if how == "old dlsym":
             options.append(f'-DDLSYM_VERSION="{OLDEST_GLIBC[platform.machine()]}"')
         return [gpu.compile("small.c", *options, name="small")]
+    if how == "linked to cuGetProcAddress":
+        asks = ["-DHANDLE=NULL", "-DASK=cuGetProcAddress_v2", "-Wno-unused-variable"]
+        return [gpu.compile("small.c", *asks, *linked_to_driver(gpu), name="small")]
     looked_up = [] if how == "plugin" else [f"-DHANDLE={how.removeprefix('plugin by ')}"]
     return plugin(gpu, "small.c", *looked_up, *linked_to_driver(gpu))
 

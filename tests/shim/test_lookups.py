@@ -13,7 +13,8 @@ NO_DEVICE, NOT_FOUND = 100, 500
 
 
 @pytest.mark.parametrize(
-    "how", ["linked", "dlsym", "plugin", "plugin by RTLD_DEFAULT", "plugin by RTLD_NEXT"]
+    "how",
+    ["linked", "dlsym", "cuGetProcAddress", "plugin", "plugin by RTLD_DEFAULT", "plugin by RTLD_NEXT"],
 )
 def test_a_small_program_is_tracked_and_parked(gpu: Machine, how: str) -> None:
     """A plugin's driver is in no scope but its own."""

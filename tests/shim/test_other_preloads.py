@@ -35,17 +35,21 @@ class Limiter:
 
 FITS, REFUSED = Ended(0, "0 wrong\n"), Ended(1, "allocate: 2\n")
 LIMITERS = {
-    "a dlsym without a version": Limiter([], ["dlsym", "old dlsym"]),
+    "a dlsym without a version": Limiter([], ["dlsym", "old dlsym", "cuGetProcAddress"]),
     "a dlsym with libc's version": Limiter(["-DHAS_VERSION"], ["old dlsym"]),
     "a dlsym hidden behind a version": Limiter(["-DHIDDEN"], ["old dlsym"]),
     "the driver's names": Limiter(["-DEXPORTED"], ["linked", "plugin by RTLD_DEFAULT"]),
-    "a dlsym, also cuMemCreate": Limiter(["-DLIMITS_CREATE"], ["dlsym", "old dlsym"]),
+    "the driver's names, also cuGetProcAddress": Limiter(
+        ["-DEXPORTED", "-DANSWERS"], ["linked", "linked to cuGetProcAddress", "plugin by RTLD_DEFAULT"]
+    ),
+    "a dlsym, also cuMemCreate": Limiter(["-DLIMITS_CREATE"], ["dlsym", "old dlsym", "cuGetProcAddress"]),
     "the driver's names, also cuMemCreate": Limiter(
         ["-DEXPORTED", "-DLIMITS_CREATE"], ["linked", "plugin by RTLD_DEFAULT"]
     ),
 }
 IN_CI = ("a dlsym with libc's version", "the driver's names")
-HOW = ["linked", "dlsym", "old dlsym", "plugin by RTLD_DEFAULT", "plugin by RTLD_NEXT"]
+HOW = ["linked", "dlsym", "old dlsym", "cuGetProcAddress", "linked to cuGetProcAddress"]
+HOW += ["plugin by RTLD_DEFAULT", "plugin by RTLD_NEXT"]
 VERSIONS = "GLIBC_2.2.5 { global: dlsym; };\nGLIBC_2.17 { } GLIBC_2.2.5;\n"
 
 
@@ -127,6 +131,40 @@ def test_a_process_whose_calls_may_pass_the_shim_by_is_not_parked(gpu: Machine) 
         assert running.peer.park().status != OK
 
 
+AUDITOR = """
+#define _GNU_SOURCE
+#include <link.h>
+#include <stdint.h>
+#include <string.h>
+static int (*real)(unsigned long long *, size_t);
+static int limited(unsigned long long *address, size_t bytes) { return bytes > BYTES ? 2 : real(address, bytes); }
+unsigned la_version(unsigned version) { return version; }
+unsigned la_objopen(struct link_map *map, Lmid_t space, uintptr_t *cookie) { return LA_FLG_BINDTO | LA_FLG_BINDFROM; }
+uintptr_t la_symbind64(ElfW(Sym) *symbol, unsigned index, uintptr_t *from, uintptr_t *to, unsigned *flags,
+		       const char *name)
+{
+	if (strcmp(name, "cuMemAlloc_v2") != 0)
+		return symbol->st_value;
+	*(uintptr_t *)&real = symbol->st_value;
+	return (uintptr_t)limited;
+}
+"""
+
+
+@pytest.mark.parametrize("how", ["linked", "dlsym"])
+def test_a_limit_by_the_loaders_audit_interface_holds(gpu: Machine, how: str) -> None:
+    """LD_AUDIT: such a library sees each binding and may change it."""
+    (gpu.folder / "auditor.c").write_text(AUDITOR)
+    command = small_program(gpu, how)
+    for limit, end in ((ENOUGH, FITS), (TOO_LITTLE, REFUSED)):
+        made = [f"-DBYTES={limit}", "-shared", "-fPIC"]
+        gpu.environment["LD_AUDIT"] = str(
+            gpu.compile(gpu.folder / "auditor.c", *made, name=f"auditor-{limit}.so")
+        )
+        assert end_of(gpu, command, "", limit) == end, "without the shim"
+        assert end_of(gpu, command, gpu.environment["LD_PRELOAD"], limit) == end
+
+
 ALLOCATOR = """
 #include <stddef.h>
 void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
@@ -183,7 +221,9 @@ for line in open("/proc/self/maps"):
         print(line.split()[-1], time.gmtime().tm_year)
 """
 STAND_INS = {"an allocator": ALLOCATOR, "an allocator that asks dlsym": ASKING_ALLOCATOR, "a clock": CLOCK}
+SANITIZERS = ["libasan", "libtsan", "libubsan"]
 PRELOADS = [*STAND_INS, "libasan", "jemalloc", "tcmalloc", "mimalloc", "libfaketime"]
+PRELOADS += [pytest.param(kind, marks=pytest.mark.long) for kind in SANITIZERS[1:]]
 INSTALLED = {
     "jemalloc": "libjemalloc.so.2",
     "tcmalloc": "libtcmalloc_minimal.so.4",
@@ -196,8 +236,8 @@ def other_library(gpu: Machine, kind: str) -> Path:
     if kind in STAND_INS:
         (gpu.folder / "other.c").write_text(STAND_INS[kind])
         return gpu.compile(gpu.folder / "other.c", "-shared", "-fPIC", "-ldl", name="other.so")
-    if kind == "libasan":
-        asked = [CC, "-print-file-name=libasan.so"]
+    if kind in SANITIZERS:
+        asked = [CC, f"-print-file-name={kind}.so"]
         found = [
             Path(subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()).resolve()
         ]
@@ -230,7 +270,7 @@ def test_python_starts_and_the_other_library_works(gpu: Machine, kind: str, orde
     assert (year == "2001") == is_clock
     # A Python that is no shared object has the address of malloc in its own table.
     if Path(file).resolve() != Path(sys.executable).resolve():
-        assert (Path(file).resolve() == library.resolve()) == (not is_clock)
+        assert (Path(file).resolve() == library.resolve()) == (not is_clock and kind != "libubsan")
 
 
 REFUSED_BYTES = """

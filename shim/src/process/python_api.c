@@ -161,3 +161,11 @@ int affinode_describe(char *text, size_t size)
 	at = describe_slots(text, size, at);
 	return describe_mover(text, size, at);
 }
+
+/* Asked by AddressSanitizer's runtime of a program that does not set this itself: what is preloaded comes before that runtime, which would end
+ * the program. ASAN_OPTIONS says so, too, but a command may name options of its own there.  */
+EXPORT const char *__asan_default_options(void);
+const char *__asan_default_options(void)
+{
+	return "verify_asan_link_order=0";
+}

@@ -235,10 +235,14 @@ def test_a_program_built_with_address_sanitizer_runs_in_a_cell(shim, here):
         program = library(here, OVERFLOW, "-fsanitize=address", name="checked")
     except subprocess.CalledProcessError:
         pytest.skip("the compiler has no AddressSanitizer here")
-    good, bad = (
-        subprocess.run([program, *words], env=env, capture_output=True, text=True) for words in ([], ["bad"])
-    )
-    assert (good.returncode, good.stdout, good.stderr) == (0, "runs\n", "")
+
+    def run(words: list[str], **options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([program, *words], env={**env, **options}, capture_output=True, text=True)
+
+    good, own, bad = run([]), run([], ASAN_OPTIONS="detect_leaks=0"), run(["bad"])
+    for runs in (good, own):
+        assert (runs.returncode, runs.stdout, runs.stderr) == (0, "runs\n", "")
+    assert "does not come first" in run([], ASAN_OPTIONS="verify_asan_link_order=1").stderr, "as it was asked"
     assert bad.returncode != 0 and "heap-buffer-overflow" in bad.stderr
 
 

@@ -2,6 +2,7 @@
  *   -DEXPORTED  by the driver's names alone
  *   else        by a dlsym of its own, without a version unless the linker gives it one
  *   -DHIDDEN    by one that only programs linked to that version of libc's meet
+ *   -DANSWERS   with EXPORTED: and answers cuGetProcAddress
  * -DLIMITS_CREATE: cuMemCreate, too. LIMITER_BYTES is the limit.  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -70,8 +71,8 @@ HOOKED int cuMemCreate(u64 *handle, size_t bytes, const void *properties, u64 fl
 }
 #endif
 
-#ifndef EXPORTED
-static int cuGetProcAddress_v2(const char *name, void **found, int version, u64 flags, void *status);
+#if !defined(EXPORTED) || defined(ANSWERS)
+HOOKED int cuGetProcAddress_v2(const char *name, void **found, int version, u64 flags, void *status);
 
 static void *hooked(const char *name)
 {
@@ -84,7 +85,7 @@ static void *hooked(const char *name)
 	return strcmp(name, "cuGetProcAddress_v2") == 0 ? (void *)cuGetProcAddress_v2 : NULL;
 }
 
-static int cuGetProcAddress_v2(const char *name, void **found, int version, u64 flags, void *status)
+HOOKED int cuGetProcAddress_v2(const char *name, void **found, int version, u64 flags, void *status)
 {
 	int (*real)(const char *, void **, int, u64, void *), result;
 
@@ -94,7 +95,9 @@ static int cuGetProcAddress_v2(const char *name, void **found, int version, u64 
 		*found = hooked(name);
 	return result;
 }
+#endif
 
+#ifndef EXPORTED
 #ifdef HIDDEN
 #define DLSYM hidden_dlsym
 __asm__(".symver hidden_dlsym, dlsym@" VERSION);

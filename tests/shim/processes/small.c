@@ -1,5 +1,5 @@
-/* A small program that uses CUDA, not Python: linked to libcuda or, with -DHANDLE=…, looking every function up there.
- * Fills a block, then checks it each time a byte comes, and ends with the input.  */
+/* A small program that uses CUDA, not Python: linked to libcuda or, with -DHANDLE=…, looking every function up there; with
+ * -DASK=… it asks that cuGetProcAddress, as the CUDA runtime does. Fills a block, then checks it each time a byte comes, and ends with the input.  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -34,6 +34,20 @@ static void must(int result, const char *what)
 	}
 }
 
+#ifdef ASK
+int cuGetProcAddress_v2(const char *, void **, int, unsigned long long, void *);
+
+static const char *unversioned(const char *name)
+{
+	static char base[64];
+
+	snprintf(base, sizeof(base), "%s", name);
+	if (strstr(base, "_v2"))
+		*strstr(base, "_v2") = 0;
+	return base;
+}
+#endif
+
 int main(void)
 {
 	unsigned int *words = malloc(4 * WORDS);
@@ -43,7 +57,13 @@ int main(void)
 
 #ifdef HANDLE
 	void *library = HANDLE;
+#ifdef ASK
+	int (*ask)(const char *, void **, int, unsigned long long, void *), status;
+	*(void **)&ask = (void *)ASK;
+#define FIND(name) must(ask(unversioned(#name), (void **)&name, 12000, 0, &status), #name)
+#else
 #define FIND(name) *(void **)&name = dlsym(library, #name)
+#endif
 	FIND(cuInit);
 	FIND(cuDevicePrimaryCtxRetain);
 	FIND(cuCtxSetCurrent);
