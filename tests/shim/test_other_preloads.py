@@ -141,7 +141,7 @@ static int limited(unsigned long long *address, size_t bytes) { return bytes > B
 unsigned la_version(unsigned version) { return version; }
 unsigned la_objopen(struct link_map *map, Lmid_t space, uintptr_t *cookie) { return LA_FLG_BINDTO | LA_FLG_BINDFROM; }
 uintptr_t la_symbind64(ElfW(Sym) *symbol, unsigned index, uintptr_t *from, uintptr_t *to, unsigned *flags,
-		       const char *name)
+			const char *name)
 {
 	if (strcmp(name, "cuMemAlloc_v2") != 0)
 		return symbol->st_value;
