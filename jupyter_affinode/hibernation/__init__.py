@@ -14,5 +14,5 @@ this package knows nothing of CUDA, and the shim nothing of CRIU.
 | `disk.py` | the disk of a folder: whether it is one, and whether it is encrypted |
 | `criu.py` | finds CRIU, calls it, and says in words why it refused |
 | `criu_files.py` | what is changed in what CRIU wrote |
-| `tree.py` | the processes of a kernel: ended, gone, going on |
+| `tree.py`, `seen.py` | the processes of a kernel: ended, gone, going on; one as /proc shows it |
 """

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from . import criu
-from .checks import NOT_ON_A_DISK, SHIMS_DESCRIPTORS, Seen
 from .disk import disk_of
+from .seen import DELETED, NOT_ON_A_DISK, SHIMS_DESCRIPTORS, Seen
 
 NOTES = 4  # PT_NOTE
 BUILD_ID = 3  # NT_GNU_BUILD_ID
@@ -45,7 +45,7 @@ def needed_by(pids: Collection[int]) -> Known:
                 found.setdefault(path, [])
         for part in process.mapped:
             path = part.path
-            if path.startswith(NOT_ON_A_DISK) or path.endswith(" (deleted)") or not _is_named_file(path):
+            if path.startswith(NOT_ON_A_DISK) or path.endswith(DELETED) or not _is_named_file(path):
                 continue
             if part.permissions.endswith("p") and not found.get(path):
                 found[path] = _as_it_is(path)

@@ -39,9 +39,10 @@ from typing import Any
 from .. import environment
 from ..keeping.processes import ProcessName, resident_bytes
 from . import criu, files, tree
-from .checks import Seen, objection_to_rights, objection_to_writing
+from .checks import objection_to_rights, objection_to_writing
 from .image import Image, ImageRefused, Manifest
 from .machine import objection_to_waking
+from .seen import Seen
 from .store import Bounds, objection_to_size
 
 LOG = logging.getLogger("keeper")

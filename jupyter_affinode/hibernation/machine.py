@@ -34,33 +34,28 @@ def this_machine() -> dict[str, str]:
         "architecture": os.uname().machine,
         "kernel": os.uname().release,
         "features": " ".join(_cpu_features()),
-        "driver": _first_line(DRIVER),
+        "driver": next(iter(_lines(DRIVER)), ""),
         "gpus": BETWEEN_MODELS.join(_gpu_models()),
         "boot": environment.boot_id(),
     }
 
 
 def _cpu_features() -> list[str]:
-    with contextlib.suppress(OSError):
-        for line in CPUS.read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return sorted(line.partition(":")[2].split())
-    return []
+    lines = (line.partition(":") for line in _lines(CPUS))
+    return next(
+        (sorted(told.split()) for name, _, told in lines if name.strip() in ("flags", "Features")), []
+    )
 
 
 def _gpu_models() -> list[str]:
-    found = set()
-    for path in GPUS.glob("*/information"):
-        with contextlib.suppress(OSError):
-            if model := re.search(r"^Model:\s*(.+)$", path.read_text(), re.M):
-                found.add(model[1].strip())
-    return sorted(found)
+    lines = (line.partition(":") for path in GPUS.glob("*/information") for line in _lines(path))
+    return sorted({told.strip() for name, _, told in lines if name == "Model"} - {""})
 
 
-def _first_line(path: Path) -> str:
-    with contextlib.suppress(OSError, IndexError):
-        return path.read_text().splitlines()[0]
-    return ""
+def _lines(path: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return path.read_text().splitlines()
+    return []
 
 
 def _processor(origin: Origin, here: dict[str, str]) -> str | None:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from .checks import Seen
+from .seen import Seen
 
 FOLDER = "/dev/shm"
 SHOWN = re.compile(rf"{FOLDER}/sem\.[A-Za-z0-9]{{6}} \(deleted\)")

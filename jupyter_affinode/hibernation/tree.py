@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 from ..keeping.processes import Adopted, ProcessName, name_of
-from .checks import Seen
+from .seen import Seen
 
 GONE_S = 20.0  # until a process must be dead, and until its parent must have reaped it
 LOOK_EVERY_S = 0.02
@@ -28,7 +28,11 @@ def tree_of(pid: int) -> list[ProcessName]:
 
 def lives(process: ProcessName) -> bool:
     """Return whether a process lives; one that waits for its parent does not."""
-    return _is_it(process) and not _is_dead(process.pid)
+    try:
+        Adopted(process).close()
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def threads_of(pid: int) -> list[int]:
@@ -102,19 +106,7 @@ def _is_dead(pid: int) -> bool:
 def _signal(processes: list[ProcessName], number: int) -> None:
     for process in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            descriptor = os.pidfd_open(process.pid)
-            try:
-                if _is_it(process):
-                    signal.pidfd_send_signal(descriptor, number)
-            finally:
-                os.close(descriptor)
-
-
-def _is_it(process: ProcessName) -> bool:
-    try:
-        return name_of(process.pid) == process
-    except ProcessLookupError:
-        return False
+            Adopted(process).send_signal(number)
 
 
 def _children(pid: int) -> list[int]:

@@ -15,12 +15,12 @@ from typing import Any
 from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..client.kernel_messages import KernelMessages
 from ..hibernation import hibernate as images
-from ..hibernation.checks import Seen
 from ..hibernation.claims import Claimed, Claims
 from ..hibernation.files import objection_to_files
 from ..hibernation.hibernate import CannotHibernate, CannotWake
 from ..hibernation.image import Image, ImageRefused, Manifest
 from ..hibernation.machine import objection_to_waking
+from ..hibernation.seen import Seen
 from ..hibernation.store import Bounds, deletion_at, image_of, images_in, notice_s
 from ..hibernation.tree import tree_of
 from ..threads import on_own_thread

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +19,7 @@ from waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
-DISK_MIB = 300
+DISK_MIB, QUOTA_MIB = 300, 200
 # Has a child with the number that it is told (clone3 with set_tid), and waits for it.
 TAKER = """
 import ctypes, os, sys
@@ -33,23 +35,56 @@ if child > 0:
 """
 
 
-@pytest.fixture
-def small_disk(lone: LoneKernel) -> Iterator[Path]:
-    """A disk of its own for the kernel's images."""
-    image, mounted = lone.folder / "disk.img", lone.folder / "disk"
+@contextlib.contextmanager
+def images_on(lone: LoneKernel, why: str, *commands: list[str | Path]) -> Iterator[Path]:
+    """Have the kernel's images on what these commands mount at its folder "disk"; skips where they cannot."""
+    mounted = lone.folder / "disk"
     mounted.mkdir()
-    with image.open("wb") as file:
-        file.truncate(DISK_MIB << 20)
-    for command in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, mounted]):
-        done = subprocess.run(command, capture_output=True, text=True)
+    for command in commands:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        except FileNotFoundError:
+            pytest.skip(f"{why}: no {command[0]}")
         if done.returncode:
-            pytest.skip(f"no disk can be made here: {done.stderr.strip()}")
+            pytest.skip(f"{why}: {done.stderr.strip()}")
     lone.store = mounted / "images"
     lone.hand_over()
     yield mounted
     lone.kill_keeper()
     lone.kill_kernel()
     wait_until(lambda: subprocess.run(["umount", mounted], capture_output=True).returncode == 0)
+
+
+def disk_file(lone: LoneKernel) -> Path:
+    """A file that is a small disk."""
+    path = lone.folder / "disk.img"
+    with path.open("wb") as file:
+        file.truncate(DISK_MIB << 20)
+    return path
+
+
+@pytest.fixture
+def small_disk(lone: LoneKernel) -> Iterator[Path]:
+    """A disk of its own for the kernel's images."""
+    image, mounted = disk_file(lone), lone.folder / "disk"
+    make, mount = ["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, mounted]
+    with images_on(lone, "no disk can be made here", make, mount):
+        yield mounted
+
+
+@pytest.fixture
+def quota(lone: LoneKernel) -> Iterator[Path]:
+    """A disk with a quota: what is free there says nothing of it."""
+    image, mounted = disk_file(lone), lone.folder / "disk"
+    with images_on(
+        lone,
+        "no quota can be set here",
+        ["mkfs.btrfs", "-q", image],
+        ["mount", "-o", "loop", image, mounted],
+        ["btrfs", "quota", "enable", mounted],
+        ["btrfs", "qgroup", "limit", f"{QUOTA_MIB}M", mounted],
+    ):
+        yield mounted
 
 
 def fill(disk: Path) -> Path:
@@ -82,45 +117,40 @@ def refusal(kernel: LoneKernel, what: str) -> str:
     return str(refused.value)
 
 
+@pytest.mark.parametrize("limit", ["small_disk", "quota"])
 @pytest.mark.parametrize("step", ["leave_gpu", "dump", "finish"])
-def test_a_disk_that_is_full_at_a_step_leaves_the_kernel_as_it_was(lone, small_disk, step):
+def test_a_disk_or_quota_that_is_full_at_a_step_leaves_the_kernel_as_it_was(lone, request, step, limit):
+    disk = request.getfixturevalue(limit)
     lone.check()
     lone.stop_at(f"hibernate: {step}")
     said = lone.in_background(lambda: refusal(lone, "hibernate"))
     wait_until(lone.is_stopped, 60, lone.log)
-    full = fill(small_disk)
+    full = fill(disk)
     lone.let_go()
-    assert "room" in said() or "disk is full" in said() or "No space left" in said(), said()
+    assert re.search("no room|disk is full|No space left|quota", said()), said()
     assert not lone.image.exists()
     lone.check()
     full.unlink()
+    os.sync()  # a quota counts what was deleted until then
     lone.hibernate()
     lone.wake()
     lone.check()
 
 
-@pytest.fixture(params=["tmpfs", "overlay"])
+@pytest.fixture(params=["tmpfs", "overlay", "fuse"])
 def other_file_system(lone: LoneKernel, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A file system of another kind for the kernel's images."""
-    mounted = lone.folder / "disk"
-    folders = [lone.folder / name for name in ("disk", "lower", "upper", "work")]
+    """A file system of another kind for the kernel's images. FUSE renames what is open and deleted, as NFS does."""
+    mounted, *folders = (lone.folder / name for name in ("disk", "lower", "upper", "work"))
     for folder in folders:
         folder.mkdir()
-    options = {
-        "tmpfs": "size=600m",
-        "overlay": ",".join(f"{path.name}dir={path}" for path in folders[1:]),
+    layers = ",".join(f"{path.name}dir={path}" for path in folders)
+    command = {
+        "tmpfs": ["mount", "-t", "tmpfs", "-o", "size=600m", "none", mounted],
+        "overlay": ["mount", "-t", "overlay", "-o", layers, "none", mounted],
+        "fuse": ["bindfs", folders[0], mounted],
     }[request.param]
-    done = subprocess.run(
-        ["mount", "-t", request.param, "-o", options, "none", mounted], capture_output=True, text=True
-    )
-    if done.returncode:
-        pytest.skip(f"no {request.param} can be mounted here: {done.stderr.strip()}")
-    lone.store = mounted / "images"
-    lone.hand_over()
-    yield mounted
-    lone.kill_keeper()
-    lone.kill_kernel()
-    wait_until(lambda: subprocess.run(["umount", mounted], capture_output=True).returncode == 0)
+    with images_on(lone, f"no {request.param} can be mounted here", command):
+        yield mounted
 
 
 def test_images_on_file_systems_of_other_kinds_are_as_good(lone, other_file_system):
@@ -128,6 +158,15 @@ def test_images_on_file_systems_of_other_kinds_are_as_good(lone, other_file_syst
         lone.check()
         lone.hibernate()
         lone.wake()
+    lone.stop_at("hibernate: finish")
+    said = lone.in_background(lambda: refusal(lone, "hibernate"))
+    wait_until(lone.is_stopped, 60, lone.log)
+    shutil.rmtree(lone.image / "process")
+    lone.let_go()
+    assert said()
+    lone.check()  # its memory was in files of the image that is given up
+    lone.hibernate()
+    lone.wake()
     lone.check()
 
 

@@ -1,4 +1,7 @@
-"""What processes have open: each kind works on after the process was woken, or is named before anything is done."""
+"""What processes have open: each kind works on after the process was woken.
+
+test_checks.py has what cannot be written.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from waiting import until, wait_until
@@ -121,22 +123,6 @@ with open(folder + "/.done", "w") as file:
 os.rename(folder + "/.done", folder + "/done")
 time.sleep(600)
 """
-REFUSED = {
-    "uses bpf-map": "attributes = struct.pack('5I', 2, 4, 8, 4, 0) + bytes(100)\n"
-    "made = libc.syscall(321, 0, attributes, 120)",
-    "uses kvm-vcpu": "device = os.open('/dev/kvm', os.O_RDWR)\nmachine = fcntl.ioctl(device, 0xAE01)\n"
-    "made = fcntl.ioctl(machine, 0xAE41, 0)\nos.close(device); os.close(machine)",
-    "uses perf_event": "attributes = struct.pack('2I4Q', 1, 128, 0, 0, 0, 0) + bytes(100)\n"
-    "made = libc.syscall(298, attributes, 0, -1, -1, 0)",
-    "uses fscontext": "made = libc.syscall(430, b'tmpfs', 0)",
-    "a device open (/dev/kvm)": "made = os.open('/dev/kvm', os.O_RDWR)",
-    "secret memory": "made = libc.syscall(447, 0)\nos.truncate(made, 4096)\nmapped = mmap.mmap(made, 4096)",
-    "a pidfd of": "made = os.pidfd_open(os.getppid())",
-    "a socket open (AF_VSOCK)": "made = socket.socket(40, 1).detach()",
-    "a socket open (MPTCP)": "made = socket.socket(2, 1, 262).detach()",
-    "as a message queue": "queues, name = ctypes.CDLL('librt.so.1'), b'/affinode-%d' % os.getpid()\n"
-    "made = queues.mq_open(name, 0o102, 0o600, None)\nqueues.mq_unlink(name)",
-}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="as a user CRIU needs capabilities")
@@ -180,30 +166,3 @@ async def test_what_a_process_has_open_works_on_after_it_was_woken(criu, monkeyp
         started.wait()
         started.stdout.close()
         started.stderr.close()
-
-
-IN_CI = ("uses bpf-map", "a socket open (MPTCP)")
-
-
-@pytest.mark.parametrize(
-    "words", [pytest.param(each, marks=[] if each in IN_CI else pytest.mark.long) for each in REFUSED]
-)
-def test_what_cannot_be_written_is_named_before_anything_is_done(words, tmp_path):
-    code = f"{BEGIN}\n{REFUSED[words]}\nprint('none' if made == -1 else 'up', flush=True)\ntime.sleep(600)"
-    started = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert started.stdout is not None
-    try:
-        if started.stdout.readline() != "up\n":
-            pytest.skip("Linux does not offer it here, or not to this user")
-        said = objection_to_writing([started.pid]) or ""
-        assert words in said, said
-        assert Path(f"/proc/{started.pid}").exists()
-    finally:
-        started.terminate()
-        started.wait()
-        started.communicate()
