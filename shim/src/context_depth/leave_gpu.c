@@ -70,7 +70,7 @@ static bool is_under_mps(const struct device *device)
 }
 
 /* Return what forbids context depth now, asked while the driver still answers; NO_REASON if nothing does.  */
-static enum reason objection(struct device **device)
+static enum reason objection(bool ends, struct device **device)
 {
 	enum reason why = checkpoint_refusal();
 
@@ -87,7 +87,7 @@ static enum reason objection(struct device **device)
 		return REASON_NO_CONTEXT;
 	if (uses_nccl())
 		return REASON_USES_NCCL;
-	why = nvml_objection();
+	why = nvml_objection(ends);
 	if (why)
 		return why;
 	if (is_under_mps(*device))
@@ -101,7 +101,7 @@ enum reason checkpoint_objection(void)
 {
 	struct device *device = NULL;
 
-	return objection(&device);
+	return objection(false, &device);
 }
 
 /* What the driver will need again, at least the memory that only it can move. Too much keeps the process off the GPU
@@ -169,11 +169,11 @@ static bool call_waits(void)
 	return gate_calls_waiting() || atomic_load(&gate.dying);
 }
 
-enum affinode_status checkpoint_out(char *why, size_t size)
+enum affinode_status checkpoint_out(bool ends, char *why, size_t size)
 {
 	struct device *device = NULL;
 	struct gpu_memory before, after;
-	enum reason in_the_way = objection(&device);
+	enum reason in_the_way = objection(ends, &device);
 	bool unknown;
 
 	snprintf(why, size, "%s", "");

@@ -313,8 +313,9 @@ static enum reason no_objection(void)
 	return NO_REASON;
 }
 
-static enum affinode_status not_out(char *why, size_t size)
+static enum affinode_status not_out(bool ends, char *why, size_t size)
 {
+	(void)ends;
 	snprintf(why, size, "this shim was built without context depth");
 	return AFFINODE_REFUSED;
 }

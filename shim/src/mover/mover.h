@@ -88,9 +88,9 @@ struct moved {
 struct depth_moves {
 	/* Say why the context cannot leave the GPU; NO_REASON: nothing is known against it yet. The driver must answer calls.  */
 	enum reason (*objection)(void);
-	/* Take the context off the GPU, of a parked process whose gate is closed. On failure the process stays parked at memory
-	 * depth, and `why` says what was in the way.  */
-	enum affinode_status (*out)(char *why, size_t size);
+	/* Take the context off the GPU, of a parked process whose gate is closed. `ends`: the process ends afterwards, so that calls which
+	 * would bring it back are not awaited. On failure it stays parked at memory depth, and `why` says what was in the way.  */
+	enum affinode_status (*out)(bool ends, char *why, size_t size);
 	/* Bring the context back, before the resume takes memory; AFFINODE_OK if it never left. `to`: the UUID of the GPU to
 	 * resume on, NULL: the one that it left. After AFFINODE_OK the GPU's lock is held until gpu_unlock_all, so that no
 	 * other process of ours takes the room. Otherwise the process is parked as before.  */

@@ -349,7 +349,7 @@ static void park_with(struct moved *moved, struct survey *survey)
 	page_set_depth(AFFINODE_DEPTH_MEMORY);
 	shim_move_state(AFFINODE_STATE_PARKING, AFFINODE_STATE_PARKED);
 	if (moved->move.kind == MOVE_PARK_CONTEXT)
-		depth_moves->out(moved->text, sizeof(moved->text)); /* else at memory depth, and the text says why */
+		depth_moves->out(false, moved->text, sizeof(moved->text)); /* else at memory depth, and the text says why */
 }
 
 bool free_what_is_left(void)

@@ -318,7 +318,7 @@ static bool leave_gpu(struct moved *moved)
 
 	pthread_mutex_lock(&mover_work_lock);
 	if (!checkpoint_is_out())
-		status = depth_moves->out(moved->text, sizeof(moved->text));
+		status = depth_moves->out(true, moved->text, sizeof(moved->text));
 	pthread_mutex_unlock(&mover_work_lock);
 	moved->status = status;
 	return status == AFFINODE_OK;

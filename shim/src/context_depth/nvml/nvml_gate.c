@@ -94,11 +94,11 @@ static bool is_loaded(void)
 	return found;
 }
 
-enum reason nvml_objection(void)
+enum reason nvml_objection(bool ends)
 {
 	uint64_t asked = atomic_load(&asked_ns);
 
-	if (asked && clock_ns() - asked < LATELY_NS)
+	if (!ends && asked && clock_ns() - asked < LATELY_NS)
 		return REASON_NVML_WATCHES;
 	if (!atomic_load(&comes_by) && is_loaded())
 		return REASON_NVML_UNSEEN;

@@ -6,8 +6,10 @@
  * in which neither was seen yet, stays at memory depth: a library that was loaded with RTLD_DEEPBIND calls past the shim.  */
 #pragma once
 
+#include <stdbool.h>
+
 #include "base/reasons.h"
 
-/* Return why the process should not leave the GPU now: NVML is asked in it every few seconds, or calls would pass the shim by; NO_REASON
- * if nothing is against it.  */
-enum reason nvml_objection(void);
+/* Return why the process should not leave the GPU now: NVML is asked in it every few seconds, which is no matter if it `ends`
+ * afterwards, or calls would pass the shim by; NO_REASON if nothing is against it.  */
+enum reason nvml_objection(bool ends);

@@ -1,6 +1,6 @@
 /* In a process that the driver holds no call of NVML comes back, so a caller of NVML (PyTorch, to count GPUs) wants the
  * GPU as any other caller, and can be told no, whether it looked the function up or is linked to it. A program that asks every few
- * seconds keeps the context on the GPU, and so does a library whose calls may come past us.  */
+ * seconds keeps the context on the GPU while the process lives, and so does a library whose calls may come past us.  */
 #include <dlfcn.h>
 
 #include "depth.h"
@@ -46,6 +46,22 @@ static void stays_because_of(const char *words)
 {
 	park_no_deeper(words);
 	CHECK_RESUMES();
+}
+
+/* What NVML was asked lately is no matter where the process is to end.  */
+static void leaves_for_its_image(void)
+{
+	char image[] = "/var/tmp/aff-image-XXXXXX", command[64];
+	unsigned count = 0;
+
+	CHECK_EQUAL(linked_count(&count), 0);
+	CHECK(mkdtemp(image) != NULL);
+	controller_park();
+	CHECK_EQUAL(controller_reply(controller_into_image(image)).status, AFFINODE_OK);
+	CHECK_EQUAL(page_read().depth, AFFINODE_DEPTH_CONTEXT);
+	CHECK_RESUMES();
+	snprintf(command, sizeof(command), "rm -r %s", image);
+	CHECK_EQUAL(system(command), 0);
 }
 
 /* The person interrupts: no answer, and nothing else has happened.  */
@@ -117,6 +133,7 @@ int main(int argc, char **argv)
 	CHECK_RESUMES();
 	thread_join(thread);
 	stays_because_of("watches the GPU");
+	leaves_for_its_image();
 	CHECK(holds_pattern(block, BYTES, 31, 0));
 	return 0;
 }
