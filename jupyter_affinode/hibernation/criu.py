@@ -102,9 +102,23 @@ def command() -> list[str]:
     return [found, *named[1:]]
 
 
+_works: dict[tuple[object, ...], str] = {}  # which CRIU was found to work here, and its version
+
+
 async def check() -> str:
-    """Return the version of a CRIU that works here. Raises CriuUnavailable."""
+    """Return the version of a CRIU that works here. Raises CriuUnavailable.
+
+    One that has worked is not asked again in this process, unless its file has changed: a kernel would wait for it.
+    """
     called = command()
+    status_of = os.stat(called[0])
+    known = (*called, status_of.st_mtime_ns, status_of.st_ctime_ns, status_of.st_size)
+    if known not in _works:
+        _works[known] = await _checked(called)
+    return _works[known]
+
+
+async def _checked(called: Sequence[str]) -> str:
     status, said = await _to_its_end(_run([*called, "--version"]))
     version = re.search(r"Version: (\d+)\.(\d+)\S*", said)
     if status or version is None:

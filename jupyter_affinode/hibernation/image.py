@@ -205,6 +205,12 @@ class Image:
         (self.folder / WOKEN).unlink(missing_ok=True)
         shutil.rmtree(self.process_folder, ignore_errors=True)
 
+    def be_nothing(self) -> None:
+        """Count no more from now on: its process lives, and nothing is left to do but to `give_up` its files."""
+        self.let_back()
+        self.let_speak()
+        (self.folder / WOKEN).unlink(missing_ok=True)
+
     def give_up(self) -> None:
         """Delete it: it will not become whole, or is not needed any more. What a process has open stays for that."""
         self.let_back()

@@ -124,6 +124,7 @@ class HibernatedKernels:
         self._ports: dict[str, PortsHeld] = {}
         self._moving: dict[str, Image] = {}  # images of kernels that are on their way into them, or back
         self._beyond_stopping: set[str] = set()
+        self._deleting: set[asyncio.Task[None]] = set()
 
     def __contains__(self, kernel_id: str) -> bool:
         return kernel_id in self._known
@@ -381,6 +382,26 @@ class HibernatedKernels:
                 self._claims.note_nowhere(image)
         elif image.folder.exists():
             self._give_up(image)
+
+    def let_go(self, record: Record) -> None:
+        """Delete the image of a kernel that lives on as another, beside other work: many GiB take a while."""
+        task = self._bringing_gpu_back.pop(record.kernel_id, None)
+        if task is not None:
+            task.cancel()
+        image = image_of(Path(record.hibernate_dir), record.kernel_id) if record.hibernate_dir else None
+        if image is None or not image.folder.exists():
+            return
+        image.be_nothing()
+        self._at_work.add(record.kernel_id)
+
+        async def delete() -> None:
+            with self._alone_with(record.kernel_id):
+                await asyncio.to_thread(image.give_up)
+            self._claims.release(image)
+
+        deleting = asyncio.get_running_loop().create_task(delete())
+        self._deleting.add(deleting)
+        deleting.add_done_callback(self._deleting.discard)
 
     def _take_manifest(self, image: Image, manifest: Manifest) -> None:
         undelivered = Undelivered.from_json(manifest.undelivered)

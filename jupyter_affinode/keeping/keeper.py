@@ -439,6 +439,9 @@ class Keeper:
         if server is not None:
             self._servers[server].add(kernel_id)
         self._records.write(record)
+        if record.warm:  # no client has ever heard it, and what it says of itself is no notebook's
+            await kernel.keep()
+            return self._hibernated.is_heard(hibernated)
         await kernel.is_heard_within(HEARD_S)
         if server is None:
             await asyncio.sleep(RECONNECTED_S)
@@ -523,7 +526,9 @@ class Keeper:
         await self._woken(kernel_id)
 
     def let_go(self, kernel_id: str) -> None:
-        """Forget a kernel, which lives on as another."""
+        """Forget a kernel, which lives on as another, and delete its image beside other work."""
+        if kernel_id in self._kernels:
+            self._hibernated.let_go(self._kernels[kernel_id].record)
         self._drop(kernel_id)
 
     def end_now(self, kernel_id: str, why: str) -> None:

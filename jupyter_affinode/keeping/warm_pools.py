@@ -39,6 +39,7 @@ LOOK_EVERY_S = 2.0
 CHECK_EVERY_S = 30.0  # whether what kernels are made of has changed
 STARTS_WITHIN_S = 60.0  # a kernel that has not said that it runs by then never began
 POLL_S = 0.1
+MAKE_AFTER_S = 1.5  # another is taken: its notebook's first cell needs the processors more
 PARK_AGAIN_S, PARK_TRIES = 3.0, 20
 TRY_AGAIN_S = 600.0  # to make a kernel whose process ended by itself
 KEEP_S = 3600.0
@@ -65,6 +66,7 @@ class WarmPools:
         self._has_begun = False  # whether it is known which kernels an earlier keeper had
         self._changed = asyncio.Event()
         self._checked_at = 0.0
+        self._make_at = 0.0
 
     @property
     def is_empty(self) -> bool:
@@ -218,7 +220,8 @@ class WarmPools:
         """Note that a client has a kernel that it was offered: it is no warm one any more."""
         entry = self._offers.get(writer, {}).pop(request["id"])
         self._give_away(entry)
-        self._changed.set()
+        self._make_at = time.monotonic() + MAKE_AFTER_S
+        asyncio.get_running_loop().call_later(MAKE_AFTER_S, self._changed.set)
 
     def _give_away(self, entry: Entry) -> None:
         self._holder.let_go(entry.kernel_id)
@@ -335,7 +338,7 @@ class WarmPools:
                 await self._end_stale(pool, spec)
             self._end_beyond(pool, spec)
             await self._end_beyond_memory(pool)
-            if self._making is None or self._making.done():
+            if (self._making is None or self._making.done()) and now >= self._make_at:
                 await self._maybe_make(pool, spec)
 
     def _spec(self, pool: Pool) -> WarmSpec | None:

@@ -171,6 +171,8 @@ class Run:
         if place == "disk":
             kernel = self.ready()
             assert kernel is not None
+            entry = Path(self.live.environment["AFFINODE_FOLDER"], "warm", kernel["id"])
+            pid = json.loads((entry / "started.json").read_text())["pid"]
             began, limit_s = time.monotonic(), self.arguments.patience
             try:
                 done = self.live.affinode("hibernate", kernel["id"], timeout=limit_s)
@@ -179,6 +181,8 @@ class Run:
             if done.returncode:
                 raise Wrong(f"not hibernated: {done.stdout}{done.stderr}")
             say(f"hibernated after {time.monotonic() - began:.2f} s")
+            # Where its parent notes late that it has ended, a kernel cannot be woken at once: none is taken so soon.
+            self.step("its process gone", lambda: not Path(f"/proc/{pid}").exists())
 
     def started(self, name: str, cell: str) -> None:
         """Start a plain kernel, and run one cell in it."""
