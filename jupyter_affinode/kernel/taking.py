@@ -244,15 +244,14 @@ def _on_thread(schedule, work, waits):  # type: ignore[no-untyped-def]
 def seed_anew(namespace):  # type: ignore[no-untyped-def]
     """Give every source of random numbers a state of its own, so that no two kernels have the same.
 
-    CUDA is not used for it: PyTorch's generators of GPUs have their state in the host, and it seeds those that
-    it has not made yet when it makes them.
+    CUDA is not used for it: a kernel may be on its way back to the GPU.
     """
     random.seed()
     numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
     if numpy is not None:
         numpy.seed()
     if torch is not None and hasattr(torch, "seed"):
-        torch.seed()
+        _seed_torch(torch)
     for value in list(namespace.values()):
         if isinstance(value, random.Random):
             value.seed()
@@ -262,6 +261,18 @@ def seed_anew(namespace):  # type: ignore[no-untyped-def]
             value.seed()
         if torch is not None and isinstance(value, getattr(torch, "Generator", ())):
             value.seed()  # type: ignore[union-attr]
+
+
+def _seed_torch(torch):  # type: ignore[no-untyped-def]
+    """Seed PyTorch's own generators: those of GPUs have their state in the host.
+
+    torch.seed() counts GPUs, for which NVML has to be asked. Before CUDA begins it only notes what is to be seeded then.
+    """
+    if not torch.cuda.is_initialized():
+        torch.seed()
+        return
+    for generator in (torch.default_generator, *torch.cuda.default_generators):
+        generator.seed()
 
 
 def end_with(pid):  # type: ignore[no-untyped-def]

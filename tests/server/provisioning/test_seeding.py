@@ -6,7 +6,7 @@ import importlib.util
 import random
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy
 import pytest
@@ -27,10 +27,11 @@ def taking() -> ModuleType:
 
 @pytest.fixture
 def torch(monkeypatch) -> ModuleType:
-    """As PyTorch is used: one call seeds all its generators, and those of GPUs when CUDA begins."""
+    """As PyTorch is used: before CUDA begins one call seeds all its generators, and those of GPUs when they are made."""
     module = ModuleType("torch")
     module.seeded = []
     module.seed = lambda: module.seeded.append("all")
+    module.cuda = SimpleNamespace(is_initialized=lambda: False)
 
     class Generator:
         def seed(self):
@@ -68,3 +69,10 @@ def test_every_source_of_random_numbers_is_seeded_anew(taking, torch):
         taken.append(drawn(names))
     for one, first, second in zip(as_seeded, *taken, strict=True):
         assert len({one, first, second}) == 3
+
+
+def test_generators_of_gpus_are_seeded_one_by_one_where_they_are_made(taking, torch):
+    torch.default_generator, *of_gpus = (torch.Generator() for _ in range(3))
+    torch.cuda = SimpleNamespace(is_initialized=lambda: True, default_generators=tuple(of_gpus))
+    taking.seed_anew({})
+    assert torch.seeded == [torch.default_generator, *of_gpus]  # and GPUs are not counted
