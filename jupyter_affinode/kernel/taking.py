@@ -266,7 +266,7 @@ def seed_anew(namespace):  # type: ignore[no-untyped-def]
 def _seed_torch(torch):  # type: ignore[no-untyped-def]
     """Seed PyTorch's own generators: those of GPUs have their state in the host.
 
-    torch.seed() counts GPUs, for which NVML has to be asked. Before CUDA begins it only notes what is to be seeded then.
+    torch.seed() asks NVML how many GPUs there are. Before CUDA begins it only notes what is to be seeded then.
     """
     if not torch.cuda.is_initialized():
         torch.seed()

@@ -27,7 +27,7 @@ def taking() -> ModuleType:
 
 @pytest.fixture
 def torch(monkeypatch) -> ModuleType:
-    """As PyTorch is used: before CUDA begins one call seeds all its generators, and those of GPUs when they are made."""
+    """As PyTorch is used: one call seeds all its generators, also those that CUDA does not have yet."""
     module = ModuleType("torch")
     module.seeded = []
     module.seed = lambda: module.seeded.append("all")
