@@ -1,12 +1,14 @@
-"""The disk of a folder for images: whether it keeps what is written to it, and whether that is encrypted there."""
+"""The disk of a folder for images: what it can, whether what is written is encrypted there, and its errors in words."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import struct
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +31,14 @@ ELSEWHERE = (
     "9p",
     "fuse.sshfs",
 )
+NO_LOCKS = (
+    "its file system has no locks, as NFS without its lock service: name another folder as hibernate_dir"
+)
+IN_WORDS = {
+    errno.ENOSPC: "the disk is full: delete something there, or an image",
+    errno.EDQUOT: "your quota on the disk is used up: delete something there, or an image",
+    errno.ENOLCK: NO_LOCKS,
+}
 ESCAPED = re.compile(r"\\(\d{3})")
 
 
@@ -62,6 +72,24 @@ def disk_of(folder: Path) -> Disk:
             if there.is_relative_to(at) and len(at.parts) >= best:
                 best, found = len(at.parts), Disk(kind.split()[0], words[2])
     return found
+
+
+def in_words(error: Exception) -> str:
+    """Return what a person reads of an error: of Linux's what to do, or what failed, and where."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    where = f" ({error.filename})" if error.filename else ""
+    return IN_WORDS.get(error.errno) or f"{os.strerror(error.errno)}{where}"
+
+
+def objection_to_folder(folder: Path) -> str | None:
+    """Return why no image can be in a folder, which is there; None: a file in it can be written and locked."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return in_words(error)
+    return None
 
 
 def encryption_of(folder: Path) -> str | None:

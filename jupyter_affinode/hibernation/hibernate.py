@@ -40,6 +40,7 @@ from .. import environment
 from ..keeping.processes import ProcessName, resident_bytes
 from . import criu, files, tree
 from .checks import objection_to_rights, objection_to_writing
+from .disk import in_words
 from .image import Image, ImageRefused, Manifest
 from .machine import objection_to_waking
 from .seen import Seen
@@ -123,7 +124,7 @@ async def hibernate(
             why = f" ({error})" if isinstance(error, criu.CriuKilled) else ""
             raise CannotHibernate(f"its process ended meanwhile{why}") from None
         if isinstance(error, (criu.CriuFailed, OSError)):
-            raise CannotHibernate(str(error)) from None
+            raise CannotHibernate(in_words(error)) from None
         raise
     times.append(time.monotonic())
     steps = zip(("GPU memory written", "processes written", "on the disk"), times, times[1:], strict=False)
@@ -144,7 +145,7 @@ async def _check(image: Image, pid: int, bounds: Bounds) -> int:
     except ProcessLookupError:
         raise CannotHibernate("its process has ended") from None
     except (criu.CriuUnavailable, ImageRefused, OSError) as error:
-        raise CannotHibernate(str(error)) from None
+        raise CannotHibernate(in_words(error)) from None
     if objection:
         raise CannotHibernate(objection)
     return needs
@@ -170,7 +171,7 @@ async def wake(image: Image, on_step: OnStep = _no_step) -> ProcessName:
         on_step("note")
         image.note_waking()
     except (ImageRefused, criu.CriuUnavailable, OSError) as error:
-        raise CannotWake(str(error)) from None
+        raise CannotWake(in_words(error)) from None
     comparing = asyncio.get_running_loop().create_task(asyncio.to_thread(image.verify, manifest, pages=True))
     is_started, put_back = False, list[Path]()
     try:
@@ -193,7 +194,7 @@ async def wake(image: Image, on_step: OnStep = _no_step) -> ProcessName:
         files.remove(put_back)
         image.not_woken()
         if isinstance(error, (criu.CriuFailed, ImageRefused, OSError)):
-            raise CannotWake(str(error)) from None
+            raise CannotWake(in_words(error)) from None
         raise
     tree.go_on(processes)
     LOG.info("compared and started in %.2f s", time.monotonic() - began)

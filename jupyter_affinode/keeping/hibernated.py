@@ -16,6 +16,7 @@ from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..client.kernel_messages import KernelMessages
 from ..hibernation import hibernate as images
 from ..hibernation.claims import Claimed, Claims
+from ..hibernation.disk import in_words
 from ..hibernation.files import objection_to_files
 from ..hibernation.hibernate import CannotHibernate, CannotWake
 from ..hibernation.image import Image, ImageRefused, Manifest
@@ -258,7 +259,7 @@ class HibernatedKernels:
             self._claims.take(image)
             self._claims.note_here(image)
         except (Claimed, OSError) as refused:
-            raise CannotHibernate(f"its image cannot be made: {refused}") from None
+            raise CannotHibernate(f"its image cannot be made: {in_words(refused)}") from None
         if (task := self._bringing_gpu_back.pop(record.kernel_id, None)) is not None:
             task.cancel()  # of the image that it was woken from
         began = time.monotonic()
@@ -307,7 +308,7 @@ class HibernatedKernels:
             self._claims.note_here(image)
             stand_in_for(self._known[kernel_id].record.folder)
         except OSError as error:
-            raise CannotWake(f"it cannot be prepared: {error}") from None
+            raise CannotWake(f"it cannot be prepared: {in_words(error)}") from None
         self._free_ports(kernel_id)
         try:
             with self._on_its_way(kernel_id, image):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import socket
@@ -15,7 +16,7 @@ from textwrap import indent
 
 import pytest
 
-from jupyter_affinode.hibernation import checks, criu, files, store
+from jupyter_affinode.hibernation import checks, criu, disk, files, store
 from jupyter_affinode.hibernation.checks import objection_to_rights, objection_to_writing
 from jupyter_affinode.hibernation.image import ImageRefused
 from jupyter_affinode.hibernation.store import Bounds, deletion_at, image_of, objection_to_size
@@ -269,6 +270,19 @@ def test_no_room_is_said_before_anything_is_written(folder):
     assert objection_to_size(image, 4096, Bounds(spare_bytes=0)) is None
     assert "stay free: delete something" in (objection_to_size(image, 1 << 60, Bounds()) or "")
     assert "stay free" in (objection_to_size(image, 0, Bounds(spare_bytes=1 << 60)) or "")
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "the disk is full: delete something there, or an image"),
+        (errno.EDQUOT, "your quota on the disk is used up: delete something there, or an image"),
+        (errno.ENOLCK, "name another folder as hibernate_dir"),
+        (errno.EIO, "Input/output error (/images/one)"),
+    ],
+)
+def test_an_error_of_the_disk_is_told_in_words(number, words):
+    assert disk.in_words(OSError(number, os.strerror(number), "/images/one")).endswith(words)
 
 
 def test_a_users_images_have_a_bound_together(folder):

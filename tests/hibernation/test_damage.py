@@ -127,7 +127,7 @@ def test_a_disk_or_quota_that_is_full_at_a_step_leaves_the_kernel_as_it_was(lone
     wait_until(lone.is_stopped, 60, lone.log)
     full = fill(disk)
     lone.let_go()
-    assert re.search("no room|disk is full|No space left|quota", said()), said()
+    assert re.search("there is no room|disk is full|quota on the disk is used up", said()), said()
     assert not lone.image.exists()
     lone.check()
     full.unlink()

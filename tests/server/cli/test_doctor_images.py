@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -113,6 +114,17 @@ def test_a_folder_in_host_memory_or_open_to_others_is_named(monkeypatch, tmp_pat
     if disk.disk_of(Path("/dev/shm")).is_memory:
         check = checks(monkeypatch, "/nowhere/criu", "/dev/shm/affinode-no-such-folder")["images"]
         assert check.level == "warn" and "host memory itself" in check.text
+
+
+def test_a_folder_whose_file_system_has_no_locks_is_named(monkeypatch, tmp_path):
+    def refused(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    tmp_path.chmod(0o700)
+    assert checks(monkeypatch, "/nowhere/criu", str(tmp_path))["images"].level == "ok"
+    monkeypatch.setattr(disk.fcntl, "flock", refused)
+    check = checks(monkeypatch, "/nowhere/criu", str(tmp_path))["images"]
+    assert check.level == "warn" and "as NFS without its lock service" in check.text
 
 
 MOUNTS = """\
