@@ -156,8 +156,12 @@ def prove_preload(library: Path, program: str | None, surroundings: Surroundings
         _run_preloaded(library, [shutil.which("cat") or "/bin/cat", "/proc/self/maps"], surroundings.env)
     else:
         loader = program_loader(Path(program))
+        # What these print names the library, too, as the loader's errors do.
+        env = {
+            name: value for name, value in surroundings.env.items() if name not in ("LD_DEBUG", "LD_AUDIT")
+        }
         if loader is not None:
-            _run_preloaded(library, [loader, "--list", program], surroundings.env)
+            _run_preloaded(library, [loader, "--list", program], env)
 
 
 def _run_preloaded(library: Path, command: list[str], env: Mapping[str, str]) -> None:

@@ -1,12 +1,13 @@
 """How a new kernel is told which GPUs to use: by number where that is sure, since many programs read numbers there.
 
 CUDA numbers GPUs as NVML does if CUDA_DEVICE_ORDER is PCI_BUS_ID, none is used in parts (MIG), and the kernel sees all
-of them. A container may be given some of the machine's GPUs: those are numbered from 0 there, whatever the controller's
-numbers are. UUIDs are right everywhere.
+of them. A container, or a cgroup (a job's, a systemd unit's), may be given some of the machine's GPUs: those are
+numbered from 0 there, whatever the controller's numbers are. UUIDs are right everywhere.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +32,9 @@ def visible_gpus(placed: PlacedOn, env: Mapping[str, str], dev: Path = Path("/de
 
 
 def _device_nodes(dev: Path) -> int:
+    """Return how many GPUs may be opened; the system asks the cgroup, too."""
     try:
-        return sum(bool(DEVICE_NODE.fullmatch(path.name)) for path in dev.iterdir())
+        nodes = [path for path in dev.iterdir() if DEVICE_NODE.fullmatch(path.name)]
+        return sum(os.access(path, os.R_OK | os.W_OK) for path in nodes)
     except OSError:
         return 0

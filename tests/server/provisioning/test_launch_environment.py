@@ -174,6 +174,22 @@ def test_a_library_that_is_missing_or_talks_does_not_switch_management_off(shim,
         assert env["LD_PRELOAD"] == f"{shim}:{other}"
 
 
+AUDITOR = """
+#include <link.h>
+#include <stdio.h>
+unsigned la_version(unsigned version) { return version; }
+unsigned la_objopen(struct link_map *map, Lmid_t space, uintptr_t *cookie) { return fprintf(stderr, "%s\\n", map->l_name), 0; }
+"""
+
+
+def test_a_loader_that_tells_what_it_does_does_not_either(shim, here):
+    """Its words have our file in them."""
+    auditor = library(here, AUDITOR, "-D_GNU_SOURCE", "-shared", "-fPIC")
+    for told in ({"LD_DEBUG": "all"}, {"LD_DEBUG": "files,versions"}, {"LD_AUDIT": str(auditor)}):
+        env = managed({"PATH": os.environ["PATH"], **told})
+        assert env["LD_PRELOAD"] == str(shim) and told.items() <= env.items()
+
+
 def test_a_library_that_ends_programs_without_us_is_not_blamed_on_us(shim, here):
     ends = library(
         here, "#include <stdlib.h>\n__attribute__((constructor)) void ends(void) { _Exit(3); }", "-shared"

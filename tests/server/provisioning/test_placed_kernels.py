@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from gpu_cells import SETUP
 from live_server import JupyterServer
@@ -71,3 +73,22 @@ def test_a_container_with_some_of_the_gpus_is_told_uuids(dev):
     (dev / "nvidia0").unlink()
     assert visible_gpus(TWO, {}, dev) == BY_UUID
     assert visible_gpus(TWO, {}, dev / "none") == BY_UUID, "no device nodes (WSL)"
+
+
+def test_a_job_that_may_open_some_of_the_gpus_is_told_uuids(dev, monkeypatch):
+    """A cgroup keeps it from the others, whose device nodes it sees all the same: CUDA does not count these."""
+
+    def access(path, mode):
+        assert mode == os.R_OK | os.W_OK
+        return path.name != "nvidia0"
+
+    monkeypatch.setattr("os.access", access)
+    assert visible_gpus(TWO, {}, dev) == BY_UUID
+
+
+@pytest.mark.parametrize("chosen", ["", "-1", "0,0", "MIG-x", "GPU-a"])
+async def test_whatever_was_chosen_stays(monkeypatch, chosen):
+    monkeypatch.setattr(AffinodeProvisioner, "places", True)
+    env = {VISIBLE: chosen}
+    await AffinodeProvisioner()._place(env)
+    assert env == {VISIBLE: chosen}
