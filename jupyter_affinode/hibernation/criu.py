@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from .. import environment
+from .disk import IN_WORDS
 
 T = TypeVar("T")
 OLDEST = (4, 2)  # earlier ones do not start on today's Linux
@@ -65,7 +67,8 @@ REASONS = (
     (r"\d+ killed by signal (?P<what>\d+)", "its process was ended on its way, by signal {what}"),
     (r"si_code=4 .*si_status=(?P<what>\d+)", "it was stopped by signal {what} meanwhile: try again"),
     (r"Can ?not set .*lock", "another program has locked a file that it had locked: end that first"),
-    (r"No space left on device|Disk quota exceeded", "the disk is full"),
+    (r"No space left on device", IN_WORDS[errno.ENOSPC]),
+    (r"Disk quota exceeded", IN_WORDS[errno.EDQUOT]),
     (
         r"Can't lookup mount=\d+ for fd=-?\d+ path=(?P<what>\S+)",
         "it has a file of another mount in memory ({what})",

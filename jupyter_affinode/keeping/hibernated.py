@@ -248,12 +248,12 @@ class HibernatedKernels:
         record = kernel.record
         if not record.hibernate_dir:
             raise CannotHibernate("its server was started without a folder for images (hibernate_dir)")
-        if not await kernel.is_idle_within(SETTLES_S):
-            raise CannotHibernate("a cell runs")
         if record.connection.get("transport") == "ipc":
             raise CannotHibernate(
                 "it is connected by Unix sockets: start the server with KernelManager.transport=tcp"
             )
+        if not await kernel.is_idle_within(SETTLES_S):
+            raise CannotHibernate("a cell runs")
         image = image_of(Path(record.hibernate_dir), record.kernel_id)
         try:
             self._claims.take(image)

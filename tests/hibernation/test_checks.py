@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import os
 import platform
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,13 +15,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import indent
+from types import SimpleNamespace
 
 import pytest
 
 from jupyter_affinode.hibernation import checks, criu, disk, files, store
 from jupyter_affinode.hibernation.checks import objection_to_rights, objection_to_writing
+from jupyter_affinode.hibernation.hibernate import CannotHibernate
 from jupyter_affinode.hibernation.image import ImageRefused
+from jupyter_affinode.hibernation.seen import Seen
 from jupyter_affinode.hibernation.store import Bounds, deletion_at, image_of, objection_to_size
+from jupyter_affinode.keeping.hibernated import HibernatedKernels
 
 ON_X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of system calls")
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="another user's process takes root")
@@ -367,3 +373,40 @@ made = 0
     notes.unlink()
     said = files.objection_to_files(known, {}) or ""
     assert str(notes) in said and "Put it back" in said
+
+
+def test_a_library_is_known_by_its_build_id_whenever_it_was_installed(tmp_path):
+    libraries = [part.path for part in Seen(os.getpid()).mapped if ".so" in part.path]
+    source = next((each for each in libraries if files.build_id(each)), None)
+    if source is None:
+        pytest.skip("no library here has a build id")
+    library = shutil.copy(source, tmp_path / "library.so")
+    with process(
+        f"file = open({str(library)!r}, 'rb')\nmapped = mmap.mmap(file.fileno(), 0, 2, 1)\nmade = 0"
+    ) as pid:
+        known = files.needed_by([pid])
+    build_id = files.build_id(library)
+    assert known[str(library)][2] == build_id
+    os.utime(library, (1, 1))
+    assert files.objection_to_files(known, {}) is None
+    content = library.read_bytes()
+    library.write_bytes(content.replace(bytes.fromhex(build_id), bytes(len(build_id) // 2)))
+    assert f"the file {library} is changed since" in (files.objection_to_files(known, {}) or "")
+
+
+# ---- what a kernel's own record says
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"connection": {"transport": "ipc"}}, "start the server with KernelManager.transport=tcp"),
+        ({"hibernate_dir": ""}, "its server was started without a folder for images (hibernate_dir)"),
+    ],
+)
+async def test_how_its_server_was_started_is_looked_at_first(changes, words, tmp_path):
+    told = {"hibernate_dir": str(tmp_path), "connection": {"transport": "tcp"}, **changes}
+    kernel = SimpleNamespace(record=SimpleNamespace(**told))
+    with pytest.raises(CannotHibernate) as refused:
+        await HibernatedKernels(logging.getLogger("keeper")).hibernate(kernel)
+    assert words in str(refused.value)

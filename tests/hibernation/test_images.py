@@ -264,7 +264,49 @@ def test_why_an_image_cannot_be_woken_is_said_before_anything_is_done(store, mon
             "(00.01) Error (criu/x.c:1): File /usr/lib/y.so has bad size 7 (expect 9)",
             "/usr/lib/y.so was changed",
         ),
-        ("(00.01) Error (criu/image.c:1): write: No space left on device", "the disk is full"),
+        ("(00.01) Error (criu/image.c:1): write: No space left on device", "the disk is full: delete"),
+        (
+            "(00.01) Error (criu/image.c:1): write: Disk quota exceeded",
+            "your quota on the disk is used up: delete",
+        ),
+        (
+            "(00.01) Error (criu/files.c:582): Can't dump file 5 of that type [60000] (unknown anon_inode:[io_uring])",
+            "it uses io_uring, which cannot be written to disk",
+        ),
+        (
+            "(00.01) Error (criu/files.c:582): Can't dump file 5 of that type [20600] (chr 10:232 /dev/kvm)",
+            "it has something open that cannot be written to disk (chr 10:232 /dev/kvm)",
+        ),
+        ("(00.01) Error (criu/pipes.c:1): External pipe", "a pipe leads from it to another program"),
+        (
+            "(00.01) Error (criu/tty.c:2024): tty: Found dangling tty with sid 1 pgid 2 (pts) on peer fd 0.",
+            "it has a terminal open that another program has",
+        ),
+        (
+            "(00.01) Error (criu/files-reg.c:1029): Can't dump ghost file /tmp/x of 99999999 size, increase limit",
+            "it has a large file open that was deleted (/tmp/x)",
+        ),
+        (
+            "(00.01) Error (criu/files-reg.c:1185): Can't create link remap for /tmp/x. Use link-remap option.",
+            "was replaced or renamed (/tmp/x): restart the kernel, or close the file",
+        ),
+        ("(00.01) Error (compel/infect.c:1): 7 is already being traced", "a debugger is attached to it"),
+        (
+            "(00.01) Error (criu/files-reg.c:2105): Can't open file tmp/x on restore: No such file or directory",
+            "the file tmp/x is not there any more",
+        ),
+        (
+            "(00.01) Error (criu/cr-restore.c:1511): 77 killed by signal 9: Killed",
+            "its process was ended on its way, by signal 9",
+        ),
+        (
+            "(00.01) Error (criu/files-reg.c:1): Can't lookup mount=66 for fd=-3 path=/affinode-lot-34 (deleted)",
+            "it has a file of another mount in memory (/affinode-lot-34)",
+        ),
+        (
+            "(00.01) Error (criu/cap.c:1): CAP_CHECKPOINT_RESTORE is missing",
+            "CRIU may not do it: `setcap cap_checkpoint_restore,cap_setpcap+eip criu` lets it",
+        ),
         (
             "(00.02) 8408: Error (criu/file-lock.c:661): Can not set ofd lock!",
             "another program has locked a file",
