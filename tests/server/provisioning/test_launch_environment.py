@@ -178,7 +178,10 @@ AUDITOR = """
 #include <link.h>
 #include <stdio.h>
 unsigned la_version(unsigned version) { return version; }
-unsigned la_objopen(struct link_map *map, Lmid_t space, uintptr_t *cookie) { return fprintf(stderr, "%s\\n", map->l_name), 0; }
+unsigned la_objopen(struct link_map *map, Lmid_t space, uintptr_t *cookie)
+{
+	return fprintf(stderr, "%s\\n", map->l_name), 0;
+}
 """
 
 
