@@ -20,7 +20,7 @@ from ..state.records.ownership import own_name, owner_of
 from ..state.registry import NodeState
 from .past import Present
 from .store import EventRow, KernelRow, SampleRow
-from .usage import ByteSeconds, Meter, Seen
+from .usage import DAY_S, ByteSeconds, Meter, Seen
 from .waits import WaitEnded, WaitWatch
 from .writer import Ledger
 
@@ -30,6 +30,9 @@ ROWS_PER_S, ROWS_AT_ONCE = (
     2000.0,
 )  # that a user may have written: more than kernels that change places all day
 PACES_MAX = 4096
+# Sums that a user has in a day, by user id and GPU: a container has thousands of ids, and pages name any GPU. What is
+# beyond counts as the user's own, and on no GPU. Sums are never purged for want of space.
+SUMS_A_DAY_MAX = 256
 SAMPLED_EVERY_S = 10
 LOOKS_A_SAMPLE = round(SAMPLED_EVERY_S / HISTORY_EVERY_S)
 KERNELS_WRITTEN_EVERY_S = 60.0  # as exact is what is known of a kernel whose end no controller saw
@@ -96,6 +99,8 @@ class History(Observer):
         self._parked: dict[str, str] = {}  # by kernel: the GPUs that it left, with commas
         self._users: dict[str, _Whose] = {}  # by kernel
         self._paces: dict[str, TokenBucket] = {}  # by charged user
+        self._sums: dict[str, set[tuple[str, str]]] = {}  # of today: users and GPUs, by charged user
+        self._sums_day = 0
         self._looked_at = 0.0
         self._kernels_written_at = 0.0
         self._sampled_at = 0
@@ -173,6 +178,8 @@ class History(Observer):
 
     def _measure(self, now: float) -> None:
         wall = self._wall()
+        if wall // DAY_S != self._sums_day:
+            self._sums, self._sums_day = {}, int(wall // DAY_S)
         self._write_gone(wall)
         seen = [self._seen(kernel) for kernel in self._state.kernels.values() if _counts(kernel)]
         for kernel, gpu, sums in self._meter.count(now, wall, seen):
@@ -189,11 +196,11 @@ class History(Observer):
             self.ledger.write_due(now, wall)
 
     def _seen(self, kernel: KernelRecord) -> Seen:
-        gpus = self._gpus(kernel)
+        user, gpus = self._of_sums(kernel)
         processes = kernel.processes.values()
         return Seen(
             plain(kernel.id),
-            self._user(kernel),
+            user,
             plain(owner_name(kernel)),
             _last_activity(kernel),
             any(process.data.calls_in_flight or process.data.captures for process in processes),
@@ -202,6 +209,19 @@ class History(Observer):
             plain(kernel.account.account),
             plain(kernel.account.job),
         )
+
+    def _of_sums(self, kernel: KernelRecord) -> tuple[str, dict[str, tuple[int, int]]]:
+        """Return for whom and where what the kernel has is summed up."""
+        user, gpus = self._user(kernel), self._gpus(kernel)
+        charged = self._users[plain(kernel.id)].charged
+        known = self._sums.setdefault(charged, set())
+        new = {(user, uuid) for uuid in gpus} - known
+        if len(known) + len(new) <= SUMS_A_DAY_MAX:
+            known |= new
+        elif new:
+            held, parked = (sum(column) for column in zip(*gpus.values(), strict=True))
+            user, gpus = charged, {"": (held, parked)}
+        return user, gpus
 
     def _gpus(self, kernel: KernelRecord) -> dict[str, tuple[int, int]]:
         """Return bytes held and parked by GPU.

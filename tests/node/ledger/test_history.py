@@ -97,6 +97,25 @@ def test_a_user_with_ever_new_kernels_has_only_so_many_written(node, shim, path,
     assert len(rows(path, "SELECT * FROM kernels")) == 3 and rows(path, "SELECT * FROM events") == []
 
 
+def test_a_user_has_only_so_many_sums_a_day_whatever_gpus_pages_name(
+    node, shim, path, wait_until, monkeypatch
+):
+    """Sums are kept when the file is too large, and would displace other users' events."""
+    monkeypatch.setattr(recorder, "SUMS_A_DAY_MAX", 1)
+    monkeypatch.setattr(recorder, "LOOK_EVERY_S", 0.05)
+    node(history=HistoryOptions(path))
+    kernel = shim("k", resident=MIB)
+    sums = "SELECT count(*), sum(held_byte_s) FROM usage"
+    wait_until(lambda: rows(path, sums))
+    for number in range(3):
+        before = rows(path, sums)[0][1] or 0
+        kernel.page.memory = {bytes([number]) * 16: [MIB, 0, 0]}
+        kernel.page.write()
+        wait_until(lambda before=before: (rows(path, sums)[0][1] or 0) > before + 0.3 * MIB)
+    node.stop()
+    assert rows(path, "SELECT count(*), sum(gpu = '') FROM usage") == [(2, 1)]
+
+
 def test_a_kernel_without_host_memory_to_go_to_is_a_refusal(node, shim, path, wait_until):
     machine = node(history=HistoryOptions(path), host_reserve_bytes=1 << 60)
     shim("k1", resident=300 * MIB)
