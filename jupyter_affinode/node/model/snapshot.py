@@ -176,8 +176,7 @@ class Kernel:
     parked_since: float = 0.0
     # one process on one GPU that shares no memory, with a shim that supports it
     may_be_preempted: bool = True
-    may_park_in_parts: bool = False  # its processes can be parked in an exchange …
-    may_resume_in_parts: bool = False  # … and resumed in one: one process, parked at memory depth
+    may_resume_in_parts: bool = False  # it can be resumed in an exchange: one process, parked at memory depth
     # … in which host memory is handed over; also for its rest, if it was parked in part
     may_hand_over: bool = False
     resident_since: float = 0.0  # when it last came to the GPU

@@ -169,7 +169,6 @@ def _memory(kernel: KernelRecord, processes: Sorted, gpus: GpuTable) -> Fields:
         "left_bytes": left,
         "parked_bytes": {uuid: gpu.parked_bytes for uuid, gpu in uses.items()},
         "context_bytes": beside if any(beside.values()) else {},
-        "may_park_in_parts": True,
         "unmovable_bytes": {uuid: size + left.get(uuid, 0) for uuid, size in unmovable.items()},
         "park_copies_bytes": sum(map(park_copies, processes.all)),
         "resume_copies_bytes": sum(map(resume_copies, processes.all)),

@@ -170,7 +170,6 @@ class SimulatedKernel:
             priority=self.priority,
             is_opted_out=self.is_opted_out,
             may_be_preempted=len(self.on) == 1,
-            may_park_in_parts=self.may_exchange,
             may_resume_in_parts=self.may_exchange,
             may_hand_over=self.may_exchange,
             resident_since=self.resident_since,

@@ -79,9 +79,9 @@ def test_a_late_park_of_a_user_that_is_behind_keeps_no_host_memory_from_others()
 def test_no_waiter_waits_for_a_park_of_a_user_that_is_behind():
     """Neither for its GPU memory, nor for an end of moves on the GPU."""
     moving = resident("moving", 40 * GIB, is_moving=True, moves_since=NOW - 1)
-    moving = replace(moving, residency=Residency.PARKING, may_park_in_parts=True)
+    moving = replace(moving, residency=Residency.PARKING)
     waiter = replace(queued("waiter", waits=60), may_resume_in_parts=True)
-    honest = resident("honest", 30 * GIB, may_park_in_parts=True)
+    honest = resident("honest", 30 * GIB)
     assert parked_for([waiter, moving, honest], host=128 * GIB) == []
     for waits in (60, 5):
         waiter = replace(waiter, wants_since=NOW - waits)
@@ -99,7 +99,7 @@ def test_of_users_that_are_behind_no_more_are_asked_than_would_do():
 def test_no_kernel_of_a_user_that_is_behind_takes_part_in_an_exchange():
     """It could break that off for all others."""
     waiter = replace(queued("waiter", waits=60), may_resume_in_parts=True)
-    victim = resident("victim", may_park_in_parts=True)
+    victim = resident("victim")
     for behind, exchanges in (({}, True), (BEHIND, False)):
         (park,) = decide(NOW, node(waiter, replace(victim, **behind), total=80 * GIB), SETTINGS)
         assert (park.kernel_id, park.exchanges) == ("victim", exchanges)

@@ -114,7 +114,6 @@ def kernels(draw, number):
         allocations_fail=draw(st.sampled_from([False, False, True])),
         cgroups=draw(st.sampled_from([(), (), ("/user",)])),
         can_drop_caches=draw(st.booleans()),
-        may_park_in_parts=draw(st.booleans()),
         may_resume_in_parts=draw(st.booleans()),
         may_hand_over=draw(st.booleans()),
         hibernates_after_s=draw(st.sampled_from([None, None, 60.0, math.inf])),
@@ -191,8 +190,7 @@ def test_a_kernel_that_is_to_come_in_waits_and_nothing_else_is_decided_for_it(no
             comes = next(kernel for kernel in node.kernels if kernel.id == action.for_kernel)
             assert comes.may_resume_in_parts and comes.residency is Residency.QUEUED and not comes.is_moving
             assert comes.id not in ids and comes.resume_retry_at <= NOW
-            goes = next(kernel for kernel in node.kernels if kernel.id == action.kernel_id)
-            assert goes.may_park_in_parts and not action.to_context and not action.preempts
+            assert not action.to_context and not action.preempts
 
 
 @given(nodes(), POLICIES)

@@ -28,7 +28,8 @@ def test_no_estimate_is_given_for_a_kernel_that_computes():
 
 def test_an_estimate_follows_from_when_kernels_become_eligible():
     policy = NEEDED.changed(contended_idle_timeout_s=300.0)
-    soon, late = resident("soon", 6 * GIB, idle=290), resident("late", 9 * GIB, idle=240)
+    soon = resident("soon", 6 * GIB, idle=290, may_park_context=True)
+    late = resident("late", 9 * GIB, idle=240, may_park_context=True)
     first, second = parked("first", 4 * GIB, waits=9), parked("second", 8 * GIB, waits=5)
     found = told(soon, late, first, second, settings=policy, free=0)
     assert 10 <= found["first"].estimate_s < 15  # and its own move

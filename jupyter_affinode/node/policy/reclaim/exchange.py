@@ -31,7 +31,7 @@ def is_exchange(plan: Plan, head: Waiter, first: int) -> bool:
         if not isinstance(action, Park) or action.to_context or action.preempts:
             return False
         victim = by_id[action.kernel_id]
-        if victim.residency is not Residency.RESIDENT or not victim.may_park_in_parts:
+        if victim.residency is not Residency.RESIDENT:
             return False
         if victim.demoted_until > plan.now:  # it might break the exchange off for all others
             return False

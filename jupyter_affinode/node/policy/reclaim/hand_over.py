@@ -61,7 +61,7 @@ def may_resume_handing_over(plan: Plan, kernel: Kernel) -> bool:
 
 def can_hand_over(kernel: Kernel) -> bool:
     """Return whether an eligible kernel can be parked in an exchange that hands over."""
-    return kernel.may_hand_over and kernel.may_park_in_parts and not kernel.may_park_context
+    return kernel.may_hand_over and not kernel.may_park_context
 
 
 def _parked_in_part(plan: Plan, but: Kernel) -> Iterator[Kernel]:

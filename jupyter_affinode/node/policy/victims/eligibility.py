@@ -81,10 +81,10 @@ def _patience_s(
     At first that is `contended_idle_timeout_s`, or a round trip if that is longer. The waiter pays the rent that a
     round trip is weighed against (eviction_cost.py). So once the wait has lasted two round trips, or a third of
     `contended_idle_timeout_s`, it is enough that the kernel has been idle for one round trip. Else kernels with pauses
-    shorter than the time-out would keep all others out for as long as they are used. A kernel that can be exchanged
-    with the waiter costs it less: a fifteenth, or one round trip, is enough. `LEAST_PAUSE_S` is enough after a park
-    that came to nothing, and once the wait has lasted twice that time: else a kernel whose pauses are hardly longer
-    than a park, or shorter than a round trip, would keep the GPU too.
+    shorter than the time-out would keep all others out for as long as they are used. A kernel whose context stays can
+    be exchanged with the waiter, which costs it less: a fifteenth, or one round trip, is enough. `LEAST_PAUSE_S` is
+    enough after a park that came to nothing, and once the wait has lasted twice that time: else a kernel whose pauses
+    are hardly longer than a park, or shorter than a round trip, would keep the GPU too.
 
     All that is for a pause of unknown length. Where such a pause will probably last a round trip longer
     (`remaining_s`), there is nothing to wait for: a skier who expects a long season buys at once (Purohit, Svitkina and
@@ -94,7 +94,7 @@ def _patience_s(
     usual_s = settings.contended_idle_timeout_s
     round_trip_s = break_even_s(kernel, speeds)
     own_s = max(usual_s, round_trip_s)
-    if kernel.may_park_in_parts:
+    if not kernel.may_park_context:
         paid_s = max(usual_s / EXCHANGE_PARTS, round_trip_s)
         if remaining_s(LEAST_PAUSE_S, pauses_s) >= round_trip_s:
             own_s = min(usual_s, max(usual_s / EXCHANGE_PARTS, LEAST_PAUSE_S))

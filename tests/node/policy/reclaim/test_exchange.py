@@ -19,7 +19,7 @@ def waiter(name="waiter", size=8 * GIB, *, waits=5, **fields):
 
 
 def victim(name="victim", size=9 * GIB, **fields):
-    return resident(name, size, may_park_in_parts=True, **fields)
+    return resident(name, size, **fields)
 
 
 def going(size=9 * GIB):
@@ -81,13 +81,12 @@ def test_free_room_counts():
     "others",
     [
         [replace(waiter(), may_resume_in_parts=False), victim()],
-        [waiter(), replace(victim(), may_park_in_parts=False)],
         [waiter(), victim(may_park_context=True)],
-        [waiter(), victim("a", 5 * GIB), replace(victim("b", 5 * GIB), may_park_in_parts=False)],
+        [waiter(), victim("a", 5 * GIB), victim("b", 5 * GIB, may_park_context=True)],
         [asks(resident("asker", GIB, idle=0), 6 * GIB, waits=1), victim()],
         [waiter(left_bytes={A: GIB}, resume_retry_at=NOW + 1), victim()],
     ],
-    ids=["waiter", "victim", "context", "one of two", "allocation", "parked in part"],
+    ids=["waiter", "context", "one of two", "allocation", "parked in part"],
 )
 def test_all_else_is_a_park_and_then_a_resume(others):
     found = decide(NOW, node(*others), NEEDED)
@@ -96,8 +95,7 @@ def test_all_else_is_a_park_and_then_a_resume(others):
 
 
 def test_a_preempted_kernel_is_parked_first():
-    works = replace(busy("works", 9 * GIB), may_park_in_parts=True)
-    found = decide(NOW, node(waiter(), works), NEEDED.changed(when_full="time_slice"))
+    found = decide(NOW, node(waiter(), busy("works", 9 * GIB)), NEEDED.changed(when_full="time_slice"))
     assert (exchanged(found), plain(found)) == ([], ["works"])
 
 

@@ -25,7 +25,7 @@ def waiter(name="waiter", size=8 * GIB, *, waits=5, copies=None, **fields):
 
 def victim(name="victim", size=9 * GIB, **fields):
     use = HostUse(park_takes_bytes=size)
-    return resident(name, size, **{"may_park_in_parts": True, "may_hand_over": True, "host": use, **fields})
+    return resident(name, size, **{"may_hand_over": True, "host": use, **fields})
 
 
 def free_host(size, **fields):
@@ -187,7 +187,7 @@ def in_part(name, here, there, *, waits=None, **fields):
     """`here`: GiB on the GPU; `there`: in host memory."""
     use = HostUse(copy_bytes=there * GIB)
     on_gpu = {A: here * GIB}
-    fields = {"may_park_in_parts": True, "may_hand_over": True, "host": use, **fields}
+    fields = {"may_hand_over": True, "host": use, **fields}
     return parked(name, there * GIB, waits=waits, left_bytes=on_gpu, unmovable_bytes=on_gpu, **fields)
 
 

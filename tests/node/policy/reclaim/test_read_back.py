@@ -27,7 +27,7 @@ def waiter(on_disk=SIZE, **use):
 
 def victim(**fields):
     use = HostUse(park_takes_bytes=SIZE)
-    parts = {"may_park_in_parts": True, "may_hand_over": True}
+    parts = {"may_hand_over": True}
     return resident("victim", SIZE, **{**parts, "host": use, **fields})
 
 

@@ -85,7 +85,7 @@ def test_no_idle_kernel_is_parked_for_a_waiter_that_may_not_compute():
 
 
 def test_an_exchange_does_not_begin_when_as_many_compute_as_may():
-    victim = resident("victim", may_park_in_parts=True, is_moving=True)
+    victim = resident("victim", is_moving=True)
     waits = parked("waits", waits=50, may_resume_in_parts=True)
     others = [busy("a", 4 * GIB), busy("b", 4 * GIB)]
     one, both = (node(*others[:count], victim, waits, free=GIB) for count in (1, 2))

@@ -31,7 +31,7 @@ def idle(seconds, **fields):
 
 
 def test_while_a_kernel_waits_a_pause_need_only_be_worth_a_round_trip():
-    settings, kernel = Settings(), idle(0)
+    settings, kernel = Settings(), idle(0, may_park_context=True)
     fast, slow = {"A": Speed(0.1, 50e9, 0.1, 50e9)}, {"A": Speed(1, 1e9, 1, 1e9)}
     assert eligible_at(kernel, settings, waits_since=None, speeds=fast) == 1300
     assert eligible_at(kernel, settings, waits_since=1012.0, speeds=fast) == 1015
@@ -43,20 +43,23 @@ def test_a_waiter_of_some_seconds_gets_the_room_of_a_kernel_idle_for_less():
     """Else people with short pauses would keep the GPU for as long as they work."""
     settings, fast = Settings(), {"A": Speed(0.1, 50e9, 0.1, 50e9)}
     round_trip_s = 0.2 + 2 * 20 * GIB / 50e9
-    assert eligible_at(idle(0), settings, waits_since=999.0, speeds=fast) == 1004
-    moment = eligible_at(idle(2), settings, waits_since=992.0, speeds=fast)
+    assert eligible_at(idle(0, may_park_context=True), settings, waits_since=999.0, speeds=fast) == 1004
+    moment = eligible_at(idle(2, may_park_context=True), settings, waits_since=992.0, speeds=fast)
     assert moment == pytest.approx(998 + max(LEAST_PAUSE_S, round_trip_s))
-    assert eligible_at(idle(0), settings, waits_since=900.0, speeds=fast) == 1000 + LEAST_PAUSE_S
+    assert (
+        eligible_at(idle(0, may_park_context=True), settings, waits_since=900.0, speeds=fast)
+        == 1000 + LEAST_PAUSE_S
+    )
     slower = {"A": Speed(0, 20e9, 0, 20e9)}
-    moment = eligible_at(idle(0), settings, waits_since=999.0, speeds=slower)
+    moment = eligible_at(idle(0, may_park_context=True), settings, waits_since=999.0, speeds=slower)
     assert moment == 1004, "two round trips, or a third of the time-out"
     settings = Settings(contended_idle_timeout_s=60.0)
-    assert eligible_at(idle(0), settings, waits_since=1000.0, speeds=fast) == 1020
+    assert eligible_at(idle(0, may_park_context=True), settings, waits_since=1000.0, speeds=fast) == 1020
 
 
 def test_a_waiter_changes_places_sooner_with_a_kernel_that_has_a_short_pause():
     settings, instant = Settings(), {"A": Speed(0, 1e12, 0, 1e12)}
-    changing = idle(0, may_park_in_parts=True)
+    changing = idle(0)
     assert eligible_at(changing, settings, waits_since=1000.0, speeds=instant) == 1001
     slower = {"A": Speed(0, 20e9, 0, 20e9)}
     moment = eligible_at(changing, settings, waits_since=1000.0, speeds=slower)
@@ -70,7 +73,7 @@ def test_where_pauses_mostly_outlast_a_round_trip_it_is_not_waited_for():
     round_trip_s = 2 * 20 * GIB / 20e9
 
     def moment(pauses_s, policy=settings, **fields):
-        kernel = idle(0, **{"may_park_in_parts": True, **fields})
+        kernel = idle(0, **fields)
         return eligible_at(kernel, policy, waits_since=1000.0, speeds=slower, pauses_s=pauses_s)
 
     long, short = (60.0,) * 6, (1 + round_trip_s - 0.1,) * 6
@@ -81,14 +84,14 @@ def test_where_pauses_mostly_outlast_a_round_trip_it_is_not_waited_for():
     assert moment(long, settings.changed(contended_idle_timeout_s=0.2)) == pytest.approx(1000.2)
     for usual in (moment(short), moment(long[1:])):
         assert usual == pytest.approx(1000 + round_trip_s), "too short, or too few to tell"
-    assert moment(long, may_park_in_parts=False) == 1005, "a park and then a resume"
+    assert moment(long, may_park_context=True) == 1005, "a park and then a resume"
 
 
 def test_a_waiter_of_long_standing_does_not_wait_for_the_expected_length_of_a_pause():
     """However long a site made the setting: kernels with shorter pauses would keep all others out for ever."""
     patient = Settings(contended_idle_timeout_s=600.0)
     pauses_s = (20.0,) * 6  # never as long as a fifteenth of the setting
-    kernel, speeds = idle(0, may_park_in_parts=True), {"A": Speed(0, 20e9, 0, 20e9)}
+    kernel, speeds = idle(0), {"A": Speed(0, 20e9, 0, 20e9)}
     moment = eligible_at(kernel, patient, waits_since=900.0, speeds=speeds, pauses_s=pauses_s)
     assert moment <= 1000 + 2 * 20 * GIB / 20e9, "a round trip"
 
@@ -114,7 +117,7 @@ def test_kernels_with_short_pauses_are_not_left_out_before_they_are_looked_at():
         for idle_s, parts, pauses_s in itertools.product(
             (0.5, 1.5, 6.0, 14.0, 16.0), (False, True), ((), (60.0,) * 6)
         ):
-            since, kernel = 1000.0 - waited_s, idle(idle_s, may_park_in_parts=parts)
+            since, kernel = 1000.0 - waited_s, idle(idle_s, may_park_context=not parts)
             moment = eligible_at(kernel, settings, waits_since=since, speeds=instant, pauses_s=pauses_s)
             if moment <= 1000.0:
                 found += 1
