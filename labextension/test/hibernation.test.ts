@@ -1,7 +1,7 @@
 import * as assert from 'node:assert';
 import { test } from 'node:test';
 import { canStay, offered } from '../src/actions';
-import { sections } from '../src/panel/rows';
+import { sections } from '../src/panel/kernels/rows';
 import { IHibernation, IKernel } from '../src/status';
 import {
   chipLabel,

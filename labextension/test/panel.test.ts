@@ -1,7 +1,7 @@
 import * as assert from 'node:assert';
 import { test } from 'node:test';
-import { done } from '../src/panel/howFar';
-import { inPlace, isOpenAtFirst, isProblem, SectionId, sections } from '../src/panel/rows';
+import { done } from '../src/panel/kernels/howFar';
+import { inPlace, isOpenAtFirst, isProblem, SectionId, sections } from '../src/panel/kernels/rows';
 import { IKernel } from '../src/status';
 import { doneText, folders } from '../src/words';
 import { kernel, process, trans } from './examples';

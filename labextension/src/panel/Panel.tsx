@@ -4,29 +4,17 @@ import { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
 import { IKernel, INode } from '../status';
 import { IAffinode } from '../tokens';
-import { folders, mainPath, namesOf, othersText } from '../words';
+import { folders, mainPath, namesOf } from '../words';
 import { HistorySection } from '../history/HistorySection';
 import { Empty, Problem } from './Empty';
 import { moveByArrow, useKeptFocus } from './focus';
-import { useFreeIdle } from './FreeIdle';
-import { KernelRow } from './KernelRow';
-import { KeptKernels } from './KeptKernels';
-import { Gpus, HostMemory } from './Memory';
-import { Policy } from './Policy';
-import {
-  inPlace,
-  IFilter,
-  isOpenAtFirst,
-  isProblem,
-  MANY,
-  SECTIONS,
-  sections,
-  sectionTitle
-} from './rows';
-import { Section } from './Section';
-import { useStill } from './still';
+import { KernelList } from './kernels/KernelList';
+import { KeptKernels } from './keeping/KeptKernels';
+import { Gpus, HostMemory } from './machine/Memory';
+import { Policy } from './machine/Policy';
+import { IFilter, MANY } from './kernels/rows';
 import { IView } from './view';
-import { WarmKernels } from './WarmKernels';
+import { WarmKernels } from './keeping/WarmKernels';
 
 /** What the panel shows and acts through. */
 export interface IPanelProps {
@@ -156,7 +144,12 @@ function Machine(
   return (
     <>
       <MemoryAndPolicy kernels={kernels} node={node} view={view} />
-      <Kernels {...props} view={view} />
+      <KernelList
+        currentKernelId={props.currentKernelId}
+        filter={props.filter}
+        kernels={kernels}
+        view={view}
+      />
       <HistorySection view={view} />
     </>
   );
@@ -197,85 +190,3 @@ const MemoryAndPolicy = React.memo(
   ),
   (before, now) => before.node === now.node && before.view === now.view
 );
-
-/** The kernels by where their memory is, and other users' as a sum. */
-function Kernels(
-  props: IPanelProps & { filter: IFilter; node: INode; kernels: IKernel[]; view: IView }
-): JSX.Element {
-  const { affinode, currentKernelId, filter, kernels, node, trans, view } = props;
-  const [open, setOpen] = React.useState<ReadonlyMap<string, boolean>>(new Map());
-  const toggle = React.useCallback(
-    (id: string, isOpen: boolean) => setOpen(before => new Map(before).set(id, isOpen)),
-    []
-  );
-  const offers = useFreeIdle(kernels, view);
-  const still = useStill();
-  const placed = React.useRef({ filter, found: sections(kernels, filter, trans) });
-  const now = sections(kernels, filter, trans);
-  const isSameList = still.isHeld && placed.current.filter === filter;
-  const found = isSameList ? inPlace(placed.current.found, now) : now;
-  placed.current = { filter, found };
-  const known = new Set(kernels.map(kernel => kernel.id));
-  const shown = SECTIONS.filter(section => found.get(section)?.length);
-  const isAll = filter.text === '' && !filter.here;
-  const others = isAll && !found.get('others')?.length ? othersText(node.others, trans) : null;
-  return (
-    <div className="jp-affinode-list" {...still.props}>
-      {kernels.length === 0 && (
-        <Empty title={trans.__('You have no kernels')}>
-          <p>
-            {trans.__('Start a notebook. Its GPU memory is shown here as soon as it has some.')}
-          </p>
-        </Empty>
-      )}
-      {kernels.length > 0 && shown.length === 0 && (
-        <Empty
-          title={
-            filter.text === ''
-              ? trans.__('No kernel of this server')
-              : trans.__('No kernel of this name')
-          }
-          role="status"
-        />
-      )}
-      {shown.map(section => {
-        const rows = found.get(section) ?? [];
-        const isOpen =
-          open.get(section) ?? (filter.text !== '' || isOpenAtFirst(section, kernels.length));
-        return (
-          <Section
-            key={section}
-            count={rows.length}
-            id={section}
-            isOpen={isOpen}
-            offer={offers(section)}
-            onToggle={() => toggle(section, !isOpen)}
-            title={sectionTitle(section, trans)}
-          >
-            <ul className="jp-affinode-kernels">
-              {rows.map(kernel => (
-                <KernelRow
-                  key={kernel.id}
-                  isCurrent={kernel.id === currentKernelId}
-                  isGone={!known.has(kernel.id)}
-                  isOpen={
-                    open.get(kernel.id) ??
-                    ((kernel.id === currentKernelId && kernel.residency !== 'none') ||
-                      section === 'waiting' ||
-                      isProblem(kernel))
-                  }
-                  pending={affinode.pending(kernel.id)}
-                  kernel={kernel}
-                  kernels={section === 'waiting' ? kernels : undefined}
-                  onToggle={toggle}
-                  view={view}
-                />
-              ))}
-            </ul>
-          </Section>
-        );
-      })}
-      {others !== null && <p className="jp-affinode-others">{others}</p>}
-    </div>
-  );
-}

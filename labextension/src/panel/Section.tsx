@@ -1,5 +1,8 @@
+import { caretRightIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
-import { HEADING_CARET } from './headingCaret';
+
+/** One element for all renderings, which React then leaves as it is: a LabIcon works each time it is rendered. */
+const HEADING_CARET = <caretRightIcon.react tag="span" className="jp-affinode-headingCaret" />;
 
 /** A heading that opens and closes what is below it. */
 export function Section(props: {

@@ -1,6 +1,6 @@
 /** How far memory is on its way, between two looks. Pure. */
 
-import { IKernel } from '../status';
+import { IKernel } from '../../status';
 
 /** A move without any figure about its speed; slower than any bus, so that the bar does not end too soon. */
 const USUAL_SPEED = 4 * 2 ** 30;

@@ -1,11 +1,11 @@
 import { Button } from '@jupyterlab/ui-components';
 import * as React from 'react';
-import { canResume, idle } from '../actions';
-import { commandOf } from '../shell/commandOf';
-import { IKernel } from '../status';
-import { bytes, freeIdleText } from '../words';
+import { canResume, idle } from '../../actions';
+import { commandOf } from '../../shell/commandOf';
+import { IKernel } from '../../status';
+import { bytes, freeIdleText } from '../../words';
 import { MANY, SectionId } from './rows';
-import { IView } from './view';
+import { IView } from '../view';
 
 /** How long what was freed together can be brought back together. */
 const UNDO_MS = 120_000;

@@ -1,10 +1,10 @@
 import { Button } from '@jupyterlab/ui-components';
 import * as React from 'react';
-import { canPark, endable, offered, remedies } from '../actions';
-import { whichGpu } from '../memory';
-import { ActionButton } from '../shell/ActionButton';
-import { commandOf } from '../shell/commandOf';
-import { IKernel, ILastMove, ownership } from '../status';
+import { canPark, endable, offered, remedies } from '../../actions';
+import { whichGpu } from '../../memory';
+import { ActionButton } from '../../shell/ActionButton';
+import { commandOf } from '../../shell/commandOf';
+import { IKernel, ILastMove, ownership } from '../../status';
 import {
   actionLabel,
   actionOn,
@@ -32,11 +32,11 @@ import {
   title,
   unmovableText,
   waitText
-} from '../words';
+} from '../../words';
 import { Activity } from './Activity';
 import { KeepUntil } from './KeepUntil';
 import { face, Ticking } from './Ticking';
-import { IView } from './view';
+import { IView } from '../view';
 
 interface IDetailsProps {
   kernel: IKernel;

@@ -1,9 +1,9 @@
 import * as React from 'react';
-import { IKernel } from '../status';
-import { doneText, moveText } from '../words';
+import { IKernel } from '../../status';
+import { doneText, moveText } from '../../words';
 import { done } from './howFar';
 import { useTick } from './Ticking';
-import { IView } from './view';
+import { IView } from '../view';
 
 /** How far a kernel's memory is on its way, estimated by the speed of the last move. */
 export function Progress(props: { kernel: IKernel; view: IView }): JSX.Element | null {

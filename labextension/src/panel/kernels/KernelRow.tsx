@@ -1,10 +1,10 @@
 import { caretRightIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
-import { canStay, offered, Possible } from '../actions';
-import { keepIcon, residencyIcons } from '../icons';
-import { ActionButton } from '../shell/ActionButton';
-import { commandOf } from '../shell/commandOf';
-import { IKernel } from '../status';
+import { canStay, offered, Possible } from '../../actions';
+import { keepIcon, residencyIcons } from '../../icons';
+import { ActionButton } from '../../shell/ActionButton';
+import { commandOf } from '../../shell/commandOf';
+import { IKernel } from '../../status';
 import {
   askedText,
   busyText,
@@ -16,13 +16,13 @@ import {
   onGpu,
   stateText,
   title
-} from '../words';
+} from '../../words';
 import { Details } from './KernelDetails';
 import { done } from './howFar';
 import { Asked, Progress } from './Progress';
-import { Sparkline } from './Sparkline';
+import { Sparkline } from '../Sparkline';
 import { face, Ticking, useTick } from './Ticking';
-import { IView, swatchClass } from './view';
+import { IView, swatchClass } from '../view';
 
 /** What nearly all notebooks' names end with. */
 const ENDING = /\.ipynb$/;

@@ -1,10 +1,10 @@
 import { Button } from '@jupyterlab/ui-components';
 import * as React from 'react';
-import { canHold, canStopWaiting } from '../actions';
-import { commandOf } from '../shell/commandOf';
-import { IKernel } from '../status';
-import { keepChoices, title } from '../words';
-import { IView } from './view';
+import { canHold, canStopWaiting } from '../../actions';
+import { commandOf } from '../../shell/commandOf';
+import { IKernel } from '../../status';
+import { keepChoices, title } from '../../words';
+import { IView } from '../view';
 
 /** Until when a notebook is kept: an hour, the end of the day, tonight. */
 export function KeepUntil(props: { kernel: IKernel; view: IView }): JSX.Element | null {

@@ -1,10 +1,10 @@
 import * as React from 'react';
-import { gpuModel, gpuName, gpuSegments, ISegment, parkedSegments, usedMemory } from '../memory';
-import { IGpu, IKernel, INode } from '../status';
-import { bytes, bytesOf, bytesPer, unmanaged, usedText } from '../words';
+import { gpuModel, gpuName, gpuSegments, ISegment, parkedSegments, usedMemory } from '../../memory';
+import { IGpu, IKernel, INode } from '../../status';
+import { bytes, bytesOf, bytesPer, unmanaged, usedText } from '../../words';
 import { MemoryBar, segmentClass } from './MemoryBar';
-import { percentSteps, Sparkline } from './Sparkline';
-import { IView } from './view';
+import { percentSteps, Sparkline } from '../Sparkline';
+import { IView } from '../view';
 
 /** From this number of GPUs on, each has one line. */
 const FEW = 2;

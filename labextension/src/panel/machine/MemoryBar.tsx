@@ -1,9 +1,9 @@
 import { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
-import { ISegment } from '../memory';
-import { IAffinode } from '../tokens';
-import { bytes } from '../words';
-import { hueClass } from './view';
+import { ISegment } from '../../memory';
+import { IAffinode } from '../../tokens';
+import { bytes } from '../../words';
+import { hueClass } from '../view';
 
 /** The style class of a segment: a kernel's own hue, or a fixed one. */
 export function segmentClass(segment: ISegment, affinode: IAffinode): string {

@@ -1,8 +1,8 @@
 import { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
-import { IAffinode } from '../tokens';
-import { warmKernelText, warmPoolText } from '../words';
-import { Section } from './Section';
+import { IAffinode } from '../../tokens';
+import { warmKernelText, warmPoolText } from '../../words';
+import { Section } from '../Section';
 
 /** Kernels that no notebook has had yet, by kernelspec: how many are ready, what they take, when they were made. */
 export function WarmKernels(props: {

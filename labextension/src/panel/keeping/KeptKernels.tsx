@@ -2,10 +2,10 @@ import { TranslationBundle } from '@jupyterlab/translation';
 import { Button } from '@jupyterlab/ui-components';
 import { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
-import { IKeptKernel } from '../status';
-import { CommandIDs, IAffinode } from '../tokens';
-import { bytes, imageWarnings, keptForText, keptTitle } from '../words';
-import { Section } from './Section';
+import { IKeptKernel } from '../../status';
+import { CommandIDs, IAffinode } from '../../tokens';
+import { bytes, imageWarnings, keptForText, keptTitle } from '../../words';
+import { Section } from '../Section';
 
 /** Kernels that ran on without a server and that no notebook shows: what they are, and what opens and ends them. */
 export function KeptKernels(props: {

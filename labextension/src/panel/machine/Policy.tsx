@@ -1,9 +1,9 @@
 import * as React from 'react';
 import { Notification } from '@jupyterlab/apputils';
-import { AffinodeError } from '../api';
-import { INode, IPolicy } from '../status';
-import { errorText, IWords, span } from '../words';
-import { IView } from './view';
+import { AffinodeError } from '../../api';
+import { INode, IPolicy } from '../../status';
+import { errorText, IWords, span } from '../../words';
+import { IView } from '../view';
 
 /** Less is not worth a line. */
 const LEAST_S = 30;

@@ -1,10 +1,10 @@
 import { Poll } from '@lumino/polling';
 import * as React from 'react';
-import { AffinodeError } from '../api';
-import { CallClass } from '../controllerTypes';
-import { IActivity, IKernel } from '../status';
-import { callClassText } from '../words';
-import { IView } from './view';
+import { AffinodeError } from '../../api';
+import { CallClass } from '../../controllerTypes';
+import { IActivity, IKernel } from '../../status';
+import { callClassText } from '../../words';
+import { IView } from '../view';
 
 /** How often the counters are looked at while they are shown, in milliseconds; less often where the server refuses. */
 const FREQUENCY = { interval: 2000, backoff: true, max: 60_000 };

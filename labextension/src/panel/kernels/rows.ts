@@ -1,8 +1,8 @@
 /** Which kernels are shown, in which section and order, and by which names. Pure. */
 
-import { canRestart, endable } from '../actions';
-import { IKernel, ownership } from '../status';
-import { IWords, title } from '../words';
+import { canRestart, endable } from '../../actions';
+import { IKernel, ownership } from '../../status';
+import { IWords, title } from '../../words';
 
 /** The panel's sections, in their order. */
 export const SECTIONS = [
