@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
+from jupyter_server.serverapp import ServerApp
 from tornado.ioloop import PeriodicCallback
 from traitlets import Bool, CaselessStrEnum, Float, Integer, Unicode, default, validate
 
@@ -173,7 +174,29 @@ class AffinodeExtension(
     def initialize_settings(self) -> None:
         """Make the parts. Called when the server loads the extension, before its loop runs."""
         assert self.serverapp is not None
-        self.default_provisioner = claim_default(self.serverapp, enabled=self.enabled)
+        self._claim_new_kernels(self.serverapp)
+        policy = {name: value for name, value in values_of(self, Settings).items() if value is not None}
+        label = _hubs_name() or self.serverapp.connection_url
+        depth = "context" if self.hibernate_dir else policy.get("depth")
+        self._grant = GrantRenewal(self.serverapp.runtime_dir, self.log)  # before any part uses the grant
+        self.watch = NodeWatch(policy=policy, log=self.log)
+        self._make_parts_for_all(self.serverapp, label)
+        self._tell_provisioners(label, depth)
+        self._make_parts_for_keeping(self.serverapp, depth)
+        wishes = ControllerWishes(
+            self.serverapp.kernel_manager, self.kernels.owns, self.kept.hibernation, self.log
+        )
+        for listener in (self.kernels, self._events, MetricsListener(self.watch), wishes):
+            self.watch.listen(listener)
+        if self._aside is None:
+            self.kept.begin(self.settings)
+        else:
+            self.watch.code, self.watch.message = self._aside
+            self.log.info(self.watch.message)
+
+    def _claim_new_kernels(self, serverapp: ServerApp) -> None:
+        """Have new kernels started by our provisioner, unless the site chose another, and say so."""
+        self.default_provisioner = claim_default(serverapp, enabled=self.enabled)
         log = self.log.info if self.default_provisioner.is_ours or not self.enabled else self.log.warning
         log(
             "New kernels are started by %s: %s.%s",
@@ -181,31 +204,37 @@ class AffinodeExtension(
             self.default_provisioner.reason,
             "" if self.default_provisioner.is_ours else f" Only kernelspecs that name {OURS} are managed.",
         )
-        policy = {name: value for name, value in values_of(self, Settings).items() if value is not None}
-        label = _hubs_name() or self.serverapp.connection_url
-        manager = self.serverapp.kernel_manager
-        self._grant = GrantRenewal(self.serverapp.runtime_dir, self.log)  # before any part uses the grant
-        self.watch = NodeWatch(policy=policy, log=self.log)
+
+    def _make_parts_for_all(self, serverapp: ServerApp, label: str) -> None:
+        """Make what follows kernels and the controller. `label` names this server."""
+        manager = serverapp.kernel_manager
         self.kernels = ServerKernels(
-            manager, self.serverapp.session_manager, self.watch, server_label=label, log=self.log
+            manager, serverapp.session_manager, self.watch, server_label=label, log=self.log
         )
-        self.activity = GpuActivity(manager, self.watch, self.serverapp.web_app.settings)
+        self.activity = GpuActivity(manager, self.watch, serverapp.web_app.settings)
         self._activity_callback = PeriodicCallback(self.activity.mark, MARK_S * 1000)
-        assert self.serverapp.event_logger is not None
+        assert serverapp.event_logger is not None
         self._events = ResidencyEvents(
-            self.serverapp.event_logger,
+            serverapp.event_logger,
             self.watch,
             self.kernels.owns,
             lambda kernel: self.kept.hibernation.seen(kernel),
         )
         self._events.register()
+        self._suspension = Suspension(manager.list_kernel_ids, self.watch, self.log)
+
+    def _tell_provisioners(self, label: str, depth: str | None) -> None:
+        """Set what provisioners of new kernels do on this server."""
         AffinodeProvisioner.server_label = label
-        AffinodeProvisioner.depth = "context" if self.hibernate_dir else policy.get("depth")
+        AffinodeProvisioner.depth = depth
         AffinodeProvisioner.keeps = False  # until the keeper is there
         AffinodeProvisioner.images = self.hibernate_dir
         AffinodeProvisioner.places = self.place_kernels
+
+    def _make_parts_for_keeping(self, serverapp: ServerApp, depth: str | None) -> None:
+        """Make what keeps kernels without a server, has them hibernate, and has warm ones made."""
         self.kept = KeptKernels(
-            self.serverapp,
+            serverapp,
             self.watch,
             Limits(
                 self.keep_kernels_for_s,
@@ -224,21 +253,12 @@ class AffinodeExtension(
             name=_hubs_name(),
             log=self.log,
         )
-        settings = self._warm_settings(AffinodeProvisioner.depth)
+        settings = self._warm_settings(depth)
         AffinodeProvisioner.warm_settings, AffinodeProvisioner.takes_warm = settings, self.warm_kernels
-        self.warm = WarmKernels(manager.kernel_spec_manager, settings, self.log)
+        self.warm = WarmKernels(serverapp.kernel_manager.kernel_spec_manager, settings, self.log)
         self.kernels.hibernation = self.kept.hibernation.description
         self.kernels.is_away = self.kept.hibernation.is_away
         self.kernels.on_hibernate = self._hibernate_after_cell
-        self._suspension = Suspension(manager.list_kernel_ids, self.watch, self.log)
-        wishes = ControllerWishes(manager, self.kernels.owns, self.kept.hibernation, self.log)
-        for listener in (self.kernels, self._events, MetricsListener(self.watch), wishes):
-            self.watch.listen(listener)
-        if self._aside is None:
-            self.kept.begin(self.settings)
-        if self._aside is not None:
-            self.watch.code, self.watch.message = self._aside
-            self.log.info(self.watch.message)
 
     @property
     def _aside(self) -> tuple[str, str] | None:
