@@ -14,7 +14,6 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static CUcontext primaries[SIM_MAX_GPUS];
-static unsigned primary_flags[SIM_MAX_GPUS];
 static CUcontext all;
 static uint64_t last_id;
 static CUresult poison[SIM_MAX_GPUS]; /* after a fault a GPU is lost to the process, even after a reset */
@@ -122,11 +121,9 @@ static CUresult retain_primary(CUdevice device)
 	CUresult result = CUDA_SUCCESS;
 
 	if (!primaries[device])
-		result = new_context(&primaries[device], device, primary_flags[device], true);
-	if (result == CUDA_SUCCESS && !primaries[device]->active) {
-		primaries[device]->flags = primary_flags[device] | CU_CTX_MAP_HOST;
+		result = new_context(&primaries[device], device, 0, true);
+	if (result == CUDA_SUCCESS && !primaries[device]->active)
 		result = activate(primaries[device]);
-	}
 	if (result == CUDA_SUCCESS)
 		primaries[device]->references++;
 	return result;
@@ -226,21 +223,6 @@ SIM_API CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 	return CUDA_SUCCESS;
 }
 
-SIM_API CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int flags)
-{
-	ENTER("cuDevicePrimaryCtxSetFlags");
-	if (!device_valid(device))
-		return CUDA_ERROR_INVALID_DEVICE;
-	if (flags & ~(unsigned)CU_CTX_FLAGS_MASK)
-		return CUDA_ERROR_INVALID_VALUE;
-	pthread_mutex_lock(&lock);
-	primary_flags[device] = flags;
-	if (context_primary(device))
-		primaries[device]->flags = flags | CU_CTX_MAP_HOST;
-	pthread_mutex_unlock(&lock);
-	return CUDA_SUCCESS;
-}
-
 SIM_API CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active)
 {
 	ENTER("cuDevicePrimaryCtxGetState");
@@ -250,7 +232,7 @@ SIM_API CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags
 		return CUDA_ERROR_INVALID_DEVICE;
 	pthread_mutex_lock(&lock);
 	*active = context_primary(device) != NULL;
-	*flags = *active ? primaries[device]->flags : primary_flags[device];
+	*flags = *active ? primaries[device]->flags : 0;
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }

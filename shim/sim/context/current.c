@@ -115,18 +115,6 @@ SIM_API CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext context)
 	return CUDA_SUCCESS;
 }
 
-SIM_API CUresult cuCtxGetFlags(unsigned int *flags)
-{
-	CUcontext context;
-	CUresult result;
-
-	ENTER("cuCtxGetFlags");
-	result = flags ? context_current_alive(&context) : CUDA_ERROR_INVALID_VALUE;
-	if (result == CUDA_SUCCESS)
-		*flags = context->flags;
-	return result;
-}
-
 static CUresult synchronise(CUcontext context)
 {
 	CUresult result = capture_forbids_context(context);
@@ -150,27 +138,6 @@ SIM_API CUresult cuCtxSynchronize_v2(CUcontext context)
 	if (!context_is(context) || !context->active)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	return context->sticky != CUDA_SUCCESS ? context->sticky : synchronise(context);
-}
-
-SIM_API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
-{
-	ENTER_CONTEXT("cuCtxGetStreamPriorityRange", context);
-	if (least)
-		*least = 0;
-	if (greatest)
-		*greatest = -5;
-	return CUDA_SUCCESS;
-}
-
-SIM_API CUresult cuCtxGetLimit(size_t *value, int limit)
-{
-	ENTER_CONTEXT("cuCtxGetLimit", context);
-	if (!value)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (limit < 0 || limit > 6)
-		return CUDA_ERROR_UNSUPPORTED_LIMIT;
-	*value = context->limits[limit];
-	return CUDA_SUCCESS;
 }
 
 SIM_API CUresult cuCtxSetLimit(int limit, size_t value)

@@ -91,15 +91,3 @@ SIM_API CUresult cuMemcpyPeer_ptds(CUdeviceptr to, CUcontext to_context, CUdevic
 {
 	return copy_peer("cuMemcpyPeer", to, to_context, from, from_context, size, CU_STREAM_PER_THREAD, true);
 }
-
-SIM_API CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
-				   size_t size, CUstream stream)
-{
-	return copy_peer("cuMemcpyPeerAsync", to, to_context, from, from_context, size, stream, false);
-}
-
-SIM_API CUresult cuMemcpyPeerAsync_ptsz(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
-					size_t size, CUstream stream)
-{
-	return copy_peer("cuMemcpyPeerAsync", to, to_context, from, from_context, size, PER_THREAD(stream), false);
-}

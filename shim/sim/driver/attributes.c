@@ -122,18 +122,3 @@ SIM_API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device
 		*value = attribute == ATTRIBUTE_PCI_BUS_ID ? (int)device_gpu(device) + 1 : attributes[attribute];
 	return CUDA_SUCCESS;
 }
-
-/* The old struct of eight numbers and two arrays.  */
-SIM_API CUresult cuDeviceGetProperties(int properties[14], CUdevice device)
-{
-	static const int from[14] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
-
-	ENTER("cuDeviceGetProperties");
-	if (!properties)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_valid(device))
-		return CUDA_ERROR_INVALID_DEVICE;
-	for (unsigned i = 0; i < 14; i++)
-		properties[i] = attributes[from[i]];
-	return CUDA_SUCCESS;
-}

@@ -19,4 +19,3 @@ SAME(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned int flags), (P
 SAME(cuStreamQuery, (CUstream stream), (PER_THREAD(stream)))
 SAME(cuStreamSynchronize, (CUstream stream), (PER_THREAD(stream)))
 SAME(cuEventRecord, (CUevent event, CUstream stream), (event, PER_THREAD(stream)))
-SAME(cuEventRecordWithFlags, (CUevent event, CUstream stream, unsigned int flags), (event, PER_THREAD(stream), flags))

@@ -5,7 +5,6 @@
 #include "driver/cuda_types.h"
 
 typedef void (*CUhostFn)(void *data);
-typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *data);
 
 enum {
 	CU_EVENT_INTERPROCESS = 4,
@@ -87,15 +86,6 @@ typedef struct {
 	size_t dstPitch, dstHeight;
 	size_t WidthInBytes, Height, Depth;
 } CUDA_MEMCPY3D;
-
-typedef struct {
-	unsigned int gridDimX, gridDimY, gridDimZ;
-	unsigned int blockDimX, blockDimY, blockDimZ;
-	unsigned int sharedMemBytes;
-	CUstream hStream;
-	void *attrs;
-	unsigned int numAttrs;
-} CUlaunchConfig;
 
 typedef struct {
 	unsigned int timeoutMs;

@@ -25,7 +25,6 @@ static CUresult add_function(const char *name, CUfunction **end)
 	if (!function)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	function->kernel = kernel;
-	function->carveout = -1;
 	**end = function;
 	*end = &function->next;
 	return CUDA_SUCCESS;
@@ -174,13 +173,6 @@ SIM_API CUresult cuModuleLoad(CUmodule *module, const char *path)
 SIM_API CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
 	ENTER_CONTEXT("cuModuleLoadData", context);
-	return load(module, context, image);
-}
-
-SIM_API CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, int *options, void **values)
-{
-	ENTER_CONTEXT("cuModuleLoadDataEx", context);
-	(void)count, (void)options, (void)values; /* they are for the compiler */
 	return load(module, context, image);
 }
 

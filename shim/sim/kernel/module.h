@@ -21,8 +21,6 @@ struct CUfunc_st {
 	struct object object;
 	CUfunction next; /* of its module */
 	const struct kernel *kernel;
-	int dynamic_shared_bytes;
-	int carveout;
 };
 
 struct CUmod_st {

@@ -47,13 +47,6 @@ SIM_API CUresult cuMemHostAlloc(void **pointer, size_t size, unsigned int flags)
 	return refused_ == CUDA_SUCCESS ? allocate(context, pointer, size, flags) : refused_;
 }
 
-SIM_API CUresult cuMemAllocHost_v2(void **pointer, size_t size)
-{
-	ENTER_CONTEXT("cuMemAllocHost", context);
-	refused_ = capture_unsafe();
-	return refused_ == CUDA_SUCCESS ? allocate(context, pointer, size, 0) : refused_;
-}
-
 /* Finds the range that starts at the pointer and is of that kind.  */
 static struct range *range_at(void *pointer, enum range_kind kind)
 {

@@ -24,17 +24,6 @@ SIM_API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
 	return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-SIM_API CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
-{
-	ENTER("cuDeviceGetMemPool");
-	if (!pool)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_valid(device))
-		return CUDA_ERROR_INVALID_DEVICE;
-	*pool = pool_current(device);
-	return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
 SIM_API CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
 {
 	ENTER("cuDeviceSetMemPool");

@@ -89,12 +89,6 @@ SIM_API CUresult cuEventRecord(CUevent event, CUstream stream)
 	return record(event, stream);
 }
 
-SIM_API CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags)
-{
-	ENTER("cuEventRecordWithFlags");
-	return flags > 1 ? CUDA_ERROR_INVALID_VALUE : record(event, stream);
-}
-
 SIM_API CUresult cuEventQuery(CUevent event)
 {
 	bool ready;

@@ -103,30 +103,18 @@ CUresult stream_of(CUcontext context, CUstream handle, CUstream *stream)
 	return (*stream)->context->active ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
-static CUresult create(CUstream *stream, unsigned int flags, int priority)
-{
-	CUcontext context;
-	CUresult result = context_current(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	if (!stream || (flags & ~(unsigned)CU_STREAM_NON_BLOCKING))
-		return CUDA_ERROR_INVALID_VALUE;
-	priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
-	*stream = stream_new(context, STREAM_USER, flags, priority);
-	return *stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
 SIM_API CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
 {
-	ENTER("cuStreamCreate");
-	return create(stream, flags, 0);
-}
+	CUcontext context;
 
-SIM_API CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
-{
-	ENTER("cuStreamCreateWithPriority");
-	return create(stream, flags, priority);
+	ENTER("cuStreamCreate");
+	refused_ = context_current(&context);
+	if (refused_ != CUDA_SUCCESS)
+		return refused_;
+	if (!stream || (flags & ~(unsigned)CU_STREAM_NON_BLOCKING))
+		return CUDA_ERROR_INVALID_VALUE;
+	*stream = stream_new(context, STREAM_USER, flags, 0);
+	return *stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* Returns at once; the stream's work goes on.  */

@@ -136,19 +136,6 @@ SIM_API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *given
 	return result;
 }
 
-SIM_API CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties, CUmemGenericAllocationHandle given)
-{
-	struct memory_handle *handle;
-
-	ENTER("cuMemGetAllocationPropertiesFromHandle");
-	ranges_read();
-	handle = vmm_handle(given);
-	if (handle && properties)
-		*properties = handle->properties;
-	ranges_done();
-	return handle && properties ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
 SIM_API CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint,
 				     unsigned long long flags)
 {
