@@ -16,7 +16,7 @@ from typing import Any
 from pluggy import HookimplMarker
 
 import hub_spawner
-from jupyter_affinode.cli.systemd_unit import unit_text
+from jupyter_affinode.cli.machine.systemd_unit import unit_text
 
 from .enabling import is_configured
 from .service.registration import add_service

@@ -35,6 +35,18 @@ FORMAT = 1
 REPEATS_MAX, LONGEST_S = 10_000, 7 * 86400.0
 GIB_MAX = 1e6  # of a size
 EXPECTED = (ChildFailed, MoveFailed, OSError, launch_environment.Unmanaged)
+DESCRIPTION = """Measure, in one run on this machine, what a pinned copy and jupyter-affinode take to move GPU
+memory. Uses the first GPU, in processes of its own; other programs on the GPU
+disturb the figures and are not disturbed. With the simulated GPU it runs too; no figure is GPU performance then."""
+
+
+def add(commands: Any) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "bench", help="measure how fast GPU memory is parked and resumed here", description=DESCRIPTION
+    )
+    add_options(parser)
+    parser.set_defaults(command=run)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -14,25 +14,25 @@ from typing import NoReturn
 
 from .._version import __version__
 
-# By module. Only the module of the command is imported: all of them take longer to import than most commands.
+# By module, from this package. Only the module of the command is imported: all of them take longer than most commands.
 COMMANDS = {
-    "status": ("status",),
-    "actions": ("park", "resume", "hold", "release"),
-    "kept": ("kept", "hibernate", "wake"),
-    "warm": ("warm",),
-    "clean": ("clean",),
-    "room": ("room",),
-    "report": ("report",),
-    "monitoring": ("monitoring",),
-    "doctor": ("doctor",),
-    "bench": ("bench",),
-    "plan": ("plan",),
-    "systemd_unit": ("systemd-unit",),
-    "grant": ("grant",),
-    "run": ("run",),
-    "slurm": ("slurm",),
-    "kernelspec": ("kernelspec",),
-    "simulate": ("simulate",),
+    ".kernels.status": ("status",),
+    ".kernels.actions": ("park", "resume", "hold", "release"),
+    ".kernels.kept": ("kept", "hibernate", "wake"),
+    ".kernels.warm": ("warm",),
+    ".kernels.clean": ("clean",),
+    ".machine.room": ("room",),
+    ".machine.report": ("report",),
+    ".machine.monitoring": ("monitoring",),
+    ".machine.doctor": ("doctor",),
+    "..bench.command": ("bench",),
+    "..planner.command": ("plan",),
+    ".machine.systemd_unit": ("systemd-unit",),
+    ".machine.grant": ("grant",),
+    ".programs.run": ("run",),
+    ".machine.slurm": ("slurm",),
+    ".programs.kernelspec": ("kernelspec",),
+    ".programs.simulate": ("simulate",),
 }
 
 
@@ -75,7 +75,7 @@ def _parser(command: str = "") -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     asked = [module for module, names in COMMANDS.items() if command in names]
     for module in asked or COMMANDS:
-        import_module(f".{module}", __package__).add(commands)
+        import_module(module, __package__).add(commands)
     if not asked:
         commands.add_parser("node", help="run the controller (the first managed kernel starts it, too)")
     return parser

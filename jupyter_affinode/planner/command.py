@@ -37,6 +37,19 @@ SHARE_MIN = 0.001  # of their time that users use the GPU
 TIME_MAX_S = 7 * 86400.0
 SPREAD_MAX = 10.0  # the 75th percentile over the median
 _WORKLOAD = Workload()
+DESCRIPTION = """Replay a trace, or a made notebook workload, through the controller's own policy with a virtual
+clock: how long cells wait, how many GPU-hours are spared against reserving GPUs, killing idle kernels, and sharing
+^without parking; with --search, how many users a machine serves. Needs no GPU. What is published, what is assumed
+and what a trace looks like: the docstrings of workload.py and trace.py."""
+
+
+def add(commands: Any) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "plan", help="simulate how many users share a machine's GPUs", description=DESCRIPTION
+    )
+    add_options(parser)
+    parser.set_defaults(command=run)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

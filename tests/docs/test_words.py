@@ -23,7 +23,7 @@ NOT_SHOWN = re.compile(
 TYPED = re.compile(r"`[^`]*`|jupyter affinode \w+|%gpu_\w+")
 FOR_ADMINISTRATORS = (  # and developers
     *("bench/", "planner/", "monitoring/", "settings/", "node/ledger/", "node/metrics/", "node/system/"),
-    *("node/model/", "node/app.py", "cli/bench.py", "cli/monitoring.py", "cli/plan.py", "environment.py"),
+    *("node/model/", "node/app.py", "cli/machine/monitoring.py", "environment.py"),
 )
 LOGGING = {"debug", "info", "warning", "error", "exception", "log"}
 PYTHON = [

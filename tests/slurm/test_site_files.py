@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_affinode import environment
-from jupyter_affinode.cli import slurm as command
+from jupyter_affinode.cli.machine import slurm as command
 from jupyter_affinode.keeping.earlier_folder import stand_in_for
 from jupyter_affinode.node.identity.grants import GrantRefused, GrantVerifier
 from jupyter_affinode.slurm import hooks

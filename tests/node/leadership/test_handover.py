@@ -21,7 +21,7 @@ from people import command_of, needs_root
 from waiting import wait_until
 
 from jupyter_affinode import environment
-from jupyter_affinode.cli.systemd_unit import unit_text
+from jupyter_affinode.cli.machine.systemd_unit import unit_text
 from jupyter_affinode.client.errors import ControllerUnavailable
 from jupyter_affinode.client.starting import ensure_controller
 from jupyter_affinode.node.identity.access import EveryUserAccess

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_affinode.cli.report import report_text
+from jupyter_affinode.cli.machine.report import report_text
 from jupyter_affinode.node.ledger.report import Question, ReportRefused, csv_rows, report
 from jupyter_affinode.node.ledger.store import Batch, EventRow, LedgerStore
 from jupyter_affinode.node.ledger.usage import DAY_S, ByteSeconds, Usage, UsageKey

@@ -13,10 +13,10 @@ from gpu_cells import SETUP
 from live_server import ENDLESS, exists
 
 from jupyter_affinode.cli import main
-from jupyter_affinode.cli.doctor import doctor_text
 from jupyter_affinode.cli.kernel_argument import NoSuchKernel, find_kernel, short_id
+from jupyter_affinode.cli.machine.doctor import doctor_text
 from jupyter_affinode.cli.output import kernel_table
-from jupyter_affinode.cli.run import kernel_id_of
+from jupyter_affinode.cli.programs.run import kernel_id_of
 from jupyter_affinode.doctor.check import Check
 from jupyter_affinode.doctor.checks import next_server_default
 from jupyter_affinode.settings.policy import GIB
@@ -379,7 +379,7 @@ def test_a_command_imports_what_it_needs_alone(machine):
         [sys.executable, "-c", code, "systemd-unit"], capture_output=True, text=True, env=machine.environment
     )
     imported = set(ran.stderr.split())
-    assert "jupyter_affinode.cli.systemd_unit" in imported
+    assert "jupyter_affinode.cli.machine.systemd_unit" in imported
     assert not imported & {"asyncio", "tornado", "jupyter_client", "jupyter_affinode.planner"}
 
 

@@ -8,11 +8,11 @@ import json
 import math
 from typing import Any
 
-from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
-from ..kernel.magics import parse_duration
-from ..units import duration_in_words
-from .kernel_argument import NoSuchKernel, add_kernel_argument, find_kernel, short_id
-from .output import failed, refusal_in_words
+from ...client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from ...kernel.magics import parse_duration
+from ...units import duration_in_words
+from ..kernel_argument import NoSuchKernel, add_kernel_argument, find_kernel, short_id
+from ..output import failed, refusal_in_words
 
 HELP = {
     "park": "free a kernel's GPU now; the next use of CUDA gets it back",

@@ -1,5 +1,7 @@
-"""`python -m jupyter_affinode.cli.register KERNEL_ID NAME [DESCRIPTOR]`: describes a kernel that `run` has started,
-while the kernel starts. The descriptor is that of the lock with which `run` announced that a controller may be started.
+"""`python -m jupyter_affinode.cli.programs.register KERNEL_ID NAME [DESCRIPTOR]`: describe a kernel that starts.
+
+`run` starts it beside the kernel's program. The descriptor is that of the lock with which `run` announced that a
+controller may be started.
 """
 
 from __future__ import annotations
@@ -8,8 +10,8 @@ import asyncio
 import os
 import sys
 
-from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
-from ..client.starting import ensure_controller
+from ...client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from ...client.starting import ensure_controller
 
 
 async def introduce(kernel_id: str, name: str) -> None:

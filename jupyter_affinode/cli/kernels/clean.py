@@ -8,9 +8,9 @@ import json
 import sys
 from typing import Any
 
-from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
-from ..units import whole
-from .kernel_argument import NoSuchKernel, find_kernel, short_id
+from ...client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from ...units import whole
+from ..kernel_argument import NoSuchKernel, find_kernel, short_id
 
 PROCESS_MAX = 1 << 53  # the controller numbers them from 1
 

@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .. import environment
-from ..client.errors import ControllerUnavailable
-from ..client.starting import end_controller, ensure_controller
+from ... import environment
+from ...client.errors import ControllerUnavailable
+from ...client.starting import end_controller, ensure_controller
 
 DESCRIPTION = """Run COMMAND with the simulated GPU (AFFINODE_SIM=1), for example jupyter lab. Unless
 AFFINODE_SIM_DIR names one, COMMAND gets a simulated machine of its own, with its own controller; both end

@@ -9,9 +9,9 @@ import json
 import sys
 from typing import Any
 
-from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
-from ..units import bound_in_words, number, ordinal, sentence, size_in_bytes, whole
-from .output import failed, refusal_in_words
+from ...client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from ...units import bound_in_words, number, ordinal, sentence, size_in_bytes, whole
+from ..output import failed, refusal_in_words
 
 DESCRIPTION = """Free the GPU memory of idle kernels until a GPU has room for SIZE, as for a kernel's first allocation,
 and say how that stands. Nothing is reserved: the first kernel that allocates has the room. Ctrl-C withdraws the

@@ -10,13 +10,13 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from .. import environment
-from ..keeping.client import Keeper, KeeperRefused, KeeperUnavailable, Kept, connected
-from ..keeping.records import IMAGE
-from ..time_of_day import clock_in_words
-from ..units import bytes_in_words
-from .kernel_argument import NoSuchKernel, add_kernel_argument, find_kernel, short_id
-from .output import failed
+from ... import environment
+from ...keeping.client import Keeper, KeeperRefused, KeeperUnavailable, Kept, connected
+from ...keeping.records import IMAGE
+from ...time_of_day import clock_in_words
+from ...units import bytes_in_words
+from ..kernel_argument import NoSuchKernel, add_kernel_argument, find_kernel, short_id
+from ..output import failed
 
 HELP = {
     "kept": "list the kernels that no server has",

@@ -12,9 +12,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import environment
-from ..provisioning.preload import Unmanaged, manage
-from ..python_command import module_command
+from ... import environment
+from ...provisioning.preload import Unmanaged, manage
+from ...python_command import module_command
 
 CONNECTION_FILE = re.compile(r"kernel-([0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})\.json$")
 DESCRIPTION = """Start COMMAND so that its use of the GPU is managed, as kernels of a Jupyter server with
@@ -98,7 +98,10 @@ def _introduce(kernel_id: str, words: Sequence[str]) -> None:
                     env[name] = os.path.abspath(env[name])
             subprocess.Popen(
                 module_command(
-                    "jupyter_affinode.cli.register", kernel_id, program_name(words), *map(str, announced)
+                    "jupyter_affinode.cli.programs.register",
+                    kernel_id,
+                    program_name(words),
+                    *map(str, announced),
                 ),
                 env=env,
                 pass_fds=announced,

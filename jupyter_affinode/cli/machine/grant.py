@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..client.grant_signing import LIFETIME_S, CannotSign, make_keys, sign_grant, write_grant
-from ..node.identity.grants import PRIORITY_MAX
-from ..settings.rules import LARGEST
-from ..units import number, whole
+from ...client.grant_signing import LIFETIME_S, CannotSign, make_keys, sign_grant, write_grant
+from ...node.identity.grants import PRIORITY_MAX
+from ...settings.rules import LARGEST
+from ...units import number, whole
 
 UID_MAX = (1 << 32) - 2  # the last one means "no user" to the kernel
 LIFETIME_MAX_S = 10 * 365 * 86400.0

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .. import node
+from ... import node
 
 UNIT = Path(node.__file__).with_name("affinode.service")
 DESCRIPTION = """Print the systemd unit of the one controller for all users of this machine. To install it, as

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..client.grant_signing import CannotSign
-from ..slurm.files import SCRIPTS, Nodes, write_all
-from ..slurm.quotas import ask_for_shares, quotas, shares_of
-from ..slurm.site import FOLDER, NOTEBOOKS, Site, SiteRefused
-from ..units import number, size_in_bytes, whole
+from ...client.grant_signing import CannotSign
+from ...slurm.files import SCRIPTS, Nodes, write_all
+from ...slurm.quotas import ask_for_shares, quotas, shares_of
+from ...slurm.site import FOLDER, NOTEBOOKS, Site, SiteRefused
+from ...units import number, size_in_bytes, whole
 
 GPUS_MAX, SHARDS_MAX, GIB_MAX = 64, 1000, 1e6
 DESCRIPTION = f"""Let notebooks that are jobs of Slurm share GPUs. `files FOLDER` writes what a site's Slurm needs:
@@ -111,7 +111,7 @@ def _shards(arguments: argparse.Namespace) -> int:
         return int(arguments.shards)
     if arguments.gpu_memory is None or arguments.host_memory is None:
         arguments.parser.error("say --gpu-memory and --host-memory, or --shards")
-    from ..slurm.shards import shards_per_gpu
+    from ...slurm.shards import shards_per_gpu
 
     return shards_per_gpu(
         arguments.gpus, arguments.gpu_memory, arguments.host_memory, arguments.wait, lambda text: None

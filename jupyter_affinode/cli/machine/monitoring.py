@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..monitoring import FILES, text
+from ...monitoring import FILES, text
 
 
 def add(commands: Any) -> None:

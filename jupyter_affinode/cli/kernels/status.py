@@ -10,12 +10,12 @@ import os
 import sys
 from typing import Any
 
-from .. import environment
-from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
-from ..client.errors import refusal_advice
-from ..keeping.records import WARM_SINCE
-from ..units import bytes_in_words
-from .output import are_many_users, folded, kernel_table
+from ... import environment
+from ...client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from ...client.errors import refusal_advice
+from ...keeping.records import WARM_SINCE
+from ...units import bytes_in_words
+from ..output import are_many_users, folded, kernel_table
 
 NO_GPU = "No GPU on this machine."
 
@@ -49,7 +49,7 @@ def status(arguments: argparse.Namespace) -> int:
     elif is_refused:
         print(f"The GPU controller does not answer you: {message}", file=sys.stderr)
     elif node is None:
-        from ..doctor.checks import is_driver_absent  # takes longer to import than all the rest
+        from ...doctor.checks import is_driver_absent  # takes longer to import than all the rest
 
         if is_driver_absent():
             print(NO_GPU)
@@ -80,7 +80,7 @@ async def _ask() -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 async def _image_notes() -> dict[str, list[str]]:
     """Return what the user's keeper says of each image, which the controller does not know."""
-    from ..keeping.client import KeeperRefused, KeeperUnavailable, connected, is_there
+    from ...keeping.client import KeeperRefused, KeeperUnavailable, connected, is_there
     from .kept import image_notes
 
     with contextlib.suppress(KeeperUnavailable, KeeperRefused):

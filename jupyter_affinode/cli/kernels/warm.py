@@ -15,15 +15,15 @@ from typing import Any
 
 from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
-from .. import environment
-from ..keeping.client import KeeperRefused, KeeperUnavailable, connected, is_there
-from ..keeping.warm_spec import COUNT_MAX, SECTION, WARM, read_spec, warm_section
-from ..provisioning.default import LOCAL, OURS
-from ..provisioning.provisioner import warm_want
-from ..time_of_day import clock_in_words
-from ..units import bytes_in_words
-from .kernelspec import MARK as WRAPPED
-from .output import failed
+from ... import environment
+from ...keeping.client import KeeperRefused, KeeperUnavailable, connected, is_there
+from ...keeping.warm_spec import COUNT_MAX, SECTION, WARM, read_spec, warm_section
+from ...provisioning.default import LOCAL, OURS
+from ...provisioning.provisioner import warm_want
+from ...time_of_day import clock_in_words
+from ...units import bytes_in_words
+from ..output import failed
+from ..programs.kernelspec import MARK as WRAPPED
 
 PRELUDE = "prelude.py"
 ADD = """Install a kernelspec NAME whose kernels are kept ready: started, and the prelude run. Any program that

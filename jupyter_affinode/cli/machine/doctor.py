@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from ..doctor.checks import report
-from .output import folded
+from ...doctor.checks import report
+from ..output import folded
 
 GROUPS = {"works": "Works", "needs-you": "Needs you", "details": "Details"}
 

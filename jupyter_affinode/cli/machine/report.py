@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .. import environment
-from ..client.api import ControllerClient, ControllerRefused, ControllerUnavailable
-from ..node.ledger.report import GROUPS, Question, ReportRefused, csv_rows, report
-from ..units import duration_in_words, in_columns
+from ... import environment
+from ...client.api import ControllerClient, ControllerRefused, ControllerUnavailable
+from ...node.ledger.report import GROUPS, Question, ReportRefused, csv_rows, report
+from ...units import duration_in_words, in_columns
 
 DESCRIPTION = """Report GPU memory used, idle and freed, in GiB times hours, with moves, waits and refusals.
 Days are UTC. ON GPU is memory on the GPU; USED the part of it while the kernel was at work; IDLE the rest;

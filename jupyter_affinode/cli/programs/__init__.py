@@ -1,0 +1,1 @@
+"""Commands that start programs managed, or on a simulated GPU."""
