@@ -15,7 +15,7 @@ from typing import Any
 from .. import environment
 from .processes import ProcessName, name_of
 
-FOLDER_NAME = "kept"  # in the user's own folder, which nobody else can enter
+FOLDER_NAME = "kept"  # in the user's own folder, which no other user can enter
 VERSION = 1
 KEPT_SINCE = (
     "none, kept since "  # what the controller is told in place of a server's name, before the time of day

@@ -38,7 +38,7 @@ _STATES = {
     5: "Getting it back",
     6: "GPU state lost",
 }
-_FIXED = (
+_UNMOVABLE = (
     "in small blocks",
     "managed memory",
     "mapped by the application itself",
@@ -126,7 +126,7 @@ class Shim:
                 break
             here = struct.unpack_from("=10Q", raw, offset + 16)
             resident, parked = resident + here[0], parked + here[1]
-            for reason, words in enumerate(_FIXED):
+            for reason, words in enumerate(_UNMOVABLE):
                 if here[2 + reason]:
                     unmovable[words] = unmovable.get(words, 0) + here[2 + reason]
         return state, resident, parked, unmovable

@@ -46,7 +46,7 @@ static int seal(int fd)
 {
 	int seals = F_SEAL_SHRINK | F_SEAL_GROW;
 
-	/* Our own mapping stays writable; no one else can make one. Linux 5.1; older kernels do without.  */
+	/* Our own mapping stays writable; no other process can make one. Linux 5.1; older kernels do without.  */
 	fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE);
 	return fcntl(fd, F_ADD_SEALS, seals | F_SEAL_SEAL) == 0 ? 0 : -errno;
 }
