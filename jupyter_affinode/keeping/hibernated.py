@@ -115,7 +115,7 @@ class HibernatedKernels:
         """Begin with none."""
         self._log = log
         self._claims = Claims()
-        self._others: set[Path] = set()  # images that other keepers deal with
+        self._left_alone: dict[str, str] = {}  # why images are not taken, by the names of their folders
         self._known: dict[str, Hibernated] = {}
         self._looking = asyncio.Lock()
         self._at_work: set[str] = (
@@ -137,6 +137,13 @@ class HibernatedKernels:
         """Return one. Raises KeyError."""
         return self._known[kernel_id]
 
+    def why_not(self, kernel_id: str) -> str:
+        """Return why a kernel cannot be woken that is none of these."""
+        found = (self._left_alone.get(name) for name in (image_of(Path(), kernel_id).folder.name, ""))
+        return next(
+            filter(None, found), "there is no image of it: `jupyter affinode kept` lists those there are"
+        )
+
     def of(self, owner: Owner) -> list[Hibernated]:
         """Return those that servers of this name and root folder may have."""
         return [each for each in self if each.record.owner.is_served_by(owner)]
@@ -152,7 +159,9 @@ class HibernatedKernels:
                 found = images_in(Path(store))
             except ImageRefused as refused:
                 self._log.error("no kernel is woken: %s", refused)
+                self._left_alone[""] = str(refused)
                 return []
+            self._left_alone.pop("", None)
             for image in found:
                 if image.folder.name in living or any(each.image.folder == image.folder for each in self):
                     continue
@@ -170,21 +179,23 @@ class HibernatedKernels:
                         self._claims.release(image)
                 except (ImageRefused, ValueError, LookupError, OSError) as refused:
                     self._log.error("the image %s cannot be used: %s", image.folder, refused)
+                    self._left_alone[image.folder.name] = in_words(refused)
                     self._claims.leave(image)
         self.end_old()
         return woken
 
     def _may_take(self, image: Image) -> bool:
         """Claim an image; return False where another keeper has it, which is said once."""
+        name = image.folder.name
         try:
             self._claims.take(image)
-            self._others.discard(image.folder)
-            return True
         except (Claimed, OSError) as refused:
-            if image.folder not in self._others:
-                self._others.add(image.folder)
+            if name not in self._left_alone:
                 self._log.info("the image %s is left alone: %s", image.folder, refused)
+            self._left_alone[name] = in_words(refused)
             return False
+        self._left_alone.pop(name, None)
+        return True
 
     async def look_at_image_of(self, record: Record) -> bool:
         """See to what an earlier keeper, which was killed, left of a living kernel's image.

@@ -422,6 +422,8 @@ class Keeper:
         """Wake a kernel; return what its tabs had not got when it went. Raises CannotWake."""
         if kernel_id in self._kernels:
             return Undelivered()
+        if kernel_id not in self._hibernated:
+            raise CannotWake(self._hibernated.why_not(kernel_id))
         hibernated = self._hibernated.get(kernel_id)
         await self._alone(kernel_id, self._woken_of(kernel_id))
         return hibernated.undelivered

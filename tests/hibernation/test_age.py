@@ -1,4 +1,4 @@
-"""Images that go by age: said first, and listed with their end."""
+"""What a keeper says of images: that they go by age, first, and why it takes one not."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from test_images import GONE, made
 
 from jupyter_affinode.hibernation import image as image_module
 from jupyter_affinode.hibernation import machine
+from jupyter_affinode.hibernation.claims import Claims
 from jupyter_affinode.hibernation.store import image_of
 from jupyter_affinode.keeping import hibernated
 from jupyter_affinode.keeping.hibernated import HibernatedKernels
@@ -77,3 +78,20 @@ async def test_an_image_that_could_not_be_woken_now_says_so_before_it_is_needed(
     assert known.objection is None, "it was looked at a moment ago"
     monkeypatch.setattr(hibernated, "OBJECTION_HOLDS_S", -1.0)
     assert "another GPU driver (none); here is NVRM version: 600.1" in (known.objection or "")
+
+
+async def test_why_an_image_was_not_taken_is_told_when_it_is_to_be_woken(store):
+    kernels, image = HibernatedKernels(logging.getLogger("keeper")), image_of(store, "one")
+    assert "there is no image of it" in kernels.why_not("one")
+    other = Claims()
+    other.take(image)
+    await kernels.look_in(str(store), set())
+    assert "another keeper of yours deals with it" in kernels.why_not("one")
+    other.leave(image)
+    manifest = image.folder / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"python3", b"pythonX"))
+    await kernels.look_in(str(store), set())
+    assert "its manifest was changed" in kernels.why_not("one")
+    store.chmod(0o755)
+    await kernels.look_in(str(store), set())
+    assert "others may enter" in kernels.why_not("another")

@@ -102,6 +102,21 @@ def value(kernel: JupyterKernel, code: str, timeout: float = 300) -> tuple[str, 
     return done.text, time.monotonic() - began
 
 
+def command(live: Machine, action: str, kernel: JupyterKernel) -> tuple[dict[str, Any], float]:
+    """`jupyter affinode ACTION KERNEL`: what it said, and the seconds it took."""
+    began = time.monotonic()
+    ran = live.affinode(action, kernel.id, "--json", timeout=600)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return json.loads(ran.stdout)[0], time.monotonic() - began
+
+
+def park(live: Machine, kernel: JupyterKernel) -> None:
+    """Park it, and wait until it is."""
+    name = next(known for known in live.kernels() if known.endswith(kernel.id)).replace("/", "%2F")
+    status, answer = live.ask("POST", f"/kernels/{name}/park", {"wait": True})
+    assert status == 200, answer
+
+
 def waits_for_room(kernel: JupyterKernel, live: Machine, images: Path) -> bool:
     """Use the GPU while another program fills it; whether that waits, and the image is kept meanwhile."""
     with patch.dict(os.environ, live.environment), ballast(LEAVES_BYTES):
@@ -153,26 +168,19 @@ def one_cycle(
         value(each, f"change({changed})") if changed else None
     before, _ = value(kernel, "checksum()")
     pid = kernel.pid
-    park_name = next(known for known in live.kernels() if known.endswith(kernel.id)).replace("/", "%2F")
-    status, answer = live.ask("POST", f"/kernels/{park_name}/park", {"wait": True})
-    assert status == 200, answer
+    park(live, kernel)
     server.process.send_signal(signal.SIGTERM)
     server.process.wait(timeout=60)
-    began = time.monotonic()
-    done = live.affinode("hibernate", kernel.id, "--json", timeout=600)
-    slept_s = time.monotonic() - began
-    assert done.returncode == 0, done.stdout + done.stderr
-    size = json.loads(done.stdout)[0]["bytes"]
+    said, slept_s = command(live, "hibernate", kernel)
+    size = said["bytes"]
     gone, left = not exists(int(pid)), gpu_used_bytes()
     sample = min(max(size // (64 * MIB), 1) * 64 * MIB, SAMPLE_BYTES)
     wrote_s, read_s = (each * size / sample for each in plain_copies(folder, sample))
+    _, woken_s = command(live, "wake", kernel)
     began = time.monotonic()
-    done = live.affinode("wake", kernel.id, "--json", timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    woken_s = time.monotonic() - began
     kernel.listen_again()
     value(kernel, "1+1")
-    awake_s = time.monotonic() - began
+    awake_s = woken_s + time.monotonic() - began
     waited = (not killed or killed_on_its_way(kernel, live)) and (
         not full or waits_for_room(kernel, live, images)
     )

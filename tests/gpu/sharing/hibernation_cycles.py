@@ -10,8 +10,8 @@ GPU of the machine. Exits with 1 if anything is not as it must be.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
-import json
 import os
 import sys
 import time
@@ -23,9 +23,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 from controlled import NO_GPU_STATUS, ballast, finish, machine, options, say
-from hibernation import KEEP, server_with_images, what_is_left
+from hibernation import KEEP, command, park, server_with_images, what_is_left
 from live_machine import Machine
-from live_server import JupyterKernel
+from live_server import JupyterKernel, JupyterServer
 
 FRAMEWORKS = Path(__file__).resolve().parents[1] / "frameworks"
 ANSWERS_WITHIN_S = 100.0
@@ -90,6 +90,7 @@ def steps(count):
 """
 MODULES = {"PyTorch": "torch", "JAX": "jax", "CuPy": "cupy", "numba": "numba", "driver API": "ctypes"}
 MODULES |= {"PyTorch, graph and workers": "torch", "transformers": "transformers"}
+HEADINGS = ("program", "cycles", "image", "away", "1+1", "steps after that", "steps", "on GPUs", "losses")
 USUAL = ("PyTorch", "PyTorch, graph and workers", "transformers", "JAX", "CuPy", "numba")
 
 
@@ -141,21 +142,11 @@ def each(pairs: list[Pair], do: Callable[[Pair], None]) -> None:
         list(threads.map(one, pairs))
 
 
-def command(live: Machine, action: str, kernel: JupyterKernel) -> tuple[dict[str, object], float]:
-    """`jupyter affinode ACTION KERNEL`: what it said, and the seconds it took."""
-    began = time.monotonic()
-    ran = live.affinode(action, kernel.id, "--json", timeout=300)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return json.loads(ran.stdout)[0], time.monotonic() - began
-
-
 def go_away(live: Machine, pair: Pair) -> None:
     """Park it, and have it hibernate."""
-    name = next(known for known in live.kernels() if known.endswith(pair.kernel.id)).replace("/", "%2F")
-    status, answer = live.ask("POST", f"/kernels/{name}/park", {"wait": True})
-    assert status == 200, answer
+    park(live, pair.kernel)
     said, took_s = command(live, "hibernate", pair.kernel)
-    pair.image_bytes = int(str(said["bytes"]))
+    pair.image_bytes = said["bytes"]
     pair.away_s.append(took_s)
 
 
@@ -182,8 +173,8 @@ def compute(live: Machine, pair: Pair, steps: int) -> None:
             pair.gpus += [gpu["uuid"] for gpu in known["gpus"] if gpu["resident_bytes"]]
 
 
-def main() -> int:
-    """Run it; 0 if everything is as it must be."""
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = options(__doc__, time_s=500.0)
     parser.add_argument("--dir", required=True, help="a folder on a local disk")
     parser.add_argument("--cycles", type=int, default=20, help="how often (20)")
@@ -193,7 +184,39 @@ def main() -> int:
     parser.add_argument(
         "--elsewhere", action="store_true", help="fill GPU 0 while they are on disk; needs two GPUs"
     )
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def begun(server: JupyterServer, names: list[str], given: argparse.Namespace) -> list[Pair]:
+    """Start each program and its twin; the first steps are computed, and the server has ended."""
+    pairs = [Pair(name, server.start_kernel(), server.start_kernel()) for name in names]
+    for seed, pair in enumerate(pairs):
+        if given.elsewhere:
+            done(pair.twin, "import os; os.environ['CUDA_VISIBLE_DEVICES'] = '1'; print()")
+        for kernel in (pair.kernel, pair.twin):
+            done(kernel, source_of(pair.name, seed, given.mib))
+    each(pairs, lambda pair: compute(server.machine, pair, given.steps))
+    server.process.terminate()  # its kernels are kept
+    server.process.wait(timeout=60)
+    return pairs
+
+
+def one_cycle(live: Machine, pairs: list[Pair], given: argparse.Namespace) -> None:
+    """Have all go away and come back, and compute."""
+    each(pairs, lambda pair: go_away(live, pair))
+    with ExitStack() as stack:
+        if given.elsewhere:
+            with patch.dict(os.environ, live.environment):  # on the same machine, if it is simulated
+                stack.enter_context(ballast(LEAVES_BYTES))
+        each(pairs, lambda pair: come_back(live, pair))
+        each(pairs, lambda pair: compute(live, pair, given.steps))
+    for pair in pairs:
+        pair.cycles += not pair.problem
+
+
+def main() -> int:
+    """Run it; 0 if everything is as it must be."""
+    given = arguments()
     asked = given.programs.split(";")
     names = [name for name in asked if importlib.util.find_spec(MODULES[name]) is not None]
     where = machine(1 + given.elsewhere, modules=["ipykernel", "jupyter_server"])
@@ -203,64 +226,30 @@ def main() -> int:
     images = Path(given.dir, f"images-{os.getpid()}")
     notes = [f"left out, not installed: {name}" for name in asked if name not in names]
     migrates = ["--depth=context", "--allow-migration=True"] if given.elsewhere else []
+    variables = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     with server_with_images(
-        images,
-        bool(where["simulated"]),
-        gpus=1 + given.elsewhere,
-        controller=migrates,
-        CUBLAS_WORKSPACE_CONFIG=":4096:8",
-        XLA_PYTHON_CLIENT_PREALLOCATE="false",
+        images, bool(where["simulated"]), gpus=1 + given.elsewhere, controller=migrates, **variables
     ) as server:
-        live = server.machine
-        pairs = [Pair(name, server.start_kernel(), server.start_kernel()) for name in names]
-        for seed, pair in enumerate(pairs):
-            if given.elsewhere:
-                done(pair.twin, "import os; os.environ['CUDA_VISIBLE_DEVICES'] = '1'; print()")
-            for kernel in (pair.kernel, pair.twin):
-                done(kernel, source_of(pair.name, seed, given.mib))
-        each(pairs, lambda pair: compute(live, pair, given.steps))
-        server.process.terminate()  # its kernels are kept
-        server.process.wait(timeout=60)
+        pairs = begun(server, names, given)
         deadline = time.monotonic() + given.time
         for cycle in range(given.cycles):
             if time.monotonic() > deadline:
                 notes.append(f"{cycle} of {given.cycles} cycles: the time was over")
                 break
-            each(pairs, lambda pair: go_away(live, pair))
-            with ExitStack() as stack:
-                if given.elsewhere:
-                    with patch.dict(os.environ, live.environment):  # on the same machine, if it is simulated
-                        stack.enter_context(ballast(LEAVES_BYTES))
-                each(pairs, lambda pair: come_back(live, pair))
-                each(pairs, lambda pair: compute(live, pair, given.steps))
-            for pair in pairs:
-                pair.cycles += not pair.problem
-            say(
-                f"cycle {cycle + 1}: "
-                + ", ".join(f"{p.name} {'WRONG' if p.problem else 'equal'}" for p in pairs)
-            )
+            one_cycle(server.machine, pairs, given)
+            became = (f"{pair.name} {'WRONG' if pair.problem else 'equal'}" for pair in pairs)
+            say(f"cycle {cycle + 1}: {', '.join(became)}")
             if all(pair.problem for pair in pairs):
                 break
         server.start(KEEP, port=server.port)
         kernels = [kernel for pair in pairs for kernel in (pair.kernel, pair.twin)]
         left = what_is_left(server, kernels, images)
-    rows = [row_of(pair) for pair in pairs]
     return finish(
         "hibernation_cycles",
         where,
         given.json,
-        headings=(
-            "program",
-            "cycles",
-            "image",
-            "away",
-            "1+1",
-            "steps after that",
-            "steps",
-            "on GPUs",
-            "losses",
-        ),
-        rows=rows,
+        headings=HEADINGS,
+        rows=[row_of(pair) for pair in pairs],
         passed=all(not pair.problem and pair.cycles for pair in pairs)
         and not left
         and all(len(set(pair.gpus)) == 1 + given.elsewhere for pair in pairs),

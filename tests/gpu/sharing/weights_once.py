@@ -9,6 +9,7 @@ be.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
@@ -17,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from controlled import finish, machine, options, say
-from hibernation import SETUP, server_with_images, value, what_is_left
-from hibernation_cycles import command
+from hibernation import SETUP, command, park, server_with_images, value, what_is_left
 from live_machine import Machine
-from live_server import JupyterKernel
+from live_server import JupyterKernel, JupyterServer
 
 GIB = 1 << 30
 OWN = {
@@ -72,10 +72,8 @@ def _once(paths: Iterable[Path]) -> int:
 
 def go_away(live: Machine, sleeper: Sleeper, images: Path) -> None:
     """Park it, and have it hibernate."""
-    before, kernel_id = gpu_bytes(images), sleeper.kernel.id
-    name = next(known for known in live.kernels() if known.endswith(kernel_id)).replace("/", "%2F")
-    status, answer = live.ask("POST", f"/kernels/{name}/park", {"wait": True})
-    assert status == 200, answer
+    before = gpu_bytes(images)
+    park(live, sleeper.kernel)
     _, sleeper.away_s = command(live, "hibernate", sleeper.kernel)
     sleeper.gpu_bytes = sleeper.gpu_bytes or gpu_bytes(images) - before
 
@@ -89,8 +87,8 @@ def come_back(live: Machine, sleeper: Sleeper) -> None:
     sleeper.is_right = sums == sleeper.sums
 
 
-def main() -> int:
-    """Run it; 0 if everything is as it must be."""
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = options(__doc__, time_s=500.0)
     parser.add_argument("--dir", required=True, help="a folder on a local disk")
     parser.add_argument("--kernels", type=int, default=10, help="how many (10)")
@@ -98,60 +96,67 @@ def main() -> int:
     parser.add_argument("--own", type=float, default=0.5, help="GiB of each alone (0.5)")
     parser.add_argument("--beside", type=float, default=0.1, help="GiB of each that are allowed beside (0.1)")
     parser.add_argument("--program", choices=sorted(SETUP), default="torch", help="what it runs (torch)")
-    given = parser.parse_args()
-    modules = ["ipykernel", "jupyter_server", *(["torch"] if given.program == "torch" else [])]
-    where = machine(modules=modules)
+    return parser.parse_args()
+
+
+def started(server: JupyterServer, given: argparse.Namespace, number: int) -> Sleeper:
+    """Start a kernel with the weights of all, and words of its own."""
+    sleeper = Sleeper(server.start_kernel())
+    value(sleeper.kernel, SETUP[given.program].format(words=int(given.gib * GIB) // 8))
+    own = OWN[given.program].format(words=int(given.own * GIB) // 8, seed=1000 + number)
+    value(sleeper.kernel, own)
+    sleeper.sums, _ = value(sleeper.kernel, "sums()")
+    time.sleep(4)  # a process that has just begun keeps its context
+    return sleeper
+
+
+def row_of(number: int, sleeper: Sleeper) -> tuple[str, ...]:
+    """What became of a kernel."""
+    return (
+        str(number),
+        f"{sleeper.gpu_bytes / GIB:.3f} GiB",
+        f"{sleeper.away_s:.2f} s",
+        f"{sleeper.result_s:.2f} s",
+        "equal" if sleeper.is_right else "WRONG",
+    )
+
+
+def main() -> int:
+    """Run it; 0 if everything is as it must be."""
+    given = arguments()
+    where = machine(modules=["ipykernel", "jupyter_server", *(["torch"] if given.program == "torch" else [])])
     images = Path(given.dir, f"images-{os.getpid()}")
     sleepers: list[Sleeper] = []
     deadline = time.monotonic() + given.time
     with server_with_images(images, bool(where["simulated"])) as server:
         live = server.machine
         while len(sleepers) < given.kernels and time.monotonic() < deadline:
-            sleeper = Sleeper(server.start_kernel())
-            value(sleeper.kernel, SETUP[given.program].format(words=int(given.gib * GIB) // 8))
-            own = OWN[given.program].format(words=int(given.own * GIB) // 8, seed=1000 + len(sleepers))
-            value(sleeper.kernel, own)
-            sleeper.sums, _ = value(sleeper.kernel, "sums()")
-            time.sleep(4)  # a process that has just begun keeps its context
+            sleeper = started(server, given, len(sleepers))
             go_away(live, sleeper, images)
             if not sleepers:
                 come_back(live, sleeper)
                 alone_s = sleeper.result_s
                 go_away(live, sleeper, images)
             sleepers.append(sleeper)
-            say(
-                f"kernel {len(sleepers)}: away {sleeper.away_s:.2f} s, {sleeper.gpu_bytes / GIB:.3f} GiB more on disk"
-            )
+            more = f"{sleeper.gpu_bytes / GIB:.3f} GiB more on disk"
+            say(f"kernel {len(sleepers)}: away {sleeper.away_s:.2f} s, {more}")
         disk, rest = gpu_bytes(images), other_bytes(images)
         for sleeper in sleepers:
             come_back(live, sleeper)
-            say(
-                f"back, first result after {sleeper.result_s:.2f} s: {'right' if sleeper.is_right else 'WRONG'}"
-            )
+            became = "right" if sleeper.is_right else "WRONG"
+            say(f"back, first result after {sleeper.result_s:.2f} s: {became}")
             go_away(live, sleeper, images)
         left = what_is_left(server, [sleeper.kernel for sleeper in sleepers], images)
     allowed = int((given.gib + len(sleepers) * (given.own + given.beside)) * GIB)
-    rows = [
-        (
-            str(number),
-            f"{sleeper.gpu_bytes / GIB:.3f} GiB",
-            f"{sleeper.away_s:.2f} s",
-            f"{sleeper.result_s:.2f} s",
-            "equal" if sleeper.is_right else "WRONG",
-        )
-        for number, sleeper in enumerate(sleepers, 1)
-    ]
     middle = sorted(sleeper.result_s for sleeper in sleepers)[len(sleepers) // 2]
+    are_right = all(sleeper.is_right for sleeper in sleepers) and len(sleepers) == given.kernels
     return finish(
         "weights_once",
         where,
         given.json,
         headings=("kernel", "GPU memory more on disk", "away", "first CUDA result", "all"),
-        rows=rows,
-        passed=all(sleeper.is_right for sleeper in sleepers)
-        and len(sleepers) == given.kernels
-        and disk <= allowed
-        and not left,
+        rows=[row_of(number, sleeper) for number, sleeper in enumerate(sleepers, 1)],
+        passed=are_right and disk <= allowed and not left,
         notes=[
             f"{len(sleepers)} hibernated kernels with the same {given.gib:g} GiB and {given.own:g} of their own:"
             f" GPU memory {disk / GIB:.3f} GiB on disk, {allowed / GIB:.3f} allowed; their processes"
