@@ -55,8 +55,8 @@ def free_room(pictures: Iterable[NodePicture]) -> FreeRoom:
         try:
             found, queue = _rooms(picture), len(picture.node["queue"])
             is_simulated = is_simulated or bool(picture.node["simulated"])
-        except (LookupError, TypeError, ValueError, AttributeError):
-            logging.getLogger(__name__).warning("the answer of %s has an unexpected shape", picture.name)
+        except Exception:  # it may have any shape
+            logging.getLogger(__name__).exception("the answer of %s has an unexpected shape", picture.name)
             continue
         rooms += found
         waiting += queue

@@ -209,7 +209,8 @@ class OverviewHandler(AdminHandler):
             return None, "the controller did not answer in time"
         except (ControllerRefused, ControllerUnavailable) as error:
             return None, str(error)
-        except (LookupError, TypeError, ValueError, AttributeError):
+        except Exception:  # it may have any shape
+            self.service.log.exception("an answer of %s is of no use", picture.name)
             return None, UNEXPECTED
 
 
@@ -241,7 +242,8 @@ class PolicyHandler(AdminHandler):
             raise HTTPError(502, "%s", str(error) or "the controller did not answer in time") from None
         try:
             form = figures.settings_form(settings)
-        except (LookupError, TypeError, ValueError, AttributeError):
+        except Exception:  # it may have any shape
+            self.service.log.exception("the settings of %s cannot be shown", node)
             raise HTTPError(502, "%s", UNEXPECTED) from None
         self.render("policy.html", node=node, settings=form)
 

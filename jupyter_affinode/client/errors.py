@@ -33,7 +33,7 @@ def refusal_advice(slug: str) -> str:
 def refusal(status: int, raw: bytes) -> ControllerRefused:
     """Return what an answer of 400 and more says."""
     answer = None
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         answer = json.loads(raw)
     said = answer if isinstance(answer, dict) else {}
     return ControllerRefused(

@@ -63,7 +63,7 @@ class ControllerRequests:
             raise ControllerUnavailable(
                 f"the controller at {self.socket} did not answer in {timeout_s:g} s"
             ) from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ControllerUnavailable(
                 f"the controller at {self.socket} did not answer in JSON: {error}"
             ) from None

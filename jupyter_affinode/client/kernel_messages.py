@@ -152,7 +152,7 @@ def ask(
         if status >= 400:
             raise refusal(status, raw)
         return None if status == 204 else json.loads(raw)
-    except (IndexError, ValueError):
+    except (IndexError, ValueError, RecursionError):
         raise ControllerUnavailable(
             f"the controller at {path} hung up in the midst of an answer, or it is no controller"
         ) from None
