@@ -35,6 +35,7 @@ CLEARING = {
     "nix": ("-i", "--ignore-environment"),
 }
 REMOTE = frozenset(("ssh", "slogin", "rsh", "mosh", "autossh", "condor_ssh_to_job", "qrsh"))
+ENVIRONMENT_OPTIONS = ("-n", "--name", "-p", "--prefix", "-e", "--environment")
 DEPTH_MAX = 16
 SCRIPT_MAX_BYTES = 64 * 1024
 
@@ -142,11 +143,8 @@ class Command:
     def _assign(self, assignment: str, shown: str) -> None:
         """Object to a value of LD_PRELOAD, or a switch, that leaves the shim out."""
         name, _, value = assignment.partition("=")
-        keeps = (
-            name.endswith("+")
-            or SHIM_NAME.removesuffix(".so") in value
-            or re.search(r"\$\{?LD_PRELOAD", value)
-        )
+        # a variable may have what was there before, as fakeroot's
+        keeps = name.endswith("+") or SHIM_NAME.removesuffix(".so") in value or "$" in value
         if name.rstrip("+") == PRELOAD and not keeps:
             self._drops(shown)
 
@@ -234,8 +232,8 @@ class Command:
     def _follow_arguments(self, words: list[str], depth: int) -> None:
         """Follow the first argument that is a program, as with nice, taskset, srun, conda run."""
         for index, word in enumerate(words):
-            if "run" in words[:index] and words[index - 1] in ("-n", "--name", "-e", "--environment"):
-                continue  # conda's, or pixi's, name of an environment
+            if "run" in words[:index] and words[index - 1] in ENVIRONMENT_OPTIONS:
+                continue  # conda's, or pixi's
             known = os.path.basename(word) in KNOWN
             if word and not word.startswith("-") and (known or self._which(word)):
                 return self._follow(words[index:], depth + 1)

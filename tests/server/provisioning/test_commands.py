@@ -79,6 +79,8 @@ def test_what_drops_the_shim_is_seen(argv):
         ["sh", "-c", 'echo "an unbalanced text', "sh", *KERNEL],
         in_front("conda run -n docker"),
         in_front("conda run -n ssh"),
+        in_front("micromamba run -p /envs/sudo"),
+        ["sh", "-c", 'LIBS=/opt/other.so:$LD_PRELOAD; LD_PRELOAD="$LIBS" "$@"', "sh", *KERNEL],
         in_front("pixi run -e lima"),
         in_front("systemd-run --user --scope -p MemoryMax=8G"),
         in_front("systemd-run --user --pipe -E LD_PRELOAD=/opt/venv/libaffinode.so"),
