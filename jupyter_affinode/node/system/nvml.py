@@ -86,7 +86,7 @@ class Nvml:
         return sample
 
     def _all_gpus(self, began: float, count: int) -> NvmlSample:
-        """Look at each GPU. Raises NVMLError if none answers."""
+        """Look at each GPU. Raises the last one's error if none answers."""
         gpus: list[NvmlGpu] = []
         unsized: list[str] = []
         dead: list[int] = []
@@ -94,11 +94,11 @@ class Nvml:
             try:
                 found, without = self._gpus(index)
                 self._last[index] = began, found, without
-            except pynvml.NVMLError as error:
+            except Exception as error:  # pynvml has errors of its own, over a text that is none for example
                 if len(dead) == count - 1:
                     raise
                 then, found, without = self._last.get(index, (-math.inf, [], []))
-                if error.value in DEAD or began - then > STANDS_S:
+                if getattr(error, "value", None) in DEAD or began - then > STANDS_S:
                     found, without = [], []
                     dead.append(index)
             gpus += found
@@ -131,12 +131,12 @@ class Nvml:
 
 
 def _of_parts(parts: Sequence[Any], index: int) -> tuple[list[NvmlGpu], list[str]]:
-    """Return the parts that answer, and the UUIDs of those without figures of their memory. Raises NVMLError if none
-    answers.
+    """Return the parts that answer, and the UUIDs of those without figures of their memory. Raises the last one's error
+    if none answers.
     """
     found: list[NvmlGpu] = []
     unsized: list[str] = []
-    failed: pynvml.NVMLError | None = None
+    failed: Exception | None = None
     for part in parts:
         try:
             gpu = _gpu(part, index, None, is_mig=True)
@@ -144,7 +144,7 @@ def _of_parts(parts: Sequence[Any], index: int) -> tuple[list[NvmlGpu], list[str
                 unsized.append(_as_the_driver_says(_text(pynvml.nvmlDeviceGetUUID(part))))
             else:
                 found.append(gpu)
-        except pynvml.NVMLError as error:  # of this part
+        except Exception as error:  # of this part
             failed = error
     if failed is not None and not found and not unsized:
         raise failed
@@ -245,7 +245,7 @@ def _text_of(ask: Callable[[], str | bytes]) -> str | None:
     """Return what is only shown; None where NVML does not tell."""
     try:
         return _text(ask())
-    except pynvml.NVMLError:
+    except (pynvml.NVMLError, UnicodeDecodeError):
         return None
 
 

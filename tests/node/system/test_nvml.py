@@ -218,8 +218,9 @@ class Pynvml:
         return 3
 
     def nvmlDeviceGetHandleByIndex(self, index):
-        if index in self.errors:
-            raise pynvml.NVMLError(self.errors[index])
+        error = self.errors.get(index)
+        if error is not None:
+            raise error if isinstance(error, Exception) else pynvml.NVMLError(error)
         return index
 
     def nvmlDeviceGetUUID(self, handle):
@@ -252,6 +253,7 @@ class Pynvml:
 
 
 LOST, UNKNOWN = pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN
+NO_TEXT = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "pynvml decodes what the driver says")
 
 
 @pytest.mark.parametrize(
@@ -263,6 +265,7 @@ LOST, UNKNOWN = pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN
         ({0: LOST, 1: LOST, 2: LOST}, None, None),
         ({1: pynvml.NVML_ERROR_TIMEOUT}, ["GPU-0", "GPU-2"], (1,)),
         ({0: pynvml.NVML_ERROR_NO_PERMISSION, 1: 12345}, ["GPU-2"], (0, 1)),
+        ({1: NO_TEXT, 2: TypeError("no figure")}, ["GPU-0"], (1, 2)),
     ],
 )
 def test_a_lost_gpu_does_not_hide_the_other_gpus_figures(monkeypatch, errors, seen, dead):
