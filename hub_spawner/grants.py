@@ -17,7 +17,8 @@ from jupyter_affinode.node.identity.grants import Claims, GrantRefused, parse_cl
 
 DAY_S = 86400.0
 TOKEN = "token"  # the claim that binds a grant to the server that it was made for
-CARRIED_OVER = ("priority", "caps", "uid", TOKEN)  # claims that the spawner alone decides
+# claims that the spawner, or a batch system, alone decides
+CARRIED_OVER = ("priority", "caps", "uid", "account", "job", TOKEN)
 
 
 def sign(

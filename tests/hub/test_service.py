@@ -353,13 +353,14 @@ def test_a_server_gets_a_new_grant_for_its_own_token_and_nothing_else_does(renew
 def test_a_renewed_grant_keeps_what_the_spawner_decided(renewing):
     caps = {"gpu_bytes": 5.0 * GIB}
     own = renewing.token()
-    grant = renewing.last(priority=-5, caps=caps, uid=1000, token=digest(own), groups=["was-in"])
+    said = {"priority": -5, "caps": caps, "uid": 1000, "account": "physics", "job": "4711"}
+    grant = renewing.last(**said, token=digest(own), groups=["was-in"])
     for _ in range(2):  # the second time it is the renewed one that is shown
         answer = renewing.ask(own, {"grant": grant})
         claims = renewing.claims(answer)
-        assert (claims.priority, claims.caps, claims.groups) == (-5, caps, ("ml",))
+        assert claims.groups == ("ml",)
         grant = answer.json()["grant"]
-        assert jwt.decode(grant, options={"verify_signature": False})["uid"] == 1000
+        assert said.items() <= jwt.decode(grant, options={"verify_signature": False}).items()
 
 
 def test_a_grant_is_renewed_after_its_end_by_the_token_that_it_names_alone(renewing):
