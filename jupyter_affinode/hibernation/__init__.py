@@ -9,6 +9,7 @@ this package knows nothing of CUDA, and the shim nothing of CRIU.
 | `hibernate.py` | a kernel into an image, and back; what is undone when a step fails |
 | `store.py` | the folder that has a user's images: how much they may take, when they go by age |
 | `image.py`, `signing.py` | an image: its files, its manifest, when it is whole, whether it was changed |
+| `pages.py` | contents of the processes' memory: compressed in an image, plain for CRIU |
 | `checks.py`, `unix_sockets.py` | what stands against writing processes, looked at before anything is done |
 | `machine.py`, `files.py` | what stands against waking them: another machine, files that were changed |
 | `disk.py` | the disk of a folder: whether it is one, and whether it is encrypted |

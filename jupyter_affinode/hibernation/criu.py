@@ -144,12 +144,11 @@ async def dump(pid: int, folder: Path, lock: int, size: int = 0) -> None:
     await _carry_out("dump", folder, lock, size, ["-t", str(pid), *options])
 
 
-async def restore(folder: Path, lock: int) -> None:
-    """Start what `dump` wrote, with the same process ids, and leave it stopped.
+async def restore(folder: Path, lock: int, size: int = 0) -> None:
+    """Start what `dump` wrote, with the same process ids, and leave it stopped. `size`: about how many bytes it reads.
 
     Raises CriuFailed: nothing is there, unless CRIU was killed.
     """
-    size = sum(path.stat().st_size for path in folder.iterdir())
     await _carry_out("restore", folder, lock, size, ["--restore-detached", "--leave-stopped"])
 
 

@@ -6,18 +6,18 @@ Into an image:
 2. begin: the image's folder is made.
 3. leave_gpu: the shims write what was on the GPU, and leave their controller. Killed here: the next keeper gives the
    image up, and they come back.
-4. dump: CRIU writes the processes and leaves them stopped. Killed here: the next keeper waits for CRIU, and has them go
-   on.
+4. dump: CRIU writes the processes and leaves them stopped; contents of memory are compressed meanwhile. Killed here:
+   the next keeper waits for CRIU, and has them go on.
 5. finish: all is on the disk, and the manifest makes the image whole. Killed here: processes and image are both there.
    As long as all processes live they count, since they have done nothing meanwhile.
 6. end: the processes are ended. Killed here, and one has ended already: the image counts, and the rest is ended.
 
 Back:
-1. check: the image is compared with its manifest and this machine, but for contents of memory. A failure here or in 3
-   leaves the image as it was.
+1. check: the image is compared with its manifest and this machine, and contents of memory are decompressed for CRIU. A
+   failure here or in 3 leaves the image as it was. Killed here: what was decompressed is removed.
 2. note: that it is being woken. Killed here: no process is there, so the image still counts.
-3. restore: CRIU starts the processes and leaves them stopped, while contents of memory are compared. Killed here: the
-   next keeper waits for CRIU and ends what is stopped, and the image counts again.
+3. restore: CRIU starts the processes and leaves them stopped. Killed here: the next keeper waits for CRIU and ends what
+   is stopped, and the image counts again.
 4. go_on: it is noted that they are whole, and they go on. Killed here: the next keeper has them go on.
 
 Then the keeper lets the shims find their controller (Image.let_back). The image stays until what was on the GPU is back
@@ -38,11 +38,12 @@ from typing import Any
 
 from .. import environment
 from ..keeping.processes import ProcessName, resident_bytes
-from . import criu, files, tree
+from . import criu, files, pages, tree
 from .checks import objection_to_rights, objection_to_writing
 from .disk import in_words
 from .image import Image, ImageRefused, Manifest
 from .machine import objection_to_waking
+from .pages import Packed
 from .seen import Seen
 from .store import Bounds, objection_to_size
 
@@ -77,6 +78,31 @@ def _no_step(name: str) -> None:
     pass
 
 
+class _Steps:
+    """What a way into an image, or back, has done, and how long that took."""
+
+    def __init__(self, on_step: OnStep):
+        self._on_step = on_step
+        self._begun: list[tuple[str, float]] = []
+        self._notes: list[str] = []
+
+    def begin(self, name: str) -> None:
+        """Begin the next step."""
+        self._begun.append((name, time.monotonic()))
+        self._on_step(name)
+
+    def note(self, what: str) -> None:
+        """Note how long a part of this step took."""
+        name, began = self._begun[-1]
+        self._notes.append(f"{what} in {name} {time.monotonic() - began:.2f}")
+
+    def in_words(self) -> str:
+        """Return the seconds that each step took."""
+        ends = [*(began for _, began in self._begun[1:]), time.monotonic()]
+        steps = [f"{name} {end - began:.2f}" for (name, began), end in zip(self._begun, ends, strict=True)]
+        return f"{', '.join([*steps, *self._notes])} s"
+
+
 async def hibernate(
     image: Image,
     pid: int,
@@ -93,25 +119,24 @@ async def hibernate(
     it may raise CannotHibernate. `on_step` gets the name of each step of INTO_IMAGE as it begins. `known` is what the
     manifest says beside.
     """
-    on_step("check")
+    steps = _Steps(on_step)
+    steps.begin("check")
     size = await _check(image, pid, bounds)
-    times = [time.monotonic()]
     processes: list[ProcessName] = []
     try:
         processes = tree.tree_of(pid)
-        on_step("begin")
+        steps.begin("begin")
         image.begin()
         image.name_semaphores(process.pid for process in processes)
-        on_step("leave_gpu")
+        steps.begin("leave_gpu")
         has_cuda = await leave_gpu(image.folder)
-        times.append(time.monotonic())
-        on_step("dump")
-        with image.in_use() as lock:
-            await criu.dump(pid, image.process_folder, lock, size)
-        times.append(time.monotonic())
-        on_step("finish")
+        steps.begin("dump")
+        packed = await _dump(image, pid, size, steps)
+        steps.begin("finish")
         processes = tree.tree_of(pid)  # stopped now, so it is whole
-        manifest = await asyncio.to_thread(image.finish, processes=processes, has_cuda=has_cuda, **known)
+        manifest = await asyncio.to_thread(
+            image.finish, processes=processes, has_cuda=has_cuda, pages=packed, **known
+        )
         if not tree.lives(processes[0]):  # its server has noted that, and may have started it anew
             raise ProcessLookupError
     except BaseException as error:
@@ -126,13 +151,47 @@ async def hibernate(
         if isinstance(error, (criu.CriuFailed, OSError)):
             raise CannotHibernate(in_words(error)) from None
         raise
-    times.append(time.monotonic())
-    steps = zip(("GPU memory written", "processes written", "on the disk"), times, times[1:], strict=False)
-    LOG.info("%s", ", ".join(f"{what} in {end - begin:.2f} s" for what, begin, end in steps))
     about_to_end()
-    on_step("end")
+    steps.begin("end")
     await tree.end(processes)
+    LOG.info("into its image: %s", steps.in_words())
     return manifest
+
+
+async def _dump(image: Image, pid: int, size: int, steps: _Steps) -> dict[str, Packed]:
+    """Have CRIU write the processes, their memory compressed, and what is on the disk of the GPU's stay there."""
+    resident = sum(resident_bytes([pid]).values())  # without what was on the GPU
+    packing = image.packing()
+
+    async def written(lock: int) -> None:
+        is_written = False
+        try:
+            await criu.dump(pid, image.process_folder, lock, size)
+            is_written = True
+            steps.note("CRIU")
+        finally:
+            packing.end(is_in_vain=not is_written)
+
+    with image.in_use() as lock, image.plain_pages(resident) as plain:
+        plain.offer(pages.OFFERED)
+        _, packed, _ = await _all_of(
+            written(lock), asyncio.to_thread(packing.run), asyncio.to_thread(image.sync_gpu_memory)
+        )
+    return packed
+
+
+async def _all_of(*works: Awaitable[Any]) -> list[Any]:
+    """Wait for all, also where one fails or this is cancelled; return what they gave, or raise the first error."""
+    together = asyncio.gather(*works, return_exceptions=True)
+    try:
+        found = await asyncio.shield(together)
+    except asyncio.CancelledError:
+        await together
+        raise
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return found
 
 
 async def _check(image: Image, pid: int, bounds: Bounds) -> int:
@@ -156,49 +215,55 @@ async def wake(image: Image, on_step: OnStep = _no_step) -> ProcessName:
 
     `on_step` gets the name of each step of BACK as it begins.
     """
-    try:
-        on_step("check")
-        manifest = image.manifest()
-        if objection := objection_to_waking(manifest.origin) or files.objection_to_files(
-            manifest.needed, manifest.saved
-        ):
-            raise CannotWake(objection)
-        if found := await tree.free(manifest.ids):
-            raise CannotWake(found)
-        await criu.check()
-        began = time.monotonic()
-        await asyncio.to_thread(image.verify, manifest, pages=False)
-        on_step("note")
-        image.note_waking()
-    except (ImageRefused, criu.CriuUnavailable, OSError) as error:
-        raise CannotWake(in_words(error)) from None
-    comparing = asyncio.get_running_loop().create_task(asyncio.to_thread(image.verify, manifest, pages=True))
+    steps = _Steps(on_step)
+    with contextlib.ExitStack() as until_awake:
+        try:
+            steps.begin("check")
+            manifest = image.manifest()
+            if objection := objection_to_waking(manifest.origin) or files.objection_to_files(
+                manifest.needed, manifest.saved
+            ):
+                raise CannotWake(objection)
+            if found := await tree.free(manifest.ids):
+                raise CannotWake(found)
+            await criu.check()
+            await asyncio.to_thread(image.verify, manifest)
+            steps.note("compared")
+            plain = until_awake.enter_context(image.plain_pages(manifest.plain_bytes))
+            await _all_of(asyncio.to_thread(image.unpack, manifest, plain))
+            steps.begin("note")
+            image.note_waking()
+        except (ImageRefused, criu.CriuUnavailable, OSError) as error:
+            raise CannotWake(in_words(error)) from None
+        processes = await _start(image, manifest, steps)
+    tree.go_on(processes)
+    LOG.info("out of its image: %s", steps.in_words())
+    return processes[0]
+
+
+async def _start(image: Image, manifest: Manifest, steps: _Steps) -> list[ProcessName]:
+    """Have CRIU start processes, and note that they are whole; they are stopped yet. Raises CannotWake: none lives."""
     is_started, put_back = False, list[Path]()
     try:
         put_back = files.put_back(manifest.saved, image.process_folder)
-        on_step("restore")
+        steps.begin("restore")
         with image.in_use() as lock:
-            await criu.restore(image.process_folder, lock)
+            await criu.restore(image.process_folder, lock, manifest.plain_bytes)
         is_started = True
-        await comparing
         processes = tree.tree_of(manifest.processes[0].pid)
         if objection := objection_to_rights(process.pid for process in processes):
             raise CannotWake(objection)
         tree.bind_to_processors(manifest.processors)
-        on_step("go_on")
+        steps.begin("go_on")
         image.note_woken()
+        return processes
     except BaseException as error:
-        with contextlib.suppress(Exception):
-            await comparing
         await _end_half_woken(manifest, image, is_started=is_started)
         files.remove(put_back)
         image.not_woken()
         if isinstance(error, (criu.CriuFailed, ImageRefused, OSError)):
             raise CannotWake(in_words(error)) from None
         raise
-    tree.go_on(processes)
-    LOG.info("compared and started in %.2f s", time.monotonic() - began)
-    return processes[0]
 
 
 async def recover(image: Image, process: ProcessName | None = None) -> Recovered:
@@ -214,6 +279,7 @@ async def recover(image: Image, process: ProcessName | None = None) -> Recovered
         image.give_up()
         return Recovered()
     manifest = image.manifest()
+    pages.remove_plain(image.process_folder)  # which this release made
     if image.is_whole:
         living = [each for each in manifest.processes if tree.lives(each)]
         if len(living) == len(manifest.processes):  # it was killed before it ended them

@@ -2,7 +2,7 @@
 
 | file | what it is |
 |---|---|
-| `process/` | what CRIU wrote |
+| `process/` | what CRIU wrote, contents of memory compressed (pages.py) |
 | `criu/` | CRIU's logs |
 | `gpu-PID.N` | what the process had on the GPU, written by its shim, which knows each part's digest |
 | `away` | there while shims must stay away from their controller: until the kernel runs again |
@@ -24,7 +24,6 @@ image that was changed is refused, since it says what its process may do.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import hashlib
 import hmac
@@ -42,26 +41,23 @@ from typing import Any
 
 from .. import environment
 from ..keeping.processes import ProcessName
-from . import criu_files, files, semaphores, tree
+from . import criu_files, files, pages, semaphores, tree
 from .files import Known, Saved
 from .machine import Origin, this_machine
+from .pages import Packed, Packing, PagesRefused, PlainPages
 from .signing import signature_of
 
-VERSION = 2
+VERSION = 3
 PROCESS, AWAY, UNHEARD = "process", "away", "unheard"
 MANIFEST, WAKING, WOKEN = "manifest.json", "waking.json", "woken.json"
 IN_USE, WARNED, SEMAPHORES = "in-use", "warned", "semaphores.json"
 GPU_PREFIX = "gpu-"
-PAGES = "pages-"  # CRIU's files with contents of memory
 CORE = re.compile(r"core-(\d+)\.img")  # CRIU's of each process and thread
 FILE_NAME = re.compile(rf"{PROCESS}/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 MANIFEST_BYTES_MAX = 1 << 30  # with all that the kernel said and no server has delivered
+CHANGED = "a file of it was changed, or the disk is damaged"
 PART_BYTES = 8 << 20  # hashed by one thread
 THREADS = 8
-ZEROS = bytes(256 << 10)
-MAKE_HOLE = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE; where a file system cannot, nothing is freed
-
-_libc = ctypes.CDLL(None)
 
 
 class ImageRefused(RuntimeError):
@@ -81,11 +77,17 @@ class Manifest:
     machine: dict[str, str]
     files: dict[str, list[Any]]  # below the image: size, digest
     gpu_bytes: int
+    pages: dict[str, Packed] = field(default_factory=dict)  # below `process/`
     needed: Known = field(default_factory=dict)  # files elsewhere that its processes have open
     saved: Saved = field(default_factory=dict)  # of these, those that a restart of the machine removes
     processors: dict[str, list[int]] = field(default_factory=dict)  # by thread: see tree.bound_to_processors
     version: int = VERSION
     has_cuda: bool = False
+
+    @property
+    def plain_bytes(self) -> int:
+        """What contents of memory take while CRIU reads them."""
+        return sum(each.size for each in self.pages.values())
 
     @property
     def origin(self) -> Origin:
@@ -218,8 +220,35 @@ class Image:
         semaphores.remove_shown_names(self.folder / SEMAPHORES)
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def plain_pages(self, size: int) -> PlainPages:
+        """Return the place for contents of memory as CRIU writes and reads them: about so many bytes."""
+        return PlainPages(self.process_folder, size)
+
+    def packing(self) -> Packing:
+        """Return what compresses contents of memory, which CRIU is about to write."""
+        return Packing(self.process_folder)
+
+    def unpack(self, manifest: Manifest, plain: PlainPages) -> None:
+        """Have contents of memory there for CRIU, compared with the manifest. Raises ImageRefused and OSError."""
+        try:
+            pages.unpack(self.process_folder, manifest.pages, plain)
+        except PagesRefused as refused:
+            raise ImageRefused(f"{CHANGED}: {PROCESS}/{refused}") from None
+
+    def sync_gpu_memory(self) -> None:
+        """Have what the shims wrote on the disk. Raises OSError."""
+        with ThreadPoolExecutor(THREADS) as disk:
+            for _ in disk.map(_sync, self._gpu_files()):
+                pass
+
+    def _gpu_files(self) -> list[Path]:
+        return [path for path in self.folder.glob(f"{GPU_PREFIX}*") if path.is_file()]
+
     def finish(self, **known: Any) -> Manifest:
-        """Have all of it on the disk, and make it whole; its processes are stopped. Raises OSError."""
+        """Make it whole: its processes are stopped, their memory and that of the GPU is on the disk. Raises OSError.
+
+        `known`: what the manifest says, `pages` among it.
+        """
         pids = [process.pid for process in known["processes"]]
         named = semaphores.own_names(pids)
         semaphores.remove_shown_names(self.folder / SEMAPHORES)
@@ -227,13 +256,16 @@ class Image:
         criu_files.relax(self.process_folder, others, named)
         criu_files.outlive_parent(self.process_folder, tree.threads_of(pids[0]))
         saved = files.save(others, self.process_folder)
-        written = sorted(path for path in self.process_folder.rglob("*") if path.is_file())
-        gpu = [path for path in self.folder.glob(f"{GPU_PREFIX}*") if path.is_file()]
+        pages.remove_plain(self.process_folder)
+        written = sorted(
+            path
+            for path in self.process_folder.rglob("*")
+            if path.is_file() and path.name not in known["pages"]
+        )
         with ThreadPoolExecutor(THREADS) as disk:  # while the digests are computed
-            syncs = [disk.submit(_sync, path) for path in (*gpu, *written, self.process_folder)]
+            syncs = [disk.submit(_sync, path) for path in (*written, self.process_folder)]
             digests = {
-                str(path.relative_to(self.folder)): [path.stat().st_size, _digest(path, frees_zeros=True)]
-                for path in written
+                str(path.relative_to(self.folder)): [path.stat().st_size, _digest(path)] for path in written
             }
             for sync in syncs:
                 sync.result()
@@ -244,7 +276,7 @@ class Image:
             processors=tree.bound_to_processors(ids),
             needed=others,
             saved=saved,
-            gpu_bytes=sum(path.stat().st_blocks * 512 for path in gpu),
+            gpu_bytes=sum(path.stat().st_blocks * 512 for path in self._gpu_files()),
             made_at=time.time(),
             monotonic_s=time.clock_gettime(time.CLOCK_MONOTONIC),
             machine=this_machine(),
@@ -266,29 +298,32 @@ class Image:
                 raise ImageRefused("it was written by another release")
             if not hmac.compare_digest(signature, signature_of(told)):
                 raise ImageRefused("its manifest was changed, or another user made it")
-            if strange := [each for each in told["files"] if not FILE_NAME.fullmatch(each)]:
+            named = [*told["files"], *(f"{PROCESS}/{each}" for each in told["pages"])]
+            if strange := [each for each in named if not FILE_NAME.fullmatch(each)]:
                 raise ImageRefused(f"its manifest names a file elsewhere: {strange[0]!r}")
-            return Manifest(**{**told, "processes": [ProcessName(**each) for each in told["processes"]]})
+            processes = [ProcessName(**each) for each in told["processes"]]
+            packed = {name: Packed(**each) for name, each in told["pages"].items()}
+            return Manifest(**{**told, "processes": processes, "pages": packed})
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ImageRefused(f"its manifest cannot be read ({type(error).__name__})") from None
 
-    def verify(self, manifest: Manifest, *, pages: bool) -> None:
-        """Compare what CRIU wrote with the manifest: contents of memory, or all else. Raises ImageRefused."""
+    def verify(self, manifest: Manifest) -> None:
+        """Compare what CRIU wrote with the manifest, but for contents of memory. Raises ImageRefused."""
         verify_private(self.folder)
         verify_private(self.process_folder)
+        pages.remove_plain(self.process_folder)  # of a wake that was killed
         there = {str(path.relative_to(self.folder)) for path in self.process_folder.rglob("*")}
-        if extra := sorted(there - manifest.files.keys()):
+        known = {*manifest.files, *(f"{PROCESS}/{each}" for each in manifest.pages)}
+        if extra := sorted(there - known):
             raise ImageRefused(f"there is a file in it that was not written with it: {extra[0]}")
         for name, (size, digest) in manifest.files.items():
-            if (PAGES in name) is not pages:
-                continue
             path = self.folder / name
             try:
                 is_same = _is_plain(path.lstat(), size) and _digest(path) == digest
             except OSError:
                 raise ImageRefused(f"a file of it is gone: {name}") from None
             if not is_same:
-                raise ImageRefused(f"a file of it was changed, or the disk is damaged: {name}")
+                raise ImageRefused(f"{CHANGED}: {name}")
 
     def note_waking(self) -> None:
         """Note that its process is about to be started from it. Raises OSError."""
@@ -360,17 +395,13 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _digest(path: Path, *, frees_zeros: bool = False) -> str:
-    """Return the digest of a file. Several threads read its parts. `frees_zeros`: they take no room afterwards."""
+def _digest(path: Path) -> str:
+    """Return the digest of a file. Several threads read its parts."""
     size = path.stat().st_size
-    flags = os.O_RDWR if frees_zeros else os.O_RDONLY
-    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def of_part(offset: int) -> bytes:
-        part = os.pread(descriptor, PART_BYTES, offset)
-        if frees_zeros:
-            _free_zeros(descriptor, offset, part)
-        return hashlib.blake2b(part, digest_size=32).digest()
+        return hashlib.blake2b(os.pread(descriptor, PART_BYTES, offset), digest_size=32).digest()
 
     try:
         offsets = range(0, size, PART_BYTES)
@@ -381,11 +412,3 @@ def _digest(path: Path, *, frees_zeros: bool = False) -> str:
             return hashlib.blake2b(b"".join(pool.map(of_part, offsets)), digest_size=32).hexdigest()
     finally:
         os.close(descriptor)
-
-
-def _free_zeros(descriptor: int, offset: int, part: bytes) -> None:
-    """Make holes in a file where there are zeros, as in what the GPU's driver keeps of itself: they read the same."""
-    size = len(ZEROS)
-    for at in range(0, len(part) - size + 1, size):
-        if part[at] == part[at + size - 1] == 0 and part[at : at + size] == ZEROS:
-            _libc.fallocate(descriptor, MAKE_HOLE, ctypes.c_int64(offset + at), ctypes.c_int64(size))

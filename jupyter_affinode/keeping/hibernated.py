@@ -420,7 +420,8 @@ class HibernatedKernels:
         self._take(image, from_json(manifest.record), undelivered, manifest)
 
     def _take(self, image: Image, record: Record, undelivered: Undelivered, manifest: Manifest) -> Hibernated:
-        known = replace(manifest, record={}, undelivered={}, files={})  # what is large is on the disk
+        # What is large is on the disk.
+        known = replace(manifest, record={}, undelivered={}, files={}, pages={})
         taken = Hibernated(record, image, manifest.made_at, undelivered, image.bytes, known)
         self._known[record.kernel_id] = taken
         self._ports[record.kernel_id] = PortsHeld(record.connection)

@@ -433,7 +433,7 @@ class Keeper:
         await self._has_woken(*await self._hibernated.wake(kernel_id, tells=tells))
 
     async def _has_woken(self, hibernated: Hibernated, record: Record) -> None:
-        kernel_id = record.kernel_id
+        kernel_id, began = record.kernel_id, time.monotonic()
         server = self._server_of(kernel_id)
         kernel = self._known(record)
         if kernel is None:
@@ -446,7 +446,7 @@ class Keeper:
             return self._hibernated.is_heard(hibernated)
         await kernel.is_heard_within(HEARD_S)
         if server is None:
-            await asyncio.sleep(RECONNECTED_S)
+            await asyncio.sleep(max(began + RECONNECTED_S - time.monotonic(), 0))
             kernel.put_before(hibernated.undelivered)
             await kernel.keep()
             self._hibernated.is_heard(hibernated)

@@ -177,6 +177,35 @@ def test_no_room_is_said_before_anything_is_done(lone, small_disk):
     lone.check()
 
 
+def test_a_kernel_is_woken_beside_a_full_disk_in_host_memory_and_without_either_it_is_said(lone, small_disk):
+    lone.check()
+    lone.hibernate()
+    full = fill(small_disk)
+    os.truncate(full, full.stat().st_size - (1 << 20))  # for notes
+    lone.kill_keeper()
+    lone.environment["NO_HOST_MEMORY"] = "1"
+    assert "make room in one of them" in refusal(lone, "wake")
+    assert lone.is_hibernated() and not lone.lives() and not list(lone.image.glob("process/pages-*.img"))
+    lone.kill_keeper()
+    del lone.environment["NO_HOST_MEMORY"]
+    lone.start_keeper()
+    lone.wake()
+    lone.check()
+    full.unlink()
+
+
+def test_where_host_memory_is_short_what_criu_writes_and_reads_is_on_the_disk(lone):
+    lone.kill_keeper()
+    lone.environment["NO_HOST_MEMORY"] = "1"
+    lone.hand_over()
+    for _ in range(2):
+        lone.check()
+        lone.hibernate()
+        assert not list(lone.image.glob("process/pages-*.img"))
+        lone.wake()
+    lone.check()
+
+
 def test_a_folder_that_cannot_be_written_to_any_more_leaves_kernel_or_image_as_it_was(lone, small_disk):
     lone.check()
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)

@@ -83,7 +83,7 @@ if which and told.exists() and told.read_text().split()[0] == which:
         if which == "restore":
             return os.path.exists(f"/proc/{pid}")
         image = Path(action[action.index("-D") + 1])
-        return any(image.glob("pages-*"))
+        return any(path.stat().st_size for path in image.glob("pages-*.img"))
     while not is_in_midst() and criu.poll() is None:
         pass
     if criu.poll() is None:
