@@ -6,7 +6,8 @@ trains a small network with AdamW and has a CUDA graph; its losses are compared 
 straight on. The server ends; the kernel hibernates, is woken, answers `1+1`, and computes; `--cycles` times, the last
 ones with 1 % of its words changed. The last time another program fills the GPU with `--full` while it comes back, and
 with `--killed` it is killed on its way back to the GPU, and woken again. Beside each image a plain file of that size
-is written and read, past the cache.
+is written and read, past the cache. An image's size is what the disk has of it, its processes' part apart: that is
+compressed. The seconds of each step are the keeper's own.
 Exits with 1 if anything is not as it must be.
 """
 
@@ -117,6 +118,23 @@ def park(live: Machine, kernel: JupyterKernel) -> None:
     assert status == 200, answer
 
 
+def on_disk(images: Path) -> tuple[int, int]:
+    """What the disk has of images: of GPU memory, and of all else."""
+    found = {path: path.lstat() for path in images.rglob("*") if path.is_file() and not path.is_symlink()}
+    of_gpu, of_processes = {}, {}
+    for path, status in found.items():
+        (of_gpu if path.name.startswith("gpu-") else of_processes)[status.st_ino] = status.st_blocks * 512
+    return sum(of_gpu.values()), sum(of_processes.values())
+
+
+def say_steps(live: Machine) -> None:
+    """What the keeper says of the steps of the last hibernation and wake."""
+    lines = Path(live.environment["AFFINODE_FOLDER"], "keeper.log").read_text(errors="replace").splitlines()
+    for way in ("into its image", "out of its image"):
+        for line in [each for each in lines if f"{way}: " in each][-1:]:
+            say(line.partition(" ")[2].partition(" ")[2])
+
+
 def waits_for_room(kernel: JupyterKernel, live: Machine, images: Path) -> bool:
     """Use the GPU while another program fills it; whether that waits, and the image is kept meanwhile."""
     with patch.dict(os.environ, live.environment), ballast(LEAVES_BYTES):
@@ -172,7 +190,8 @@ def one_cycle(
     server.process.send_signal(signal.SIGTERM)
     server.process.wait(timeout=60)
     said, slept_s = command(live, "hibernate", kernel)
-    size = said["bytes"]
+    size, (of_gpu, of_processes) = said["bytes"], on_disk(images)
+    say(f"of the GPU {of_gpu / 2**30:.3f} GiB, of its processes {of_processes / 2**30:.3f} GiB (compressed)")
     gone, left = not exists(int(pid)), gpu_used_bytes()
     sample = min(max(size // (64 * MIB), 1) * 64 * MIB, SAMPLE_BYTES)
     wrote_s, read_s = (each * size / sample for each in plain_copies(folder, sample))
@@ -195,9 +214,11 @@ def one_cycle(
         f" first CUDA result {took_s:.2f} s (plain read {read_s:.2f}), GPU {used_before >> 20} -> {left >> 20} MiB:"
         f" {'right' if right else f'WRONG {gone, known, after == before, trained}'}"
     )
+    say_steps(live)
     return (
         name,
         f"{size / 2**30:.2f} GiB",
+        f"{of_processes / 2**30:.2f} GiB",
         f"{slept_s:.2f} s",
         f"{wrote_s:.2f} s",
         f"{slept_s / wrote_s:.2f}",
@@ -286,6 +307,7 @@ def main() -> int:
         headings=(
             "cycle",
             "image",
+            "of it its processes",
             "away",
             "plain write",
             "ratio",

@@ -254,7 +254,7 @@ def test_a_kernel_that_is_carried_to_another_machine(scripts_machine, tmp_path):
 def test_kernels_with_the_same_weights_have_them_on_disk_once(scripts_machine):
     scripts_machine.environment["AFFINODE_CRIU"] = fetched_criu()
     sizes = ["--kernels=3", "--gib=0.125", "--own=0.0078125", "--beside=0.00390625"]
-    options = ["--program=driver", *sizes, f"--dir={scripts_machine.work}"]
+    options = ["--program=driver", "--gpu-alone", *sizes, f"--dir={scripts_machine.work}"]
     found, said = found_by(scripts_machine, "weights_once", *options)
     assert found["passed"] and [row[-1] for row in found["rows"]] == ["equal"] * 3, said
 
