@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from jupyterhub import spawner as hub_spawners
+from jupyterhub.apihandlers.hub import InfoAPIHandler
 from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
 from traitlets.config import Config
 
@@ -43,6 +46,27 @@ def test_any_configured_class_gets_the_policy(configured, base):
     assert issubclass(made, base) and issubclass(made, GpuPolicy)
     assert made.run_pre_spawn_hook is GpuPolicy.run_pre_spawn_hook
     assert enabled(made) is made
+
+
+@pytest.mark.parametrize(
+    ("configured", "site"),
+    [
+        ("simple", "jupyterhub.spawner.SimpleLocalProcessSpawner"),
+        (SiteSpawner, f"{__name__}.SiteSpawner"),
+        ("batchspawner.SlurmSpawner", "batchspawner.batchspawner.SlurmSpawner"),
+        ("wrapspawner.ProfilesSpawner", "wrapspawner.wrapspawner.ProfilesSpawner"),
+    ],
+)
+def test_the_hub_names_the_sites_class_and_the_version_of_its_package(configured, site):
+    """As administrators ask for it (/hub/api/info)."""
+    told = []
+    hub = SimpleNamespace(
+        settings={"spawner_class": enabled(configured)}, authenticator=None, finish=told.append
+    )
+    InfoAPIHandler.get.__wrapped__(hub)
+    package = sys.modules[site.partition(".")[0]]
+    said = {"class": site, "version": getattr(package, "__version__", "unknown")}
+    assert json.loads(told[0])["spawner"] == said
 
 
 def test_traits_are_configured_for_any_class_that_it_derives_from():
