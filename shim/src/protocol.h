@@ -156,6 +156,11 @@ enum affinode_command_kind {
 	 * and all lots are given back. No CUDA yet: nothing is to be done. Answered like SPILL. After OK the controller
 	 * hangs up, and the process comes back when the file `away` in that folder is gone, or after AFFINODE_AWAY_MS in which it ran.  */
 	AFFINODE_COMMAND_HIBERNATE = 16,
+	/* A parked process has contents that another process of its user has, or offers, in packs below the folder that is the command's `reason`,
+	 * which is in host memory, and gives its own host memory for them back. It offers the rest. It ends early with REVOKED as SPILL does, with
+	 * BUSY while another process of the user does the same, and with FAILED and the reason in words where the folder does not allow it. What is not in
+	 * packs by then stays as it was. The reply has the bytes that others may find now and could not before.  */
+	AFFINODE_COMMAND_SHARE = 17,
 };
 #define AFFINODE_AWAY_MS 600000u
 
@@ -242,10 +247,10 @@ enum affinode_move_flags {
 struct affinode_command {
 	struct affinode_header header;
 	uint32_t command;
-	uint32_t request;     /* ROOM: the number that it answers; COMMIT, ABORT: the epoch of the move, SPILL or READ_BACK */
+	uint32_t request;     /* ROOM: the number that it answers; COMMIT, ABORT: the epoch of the move, SPILL, READ_BACK or SHARE */
 	uint64_t deadline_ns; /* the command is not begun after this; 0: none */
 	uint64_t argument;
-	char reason[AFFINODE_TEXT_SIZE]; /* for the log; with MOVE_MIGRATE, the GPU's UUID; with SPILL and HIBERNATE, the folder */
+	char reason[AFFINODE_TEXT_SIZE]; /* for the log; with MOVE_MIGRATE, the GPU's UUID; with SPILL, HIBERNATE and SHARE, the folder */
 };
 
 enum affinode_status {
@@ -261,7 +266,7 @@ enum affinode_status {
 	AFFINODE_PREPARED = 9,    /* not the end: the move waits for COMMIT or ABORT */
 };
 
-/* Answers a COMMAND (PARK and RESUME, once, or twice when prepared; DROP_CACHES; SPILL; READ_BACK; HIBERNATE; the others are not answered).
+/* Answers a COMMAND (PARK and RESUME, once, or twice when prepared; DROP_CACHES; SPILL; READ_BACK; HIBERNATE; SHARE; the others are not answered).
  * `bytes`: what was moved or dropped; with NO_HOST_ROOM, the host memory that the park would have taken in all, its
  * kept memory and lots included, as far as it is known (0: not at all). */
 struct affinode_reply {
@@ -390,7 +395,7 @@ struct affinode_page {
 	uint64_t parks, resumes;
 	uint64_t last_park_ns, last_park_bytes;     /* duration and size of the last ones */
 	uint64_t last_resume_ns, last_resume_bytes;
-	uint64_t copy_bytes; /* host memory that holds parked contents; zero chunks take none */
+	uint64_t copy_bytes; /* host memory that holds parked contents, of this process alone; zero chunks take none */
 	uint64_t retained_bytes; /* host memory of retained copies: TRIM gives it back */
 	uint64_t last_park_copied_bytes, last_park_zero_bytes; /* the rest of last_park_bytes was unchanged */
 	uint64_t mended_chunks; /* 2 MiB chunks whose digest was wrong after a resume's first copy */
@@ -408,6 +413,8 @@ struct affinode_page {
 	uint32_t entry_point_count;
 	uint32_t reserved_count;
 	struct affinode_entry_point entry_points[AFFINODE_ENTRY_POINTS];
+	uint64_t shared_bytes;      /* contents, or retained copies, in packs in host memory that other processes of the user have, too */
+	uint64_t shared_part_bytes; /* the process's part of what these packs take: one that two processes have counts half in each */
 };
 
 _Static_assert(sizeof(struct affinode_header) == 16, "header");

@@ -25,6 +25,7 @@ GPU = struct.Struct("=16sQQ8Q")
 DISK = struct.Struct("=QQQ")  # behind the GPUs: disk_bytes …
 COUNTED = struct.Struct("=QI4x")  # counted_since_ns, entry_point_count
 ENTRY_POINT = struct.Struct("=56sQ")
+SHARED = struct.Struct("=QQ")  # behind the entry points: shared_bytes, shared_part_bytes
 MAX_ENTRY_POINTS = 20
 SEQUENCE = struct.Struct("=Q")
 SEQUENCE_OFFSET = 24
@@ -37,7 +38,8 @@ STEADY = (
 )  # all but `sequence` and `heartbeat_ns`, which always change
 DISK_OFFSET = HEAD.size + TAIL.size + MAX_GPUS * GPU.size
 COUNTED_OFFSET = DISK_OFFSET + DISK.size
-USED_BYTES = COUNTED_OFFSET + COUNTED.size + MAX_ENTRY_POINTS * ENTRY_POINT.size
+SHARED_OFFSET = COUNTED_OFFSET + COUNTED.size + MAX_ENTRY_POINTS * ENTRY_POINT.size
+USED_BYTES = SHARED_OFFSET + SHARED.size
 
 
 class _Head(NamedTuple):
@@ -206,6 +208,8 @@ class PageData:
     last_resume_disk_bytes: int = 0  # that came from disk
     counted_since: float | None = None  # while calls are counted by entry point
     entry_points: tuple[tuple[str, int], ...] = ()  # … those called most, and how often
+    shared_bytes: int = 0  # contents or retained copies in host memory that other processes have, too
+    shared_part_bytes: int = 0  # its part of the host memory that these take
 
     @cached_property
     def resident_bytes(self) -> int:
@@ -226,7 +230,8 @@ def parse_page(raw: bytes, now: float, clock: PeerClock | None = None) -> PageDa
     rest = TAIL.unpack_from(raw, HEAD.size)
     tail = _Tail._make(rest[CALL_CLASSES:])
     disk = DISK.unpack_from(raw, DISK_OFFSET)
-    _plausible(*tail.sizes, *disk)
+    shared = SHARED.unpack_from(raw, SHARED_OFFSET)
+    _plausible(*tail.sizes, *disk, *shared)
     if tail.depth not in DEPTHS:
         raise PageError(f"a page with depth {tail.depth}")
     gpus = tuple(_gpu(raw, index) for index in range(head.gpu_count))
@@ -257,6 +262,8 @@ def parse_page(raw: bytes, now: float, clock: PeerClock | None = None) -> PageDa
         calls=tuple(rest[:CALL_CLASSES]),
         disk_bytes=disk[0],
         last_resume_disk_bytes=disk[2],
+        shared_bytes=shared[0],
+        shared_part_bytes=shared[1],
         **_counted(raw, now, clock),
     )
 

@@ -83,6 +83,7 @@ class CommandKind(enum.IntEnum):
     LOT_FORGET = 14
     READ_BACK = 15  # from the disk into host memory
     HIBERNATE = 16  # the image's folder is the command's text
+    SHARE = 17  # the folder in host memory is the command's text
 
 
 class MoveFlag(enum.IntFlag):

@@ -26,9 +26,22 @@ void chunk_drop(struct chunk *chunk)
 	chunk->digested = chunk->was_on_disk = false;
 }
 
-void chunk_to_disk(struct chunk *chunk, uint32_t place)
+bool chunk_is_on_disk(const struct chunk *chunk)
 {
-	slot_give(&chunk->slot);
+	return chunk->kind == CHUNK_SPILLED && !spill_is_in_memory(chunk->place);
+}
+
+bool chunk_takes_memory(const struct chunk *chunk)
+{
+	return chunk_has_slot(chunk) || (chunk->kind == CHUNK_SPILLED && spill_is_in_memory(chunk->place));
+}
+
+void chunk_to_place(struct chunk *chunk, uint32_t place)
+{
+	if (chunk->kind == CHUNK_SPILLED)
+		spill_give(chunk->place);
+	else
+		slot_give(&chunk->slot);
 	chunk->kind = CHUNK_SPILLED;
 	chunk->place = place;
 }

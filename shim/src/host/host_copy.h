@@ -12,7 +12,7 @@ enum chunk_kind {
 	CHUNK_STALE, /* the slot is reserved, and has contents of an earlier time */
 	CHUNK_ZERO,  /* the contents are zeros, which need no slot */
 	CHUNK_HELD,  /* the slot has the contents */
-	CHUNK_SPILLED, /* the spill file has the contents; there is no slot */
+	CHUNK_SPILLED, /* a pack has the contents, on disk or in host memory; there is no slot */
 };
 
 struct chunk {
@@ -47,11 +47,17 @@ static inline bool chunk_has_slot(const struct chunk *chunk)
 	return chunk->kind == CHUNK_STALE || chunk->kind == CHUNK_HELD;
 }
 
+/* Return whether a disk has its contents.  */
+bool chunk_is_on_disk(const struct chunk *chunk);
+
+/* Return whether it has a slot, or a place in host memory.  */
+bool chunk_takes_memory(const struct chunk *chunk);
+
 /* Give the chunk's slot or place back, if it has one. Its kind is NONE afterwards.  */
 void chunk_drop(struct chunk *chunk);
 
-/* Make a HELD chunk, which has been written to that place, SPILLED, and give its slot back.  */
-void chunk_to_disk(struct chunk *chunk, uint32_t place);
+/* Make a HELD chunk, or one of another place, which has been written to that place, SPILLED there, and give its slot or that place back.  */
+void chunk_to_place(struct chunk *chunk, uint32_t place);
 
 /* Make a SPILLED chunk, which has been read into that slot, HELD, and give its place back.  */
 void chunk_from_disk(struct chunk *chunk, const struct host_slot *slot);

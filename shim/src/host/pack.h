@@ -6,6 +6,8 @@
  *
  * Behind the chunks is a hint for each: two chunks with different hints are different. That those with equal hints are equal must be seen.
  *
+ * A pack in host memory is the same in a folder of the process's own on a tmpfs (memory_packs.h).
+ *
  * Other packs are parts of the process's file without a name (spill_file.h), and no other process has them.  */
 #pragma once
 
@@ -32,6 +34,8 @@ struct pack {
 	dev_t device; /* which file it is */
 	ino_t inode;
 	unsigned char *mapping; /* for reading where the file has lost its name, or its descriptor; it also keeps the file */
+	bool in_memory;         /* it takes host memory, and is gone with its last name and mapping */
+	unsigned names;         /* in memory: how many processes have a name for it, when that was looked at last */
 	bool own;               /* this process made it: only it writes to free places, and frees them */
 	bool shared;            /* another process has had it, for all that is known: nothing is written to it, or freed */
 	bool changed;           /* the hints in the file are not these */

@@ -18,12 +18,15 @@ static struct {
 	size_t pack_count, pack_room;
 	struct shared_chunk *chunks; /* sorted by hint */
 	size_t chunk_count, chunk_room;
+	struct hint *offers; /* sorted */
+	size_t offer_count, offer_room;
 } found;
 
 void shared_packs_forget(void)
 {
 	free(found.packs);
 	free(found.chunks);
+	free(found.offers);
 	memset(&found, 0, sizeof(found));
 }
 
@@ -77,6 +80,25 @@ static void look_at(int folder, const char *path, const char *name)
 	close(descriptor);
 }
 
+static void look_at_offers(int folder)
+{
+	int descriptor = openat(folder, OFFERS, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	struct stat status;
+	size_t count;
+
+	if (descriptor < 0)
+		return;
+	if (disk_status(descriptor, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid() && status.st_size > 0) {
+		count = (size_t)status.st_size / sizeof(*found.offers);
+		count = count < OFFERS_MAX ? count : OFFERS_MAX;
+		if (make_room((void **)&found.offers, sizeof(*found.offers), &found.offer_room, found.offer_count, count) &&
+		    pread(descriptor, found.offers + found.offer_count, count * sizeof(*found.offers), 0) ==
+			    (ssize_t)(count * sizeof(*found.offers)))
+			found.offer_count += count;
+	}
+	close(descriptor);
+}
+
 /* Open a folder that is this user's, and that no other may enter. Return NULL if there is none.  */
 static DIR *open_private(int above, const char *name)
 {
@@ -93,7 +115,7 @@ static DIR *open_private(int above, const char *name)
 	return folder;
 }
 
-static void look_into(int store, const char *path, const char *name)
+static void look_into(int store, const char *path, const char *name, bool is_own)
 {
 	DIR *image = open_private(store, name);
 	char its_path[PACK_PATH_SIZE];
@@ -102,15 +124,19 @@ static void look_into(int store, const char *path, const char *name)
 	if (!image)
 		return;
 	if ((size_t)snprintf(its_path, sizeof(its_path), "%s/%s", path, name) < sizeof(its_path))
-		while ((entry = readdir(image)) != NULL)
+		while ((entry = readdir(image)) != NULL) {
 			if (!strncmp(entry->d_name, PREFIX, strlen(PREFIX)))
 				look_at(dirfd(image), its_path, entry->d_name);
+			else if (!is_own && !strcmp(entry->d_name, OFFERS))
+				look_at_offers(dirfd(image));
+		}
 	closedir(image);
 }
 
+/* A chunk begins with its hint.  */
 static int by_hint(const void *a, const void *b)
 {
-	return memcmp(&((const struct shared_chunk *)a)->hint, &((const struct shared_chunk *)b)->hint, sizeof(struct hint));
+	return memcmp(a, b, sizeof(struct hint));
 }
 
 void shared_packs_find(const char *folder)
@@ -128,10 +154,17 @@ void shared_packs_find(const char *folder)
 		return;
 	while ((entry = readdir(store)) != NULL)
 		if (entry->d_name[0] != '.')
-			look_into(dirfd(store), path, entry->d_name);
+			look_into(dirfd(store), path, entry->d_name, !strcmp(entry->d_name, slash + 1));
 	closedir(store);
 	if (found.chunk_count)
 		qsort(found.chunks, found.chunk_count, sizeof(*found.chunks), by_hint);
+	if (found.offer_count)
+		qsort(found.offers, found.offer_count, sizeof(*found.offers), by_hint);
+}
+
+bool shared_chunk_is_offered(const struct hint *hint)
+{
+	return found.offer_count && bsearch(hint, found.offers, found.offer_count, sizeof(*hint), by_hint);
 }
 
 const struct shared_chunk *shared_chunks_like(const struct hint *hint, size_t *count)

@@ -1,15 +1,19 @@
-/* What a user's other images have: their packs' hints, read at the start of a hibernation.
+/* What a user's other images have: their packs' hints, read at the start of a hibernation. The same of packs in memory, beside which processes
+ * have files of offers: the hints of what they have for themselves alone, and would share.
  *
  * Images of one user are side by side in a folder that no other user can enter. Called by the mover alone; what is there may be read by any
  * thread meanwhile.  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
 #include "host/pack.h"
 
+#define OFFERS "offers"
+#define OFFERS_MAX (1u << 20) /* 2 TiB of contents */
 #define NOT_TAKEN (-1)    /* the process has no name for the file */
 #define CANNOT_TAKE (-2)
 
@@ -32,6 +36,9 @@ void shared_packs_forget(void);
 
 /* Return the chunks with that hint, and how many.  */
 const struct shared_chunk *shared_chunks_like(const struct hint *hint, size_t *count);
+
+/* Return whether another process offers contents with that hint.  */
+bool shared_chunk_is_offered(const struct hint *hint);
 
 struct shared_pack *shared_pack(uint32_t index);
 

@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/per_process.h"
 #include "host/disk_file.h"
+#include "host/memory_packs.h"
 #include "host/pack.h"
 #include "host/spill_internal.h"
 
@@ -34,11 +35,21 @@ static OF_PROCESS struct {
 	ino_t inode; /* 0: there is none */
 	unsigned used; /* places with users, guarded by places.lock */
 } unnamed;
-static OF_PROCESS _Atomic uint64_t chunks_on_disk, chunks_written;
+static OF_PROCESS _Atomic uint64_t chunks_on_disk, chunks_in_memory, chunks_written, chunks_written_to_memory;
 
 uint64_t spill_bytes(void)
 {
 	return atomic_load(&chunks_on_disk) * CHUNK_BYTES;
+}
+
+uint64_t memory_packs_bytes(void)
+{
+	return atomic_load(&chunks_in_memory) * CHUNK_BYTES;
+}
+
+uint64_t memory_packs_written(void)
+{
+	return atomic_load(&chunks_written_to_memory) * CHUNK_BYTES;
 }
 
 uint64_t spill_written_bytes(void)
@@ -54,6 +65,11 @@ static struct pack *pack_of(uint32_t place)
 static unsigned at_in_pack(uint32_t place)
 {
 	return (place - 1) % PACK_PLACES;
+}
+
+bool spill_is_in_memory(uint32_t place)
+{
+	return pack_of(place)->in_memory;
 }
 
 static off_t unnamed_offset(uint32_t place)
@@ -74,13 +90,11 @@ static bool is_there(void)
 
 static int refuse(int error, char *why, size_t size, const char *folder, const char *text)
 {
-	snprintf(why, size, "the spill folder %.100s %s", folder, text);
+	snprintf(why, size, "the folder %.100s %s", folder, text);
 	return error;
 }
 
-/* Open the folder that the administrator or the user chose, and check that it is theirs and on a disk. Nothing in it has a name
- * that another user could take first.  */
-static int open_shared(const char *folder, char *why, size_t size)
+int chosen_folder_open(const char *folder, bool in_memory, char *why, size_t size)
 {
 	int descriptor = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), error = 0;
 	struct statfs disk;
@@ -95,7 +109,9 @@ static int open_shared(const char *folder, char *why, size_t size)
 		error = refuse(-EPERM, why, size, folder, "belongs to another user");
 	else if (status.st_mode & (S_IWGRP | S_IWOTH) && !(status.st_mode & S_ISVTX))
 		error = refuse(-EPERM, why, size, folder, "may be changed by others and has no sticky bit");
-	else if ((unsigned long)disk.f_type == TMPFS_MAGIC || (unsigned long)disk.f_type == RAMFS_MAGIC)
+	else if (in_memory && (unsigned long)disk.f_type != TMPFS_MAGIC)
+		error = refuse(-ENOTSUP, why, size, folder, "is not in host memory (tmpfs)");
+	else if (!in_memory && ((unsigned long)disk.f_type == TMPFS_MAGIC || (unsigned long)disk.f_type == RAMFS_MAGIC))
 		error = refuse(-ENOTSUP, why, size, folder, "is in host memory itself (tmpfs)");
 	if (!error)
 		return descriptor;
@@ -177,7 +193,7 @@ int spill_open(const char *folder, char *why, size_t size)
 	}
 	remove_unnamed_packs();
 	unnamed_forget();
-	shared = open_shared(folder, why, size);
+	shared = chosen_folder_open(folder, false, why, size); /* nothing in it has a name that another user could take first */
 	if (shared < 0)
 		return shared;
 	made = open_file(shared, &direct);
@@ -198,13 +214,20 @@ void spill_close_in_child(void)
 {
 	if (is_there())
 		close(unnamed.descriptor);
+	memory_packs_close_in_child();
 }
 
 /* ---- Packs  */
 
+/* Return the folder that new packs go to; "": they are parts of the file without a name.  */
+static const char *folder_of_new(void)
+{
+	return places.to_memory ? places.memory : places.image;
+}
+
 bool pack_name(unsigned number, char *path)
 {
-	return snprintf(path, PACK_PATH_SIZE, "%s/gpu-%d.%u", places.image, (int)getpid(), number) < PACK_PATH_SIZE;
+	return snprintf(path, PACK_PATH_SIZE, "%s/gpu-%d.%u", folder_of_new(), (int)getpid(), number) < PACK_PATH_SIZE;
 }
 
 int pack_make_or_link(struct pack *pack, const char *from, const char *path)
@@ -230,7 +253,7 @@ unsigned places_add_pack(const char *from)
 	pack = number < PACKS ? calloc(1, sizeof(*pack)) : NULL;
 	if (!pack)
 		return PACKS;
-	if (places.image[0]) {
+	if (folder_of_new()[0]) {
 		error = pack_name(number, path) ? pack_make_or_link(pack, from, path) : -ENAMETOOLONG;
 	} else {
 		pack->own = true;
@@ -238,10 +261,12 @@ unsigned places_add_pack(const char *from)
 		error = pack->mapping ? 0 : -ENOMEM;
 	}
 	if (error) {
-		log_line("disk: no pack %s: errno %d", from ? from : places.image, -error);
+		log_line("disk: no pack %s: errno %d", from ? from : folder_of_new(), -error);
 		free(pack);
 		return PACKS;
 	}
+	pack->in_memory = places.to_memory;
+	pack->names = pack->shared ? 2 : 1;
 	places.packs[number] = pack;
 	return number;
 }
@@ -254,7 +279,8 @@ static bool is_free(const struct pack *pack, unsigned at)
 /* Return whether new contents go to this pack.  */
 static bool is_written_to(const struct pack *pack)
 {
-	return pack && pack->own && !pack->shared && (pack->path[0] != '\0') == (places.image[0] != '\0');
+	return pack && pack->own && !pack->shared && pack->in_memory == places.to_memory &&
+	       (pack->path[0] != '\0') == (folder_of_new()[0] != '\0');
 }
 
 void place_use(struct pack *pack, unsigned at)
@@ -263,7 +289,7 @@ void place_use(struct pack *pack, unsigned at)
 		pack->used++;
 		unnamed.used += !pack->path[0];
 	}
-	atomic_fetch_add(&chunks_on_disk, 1);
+	atomic_fetch_add(pack->in_memory ? &chunks_in_memory : &chunks_on_disk, 1);
 }
 
 /* With places.lock held, as the next ones.  */
@@ -315,7 +341,7 @@ static void give(uint32_t place)
 	struct pack *pack = pack_of(place);
 	unsigned at = at_in_pack(place);
 
-	atomic_fetch_sub(&chunks_on_disk, 1);
+	atomic_fetch_sub(pack->in_memory ? &chunks_in_memory : &chunks_on_disk, 1);
 	if (--pack->users[at])
 		return;
 	pack->used--;
@@ -323,6 +349,8 @@ static void give(uint32_t place)
 		next_at = place - 1;
 	if (!pack->path[0])
 		return free_unnamed(pack, place);
+	if (pack->in_memory && pack->used == 0) /* another may wait for the memory */
+		return places_remove_pack((place - 1) / PACK_PLACES);
 	pack->has_unused = true;
 	atomic_store(&places.has_unused, true);
 }
@@ -399,7 +427,7 @@ static int write_to(uint32_t place, const void *from)
 	return error;
 }
 
-int spill_write(uint32_t *place, const void *from)
+int spill_write(uint32_t *place, const void *from, const struct hint *known)
 {
 	struct pack *pack = pack_of(*place);
 	unsigned at = at_in_pack(*place);
@@ -408,7 +436,7 @@ int spill_write(uint32_t *place, const void *from)
 	int error;
 
 	if (pack->path[0]) {
-		hint = pack_hint(from);
+		hint = known ? *known : pack_hint(from);
 		equal = image_find_equal(&hint, from);
 	}
 	if (equal) {
@@ -419,7 +447,7 @@ int spill_write(uint32_t *place, const void *from)
 	error = write_to(*place, from);
 	if (error)
 		return error;
-	atomic_fetch_add(&chunks_written, 1);
+	atomic_fetch_add(pack->in_memory ? &chunks_written_to_memory : &chunks_written, 1);
 	pthread_mutex_lock(&places.lock);
 	pack->written[at] = true;
 	pack->hints[at] = hint;
@@ -442,7 +470,9 @@ void spill_found_again(void)
 		unnamed.device = status.st_dev;
 		unnamed.inode = status.st_ino;
 	}
+	pthread_mutex_lock(&places.lock);
 	for (unsigned i = 0; i < PACKS; i++)
-		if (places.packs[i] && places.packs[i]->path[0])
+		if (places.packs[i] && places.packs[i]->path[0] && !places.packs[i]->in_memory)
 			pack_found_again(places.packs[i]);
+	pthread_mutex_unlock(&places.lock);
 }

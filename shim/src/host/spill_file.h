@@ -5,10 +5,12 @@
  * enter; what another image of that user has already is not written again.  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "host/chunk.h"
+#include "host/pack.h"
 
 /* Threads that read or write at a time: what a local disk needs to be at work all the time.  */
 #define SPILL_THREADS 8
@@ -29,9 +31,12 @@ void spill_found_again(void);
  * the disk.  */
 uint32_t spill_take(void);
 
-/* Write a chunk to a place that was taken. In an image, what is on disk already is not written: then that place is given back, and `*place` is
- * where it is. Return 0 or a negative errno. Called by any thread.  */
-int spill_write(uint32_t *place, const void *from);
+/* Write a chunk to a place that was taken; its hint is `known` or NULL. Where packs are shared, what is there already is not written: then that
+ * place is given back, and `*place` is where it is. Return 0 or a negative errno. Called by any thread.  */
+int spill_write(uint32_t *place, const void *from, const struct hint *known);
+
+/* Return whether a place is in host memory (memory_packs.h).  */
+bool spill_is_in_memory(uint32_t place);
 
 /* Read `bytes` that begin at a place. Return 0 or a negative errno. Called by any thread.  */
 int spill_read(uint32_t place, void *to, size_t bytes);
@@ -45,7 +50,7 @@ void spill_tidy(void);
 /* Free a place, and give its space back to the disk: that of an image at the next spill_tidy. Called by any thread.  */
 void spill_give(uint32_t place);
 
-/* Return the bytes in places that are taken, and all bytes that were ever written. Called by any thread.  */
+/* Return the bytes in places on disk that are taken, and all bytes that were ever written there. Called by any thread.  */
 uint64_t spill_bytes(void);
 uint64_t spill_written_bytes(void);
 

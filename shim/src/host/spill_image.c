@@ -1,4 +1,4 @@
-/* What goes to an image, and what of it is there already.  */
+/* What goes to an image, and what of it is there already. So is what goes to packs in memory (memory_packs.c).  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -12,6 +12,11 @@
 #include "host/spill_file.h"
 #include "host/spill_internal.h"
 
+static bool is_pack(const struct pack *pack, const struct shared_pack *shared)
+{
+	return pack && pack->device == shared->device && pack->inode == shared->inode;
+}
+
 /* Use the place of contents that may be equal, in a file that this process gets a name for if it has none. Return 0 if there is none.  */
 static uint32_t use_shared(const struct shared_chunk *chunk)
 {
@@ -19,15 +24,21 @@ static uint32_t use_shared(const struct shared_chunk *chunk)
 	uint32_t place = 0;
 
 	pthread_mutex_lock(&places.lock);
+	if (shared->number >= 0 && !is_pack(places.packs[shared->number], shared)) /* its last place was given back meanwhile */
+		shared->number = NOT_TAKEN;
 	if (shared->number == NOT_TAKEN) {
 		unsigned number = places_add_pack(shared->path);
 
 		shared->number = number < PACKS ? (int)number : CANNOT_TAKE;
+		if (number < PACKS && !is_pack(places.packs[number], shared)) { /* another file has that name by now */
+			places_remove_pack(number);
+			shared->number = CANNOT_TAKE;
+		}
 	}
 	if (shared->number >= 0) {
 		struct pack *pack = places.packs[shared->number];
 
-		if (pack && pack->written[chunk->at] && pack->users[chunk->at] < UINT16_MAX) {
+		if (pack->written[chunk->at] && pack->users[chunk->at] < UINT16_MAX) {
 			place_use(pack, chunk->at);
 			place = place_of((unsigned)shared->number, chunk->at);
 		}
@@ -66,9 +77,11 @@ uint32_t image_find_equal(const struct hint *hint, const void *contents)
 
 void spill_publish(void)
 {
+	pthread_mutex_lock(&places.lock);
 	for (unsigned i = 0; i < PACKS; i++)
 		if (places.packs[i])
 			pack_publish(places.packs[i]);
+	pthread_mutex_unlock(&places.lock);
 }
 
 static bool is_at(const struct pack *pack, const char *path)
@@ -184,9 +197,9 @@ static int bring_into_image(unsigned number)
 	return error;
 }
 
-/* See what has become of the packs that the process has, which are among those that were found.  */
-static void look_again(void)
+void places_look_again(void)
 {
+	pthread_mutex_lock(&places.lock);
 	for (unsigned i = 0; i < PACKS; i++) {
 		struct shared_pack *shared;
 
@@ -197,6 +210,18 @@ static void look_again(void)
 		if (shared)
 			shared->number = (int)i;
 	}
+	pthread_mutex_unlock(&places.lock);
+}
+
+/* Those in memory end when nothing is left in them.  */
+static bool is_on_disk(unsigned number)
+{
+	bool is;
+
+	pthread_mutex_lock(&places.lock);
+	is = places.packs[number] && !places.packs[number]->in_memory;
+	pthread_mutex_unlock(&places.lock);
+	return is;
 }
 
 int spill_into_image(const char *folder, char *why, size_t size)
@@ -206,12 +231,12 @@ int spill_into_image(const char *folder, char *why, size_t size)
 	snprintf(places.image, sizeof(places.image), "%s", folder);
 	shared_packs_find(folder);
 	for (unsigned i = 0; i < PACKS && !error; i++)
-		error = places.packs[i] ? bring_into_image(i) : 0;
+		error = is_on_disk(i) ? bring_into_image(i) : 0;
 	if (error) {
 		snprintf(why, size, "the image %.120s cannot be written: %s", folder, strerror(-error));
 		return error;
 	}
-	look_again();
+	places_look_again();
 	unnamed_forget();
 	return 0;
 }

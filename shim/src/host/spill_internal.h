@@ -17,7 +17,9 @@ extern struct places {
 	pthread_mutex_t lock;
 	struct pack *packs[PACKS];
 	char image[PACK_PATH_SIZE]; /* the folder that new packs go to; "": they are parts of the file without a name */
-	_Atomic bool has_unused;    /* a pack of an image has */
+	char memory[PACK_PATH_SIZE]; /* the process's folder in host memory */
+	bool to_memory;             /* new packs go there instead */
+	_Atomic bool has_unused;    /* a pack with a name has */
 } places;
 
 static inline uint32_t place_of(unsigned number, unsigned at)
@@ -25,7 +27,11 @@ static inline uint32_t place_of(unsigned number, unsigned at)
 	return (uint32_t)(number * PACK_PLACES + at + 1);
 }
 
-/* Write a pack's name in the image to `path`; false: it is too long.  */
+/* Open the folder that the administrator or the user chose for files, and check that it is theirs, and on a disk or `in_memory`. Return its
+ * descriptor, or a negative errno and `why` in words.  */
+int chosen_folder_open(const char *folder, bool in_memory, char *why, size_t size);
+
+/* Write a pack's name in the folder that new packs go to, to `path`; false: it is too long.  */
 bool pack_name(unsigned number, char *path);
 
 /* Make a pack's file, or link it `from` another name. A file of that name is an earlier process's with this number.  */
@@ -45,6 +51,9 @@ int place_read(uint32_t place, void *to, size_t bytes);
 /* Take a pack off the file without a name, with places.lock held; and close that, when none is left.  */
 void unnamed_left(unsigned number);
 void unnamed_forget(void);
+
+/* Look at the process's packs again, which are among those that were found.  */
+void places_look_again(void);
 
 /* Return a place that has these contents already, with one user more, or 0. Called by any thread.  */
 uint32_t image_find_equal(const struct hint *hint, const void *contents);

@@ -62,6 +62,7 @@ static void on_command(const struct affinode_command *command, int *descriptor)
 	case AFFINODE_COMMAND_SPILL:
 	case AFFINODE_COMMAND_READ_BACK:
 	case AFFINODE_COMMAND_HIBERNATE:
+	case AFFINODE_COMMAND_SHARE:
 		take_move(command);
 		break;
 	case AFFINODE_COMMAND_CANCEL:

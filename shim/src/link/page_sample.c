@@ -9,7 +9,9 @@
 #include "gate/entry_point_counts.h"
 #include "gate/gate.h"
 #include "gpu/contexts.h"
+#include "host/bounce_ring.h"
 #include "host/lent_memory.h"
+#include "host/memory_packs.h"
 #include "host/slabs.h"
 #include "host/spill_file.h"
 #include "link/drop_caches.h"
@@ -18,7 +20,6 @@
 #include "memory/device_writes.h"
 #include "memory/managed_memory.h"
 #include "memory/unmovable_bytes.h"
-#include "mover/retained_memory.h"
 #include "state/status_page.h"
 
 /* Sum the calls by class, and return whether any since the last look is use of the GPU. Launches, copies, allocations and
@@ -57,6 +58,7 @@ static struct {
 	uint64_t shared[AFFINODE_MAX_GPUS], mapped[AFFINODE_MAX_GPUS], generation;
 	const uint8_t *uuids[AFFINODE_MAX_GPUS];
 	uint64_t lots;
+	struct memory_packs_use in_packs;
 	int gpus;
 	bool written_by_devices;
 } seen;
@@ -70,6 +72,7 @@ static void sample_memory(void)
 	blocks_sum(seen.bytes, seen.shared, seen.mapped, &seen.generation);
 	devices_uuids(seen.uuids, seen.gpus);
 	seen.lots = lots_bytes();
+	seen.in_packs = memory_packs_use();
 	seen.written_by_devices = device_writes_reason(false) != NO_REASON;
 }
 
@@ -100,10 +103,12 @@ static void count_bytes(struct affinode_page *page)
 static void count_host_memory(struct affinode_page *page)
 {
 	bool resident = page->state == AFFINODE_STATE_RESIDENT || page->state == AFFINODE_STATE_PARKING;
-	uint64_t kept = retained_bytes(), slots = slots_bytes();
+	uint64_t kept = slabs_bytes() + staging_bytes(), slots = slots_bytes();
 
-	page->copy_bytes = resident ? 0 : slots;
-	page->retained_bytes = resident ? kept : kept > slots ? kept - slots : 0;
+	page->copy_bytes = resident ? 0 : slots + seen.in_packs.sole;
+	page->retained_bytes = resident ? kept + seen.in_packs.bytes : kept > slots ? kept - slots : 0;
+	page->shared_bytes = seen.in_packs.shared;
+	page->shared_part_bytes = seen.in_packs.part;
 	page->lot_bytes = seen.lots;
 	page->disk_bytes = spill_bytes();
 	page->disk_written_bytes = spill_written_bytes();

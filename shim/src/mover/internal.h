@@ -44,6 +44,10 @@ void resume(struct moved *moved);
 void spill(struct moved *moved);
 void read_back(struct moved *moved);
 void hibernate(struct moved *moved);
+void share(struct moved *moved);
+
+/* Forget what a resident process has in packs for its next park, on disk or in host memory.  */
+void forget_places(bool in_memory);
 
 /* End blocks that were freed while a park read them that was then given up. Work that was submitted may still use them, so the GPU must be
  * idle; false: it is not. The program's next free or allocation ends them too, but there may be none.  */

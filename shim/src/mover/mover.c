@@ -212,6 +212,7 @@ const struct move_traits move_kinds[MOVE_KINDS] = {
 	[MOVE_RESUME_ALONE] = {"lone-resume", AFFINODE_COMMAND_RESUME, 0, false, resume},
 	[MOVE_SPILL] = {"spill", AFFINODE_COMMAND_SPILL, 0, false, spill},
 	[MOVE_READ_BACK] = {"read-back", AFFINODE_COMMAND_READ_BACK, 0, false, read_back},
+	[MOVE_SHARE] = {"sharing", AFFINODE_COMMAND_SHARE, 0, false, share},
 	[MOVE_HIBERNATE] = {"hibernation", AFFINODE_COMMAND_HIBERNATE, 0, false, hibernate},
 };
 

@@ -24,6 +24,7 @@ enum move_kind {
 	MOVE_RESUME_ALONE,    /* without a controller, holding the GPUs' locks meanwhile */
 	MOVE_SPILL,           /* from host memory to the disk: the GPU has no part in it */
 	MOVE_READ_BACK,
+	MOVE_SHARE,           /* from host memory to packs there that other processes of the user have, too */
 	MOVE_HIBERNATE,       /* all that there is to the disk, the context off the GPU, and off the link */
 	MOVE_KINDS
 };
@@ -36,7 +37,7 @@ struct move {
 	uint8_t to_gpu[16];   /* MIGRATE: its UUID */
 	/* Of a park: bytes of host memory that it may take beside what is kept; 0: no limit. SPILL, READ_BACK: bytes to move.  */
 	uint64_t budget;
-	char folder[AFFINODE_TEXT_SIZE]; /* SPILL, HIBERNATE: the file is made below it */
+	char folder[AFFINODE_TEXT_SIZE]; /* SPILL, HIBERNATE, SHARE: files are made below it */
 };
 
 struct moved;
@@ -77,7 +78,7 @@ struct moved {
 	struct move move;
 	enum affinode_status status;
 	uint64_t bytes;
-	uint64_t copied; /* a park: bytes that were copied out; a resume: bytes that came from the disk */
+	uint64_t copied; /* a park: bytes that were copied out; a resume: bytes that came from the disk; SHARE: bytes that went to packs */
 	uint64_t zeros;  /* a park: bytes that were zero and needed no copy */
 	uint64_t duration_ns;
 	bool leaves; /* a park at context depth, to which there was no objection when it began */

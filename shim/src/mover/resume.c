@@ -119,7 +119,7 @@ static void give_up_copies(struct arrival *arrival, const struct part *part)
 	if (is_last)
 		block_set_hollow(block, false);
 	for (size_t at = part->begin; at < part->end; at++)
-		if (chunk_has_slot(item_chunk(&arrival->survey.items[at])))
+		if (chunk_takes_memory(item_chunk(&arrival->survey.items[at])))
 			chunk_drop(item_chunk(&arrival->survey.items[at]));
 	arrival->moved->bytes += block_part_begins(block, part->number + 1) - block_part_begins(block, part->number);
 }
@@ -251,7 +251,7 @@ static uint64_t bytes_on_disk(const struct survey *survey)
 	uint64_t bytes = 0;
 
 	for (size_t i = 0; i < survey->item_count; i++)
-		bytes += item_chunk(&survey->items[i])->kind == CHUNK_SPILLED ? CHUNK_BYTES : 0;
+		bytes += chunk_is_on_disk(item_chunk(&survey->items[i])) ? CHUNK_BYTES : 0;
 	return bytes;
 }
 

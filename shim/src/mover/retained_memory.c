@@ -9,6 +9,7 @@
 #include "host/host_copy.h"
 #include "host/lent_memory.h"
 #include "host/memory_limits.h"
+#include "host/memory_packs.h"
 #include "host/slabs.h"
 #include "memory/blocks/block.h"
 #include "mover/internal.h"
@@ -23,7 +24,7 @@
 
 uint64_t retained_bytes(void)
 {
-	return slabs_bytes() + staging_bytes();
+	return slabs_bytes() + staging_bytes() + (shim_is_parked() ? 0 : memory_packs_bytes());
 }
 
 bool retained_trim(uint64_t keep)
@@ -37,6 +38,8 @@ bool retained_trim(uint64_t keep)
 	if (before > keep)
 		done = staging_trim(); /* the least to make anew */
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	if (retained_bytes() > keep)
+		forget_places(true);
 	have = retained_bytes();
 	list = have > keep ? blocks_take_retained_copies(have - keep) : NULL;
 	while (list) {

@@ -1,6 +1,6 @@
 /* Parked contents go to disk, lot by lot, and back into host memory. A chunk is in host memory until it has been written; only then
  * its place in the file is what counts. On the way back it is on disk until it has been read. So whatever ends either, each chunk is
- * in one of the two.  */
+ * in one of the two. In the same way chunks go to packs in host memory, which other processes of the user have, too.  */
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -17,6 +17,8 @@
 #include "gpu/gpu_lock.h"
 #include "host/host_copy.h"
 #include "host/lent_memory.h"
+#include "host/memory_limits.h"
+#include "host/memory_packs.h"
 #include "host/spill_file.h"
 #include "memory/blocks/block.h"
 #include "mover/internal.h"
@@ -33,6 +35,7 @@ static struct {
 	struct chunk *chunks[CHUNKS_AT_ONCE];
 	uint32_t places[CHUNKS_AT_ONCE];
 	struct host_slot slots[CHUNKS_AT_ONCE]; /* to read into */
+	struct hint hints[CHUNKS_AT_ONCE]; /* where they are to be shared */
 	int (*move)(size_t i);
 	bool (*ends)(void);
 	bool moved[CHUNKS_AT_ONCE];
@@ -42,6 +45,7 @@ static struct {
 } batch;
 
 static unsigned waiting_at_start;
+static bool all_must_go; /* also what other processes have in host memory: no memory comes free of that */
 
 /* The process is wanted back, or about to end. A controller that has a process spilled although a call waits knows of that one;
  * without a controller it is to be resumed at once.  */
@@ -60,10 +64,13 @@ static bool reading_must_end(void)
 /* By address, as slots are given out: a lot can be given back only when all of its slabs are empty.  */
 static int by_address(const void *a, const void *b)
 {
-	const unsigned char *one = slot_memory(&(*(struct chunk *const *)a)->slot);
-	const unsigned char *other = slot_memory(&(*(struct chunk *const *)b)->slot);
+	const struct chunk *first = *(struct chunk *const *)a, *second = *(struct chunk *const *)b;
+	const unsigned char *one = chunk_has_slot(first) ? slot_memory(&first->slot) : NULL;
+	const unsigned char *other = chunk_has_slot(second) ? slot_memory(&second->slot) : NULL;
 
-	return one < other ? -1 : one > other;
+	if (!one && !other)
+		return first->place < second->place ? -1 : first->place > second->place;
+	return !one || !other ? !one - !other : one < other ? -1 : one > other;
 }
 
 static bool is_parked(const struct block *block)
@@ -71,15 +78,23 @@ static bool is_parked(const struct block *block)
 	return block->copy && (!block->resident || block->hollow);
 }
 
-static bool is_spillable(const struct copy *copy, size_t at)
+static bool is_in_slot(const struct copy *copy, size_t at)
 {
 	/* What is wrong when it comes back must be seen to be.  */
 	return copy->chunks[at].kind == CHUNK_HELD && copy->chunks[at].digested && chunk_size(copy, at) == CHUNK_BYTES;
 }
 
+static bool is_spillable(const struct copy *copy, size_t at)
+{
+	const struct chunk *chunk = &copy->chunks[at];
+
+	return is_in_slot(copy, at) || (chunk->kind == CHUNK_SPILLED && spill_is_in_memory(chunk->place) &&
+					(all_must_go || memory_packs_is_sole(chunk->place)));
+}
+
 static bool is_on_disk(const struct copy *copy, size_t at)
 {
-	return copy->chunks[at].kind == CHUNK_SPILLED;
+	return chunk_is_on_disk(&copy->chunks[at]);
 }
 
 /* Those of parked contents that `are`. NULL: none, or no memory.  */
@@ -130,6 +145,8 @@ static void move_all(int (*move)(size_t), bool (*ends)(void))
 
 	batch.move = move;
 	batch.ends = ends;
+	atomic_store(&batch.next, 0);
+	memset(batch.moved, 0, sizeof(batch.moved));
 	while (started < SPILL_THREADS - 1 && pthread_create(&threads[started], NULL, move_chunks, NULL) == 0)
 		started++;
 	move_chunks(NULL);
@@ -137,16 +154,48 @@ static void move_all(int (*move)(size_t), bool (*ends)(void))
 		pthread_join(threads[--started], NULL);
 }
 
+static int write_from_pack(size_t i)
+{
+	void *contents = mmap(NULL, CHUNK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int error = contents == MAP_FAILED ? -ENOMEM : spill_read(batch.chunks[i]->place, contents, CHUNK_BYTES);
+
+	if (!error)
+		error = spill_write(&batch.places[i], contents, NULL);
+	if (contents != MAP_FAILED)
+		munmap(contents, CHUNK_BYTES);
+	return error;
+}
+
 static int write_one(size_t i)
 {
-	return spill_write(&batch.places[i], slot_memory(&batch.chunks[i]->slot));
+	if (batch.chunks[i]->kind == CHUNK_SPILLED)
+		return write_from_pack(i);
+	return spill_write(&batch.places[i], slot_memory(&batch.chunks[i]->slot), NULL);
+}
+
+/* Make what was written SPILLED, and return its bytes.  */
+static uint64_t take_places(void)
+{
+	uint64_t bytes = 0;
+
+	for (size_t i = 0; i < batch.count; i++) {
+		if (!batch.places[i])
+			continue;
+		if (!batch.moved[i]) {
+			spill_give(batch.places[i]);
+			continue;
+		}
+		chunk_to_place(batch.chunks[i], batch.places[i]);
+		bytes += CHUNK_BYTES;
+	}
+	return bytes;
 }
 
 /* Write the next chunks, `most` bytes at most, and give their slots back. Bytes written; *error: what the disk said.  */
 static uint64_t write_next(uint64_t most, int *error)
 {
-	uint64_t bytes = 0;
 	struct chunk **chunks;
+	uint64_t bytes;
 	size_t count;
 
 	memset(&batch, 0, sizeof(batch));
@@ -166,14 +215,7 @@ static uint64_t write_next(uint64_t most, int *error)
 	free(chunks);
 	move_all(write_one, spill_must_end);
 	spill_publish();
-	for (size_t i = 0; i < batch.count; i++) {
-		if (!batch.moved[i]) {
-			spill_give(batch.places[i]);
-			continue;
-		}
-		chunk_to_disk(batch.chunks[i], batch.places[i]);
-		bytes += CHUNK_BYTES;
-	}
+	bytes = take_places();
 	retained_give_back_freed();
 	pthread_mutex_unlock(&mover_work_lock);
 	*error = atomic_load(&batch.error);
@@ -247,20 +289,29 @@ static uint64_t read_next(uint64_t most, int *error)
 	return bytes;
 }
 
+void forget_places(bool in_memory)
+{
+	struct block **blocks;
+	size_t n;
+
+	blocks = blocks_list(&n);
+	for (size_t i = 0; blocks && i < n; i++)
+		for (size_t at = 0; !is_parked(blocks[i]) && blocks[i]->copy && at < blocks[i]->copy->count; at++) {
+			struct chunk *chunk = &blocks[i]->copy->chunks[at];
+
+			if (chunk->kind == CHUNK_SPILLED && spill_is_in_memory(chunk->place) == in_memory)
+				chunk_drop(chunk);
+		}
+	free(blocks);
+}
+
 /* Of a resident process: forget what is kept on disk for the next park.  */
 static uint64_t forget_kept(void)
 {
 	uint64_t before = spill_bytes();
-	struct block **blocks;
-	size_t n;
 
 	pthread_mutex_lock(&mover_work_lock);
-	blocks = blocks_list(&n);
-	for (size_t i = 0; blocks && i < n; i++)
-		for (size_t at = 0; !is_parked(blocks[i]) && blocks[i]->copy && at < blocks[i]->copy->count; at++)
-			if (blocks[i]->copy->chunks[at].kind == CHUNK_SPILLED)
-				chunk_drop(&blocks[i]->copy->chunks[at]);
-	free(blocks);
+	forget_places(false);
 	pthread_mutex_unlock(&mover_work_lock);
 	return before - spill_bytes();
 }
@@ -301,6 +352,7 @@ void spill(struct moved *moved)
 		return outcome_is(moved, moved->bytes ? AFFINODE_OK : AFFINODE_NOTHING, NO_REASON);
 	}
 	waiting_at_start = gate_calls_waiting();
+	all_must_go = false;
 	if (spill_open(moved->move.folder, moved->text, sizeof(moved->text))) {
 		moved->status = AFFINODE_FAILED;
 		return;
@@ -309,6 +361,118 @@ void spill(struct moved *moved)
 	if (spill_must_end())
 		return outcome_is(moved, AFFINODE_REVOKED, REASON_WANTED_BACK);
 	ended(moved, error, "written to disk");
+}
+
+/* The hints of what stays the process's own.  */
+static struct {
+	struct hint *hints;
+	size_t count, room;
+} offers;
+
+static void offer(const struct hint *hint)
+{
+	if (offers.count == offers.room) {
+		size_t room = offers.room ? 2 * offers.room : CHUNKS_AT_ONCE;
+		struct hint *larger = realloc(offers.hints, room * sizeof(*larger));
+
+		if (!larger) /* it is offered another time */
+			return;
+		offers.hints = larger;
+		offers.room = room;
+	}
+	offers.hints[offers.count++] = *hint;
+}
+
+static int find_hint(size_t i)
+{
+	batch.hints[i] = pack_hint(slot_memory(&batch.chunks[i]->slot));
+	return 0;
+}
+
+static int share_one(size_t i)
+{
+	return batch.places[i] ? spill_write(&batch.places[i], slot_memory(&batch.chunks[i]->slot), &batch.hints[i]) : 0;
+}
+
+/* Choose the places of what others have or offer, in order; what is not looked at in time stays as it is.  */
+static void choose_shared(void)
+{
+	for (size_t i = 0; i < batch.count; i++) {
+		if (!batch.moved[i])
+			continue;
+		if (memory_packs_want(&batch.hints[i]))
+			batch.places[i] = spill_take();
+		if (!batch.places[i])
+			offer(&batch.hints[i]);
+	}
+}
+
+/* Share what can be of the next chunks after the `passed` first ones, which stay the process's own. Bytes that now lie in packs.  */
+static uint64_t share_next(size_t *passed, int *error)
+{
+	struct chunk **chunks;
+	uint64_t bytes;
+	size_t count;
+
+	memset(&batch, 0, sizeof(batch));
+	pthread_mutex_lock(&mover_work_lock);
+	chunks = chunks_that(is_in_slot, &count);
+	if (chunks)
+		qsort(chunks, count, sizeof(struct chunk *), by_address);
+	while (*passed + batch.count < count && batch.count < CHUNKS_AT_ONCE) {
+		batch.chunks[batch.count] = chunks[*passed + batch.count];
+		batch.count++;
+	}
+	free(chunks);
+	move_all(find_hint, spill_must_end);
+	choose_shared();
+	for (size_t i = 0; i < batch.count; i++)
+		*passed += batch.moved[i] && !batch.places[i];
+	move_all(share_one, spill_must_end);
+	spill_publish();
+	bytes = take_places();
+	retained_give_back_freed();
+	pthread_mutex_unlock(&mover_work_lock);
+	*error = batch.count ? atomic_load(&batch.error) : -ENODATA;
+	return bytes;
+}
+
+/* A batch is there twice until its slots are given back. Where there is no room for that nothing is shared.  */
+static bool has_room_to_share(void)
+{
+	return host_memory_left() > host_memory_reserve() + CHUNKS_AT_ONCE * CHUNK_BYTES;
+}
+
+void share(struct moved *moved)
+{
+	uint64_t written;
+	size_t passed = 0;
+	int error;
+
+	if (!shim_is_parked())
+		return outcome_is(moved, AFFINODE_NOTHING, REASON_NOT_FREED);
+	waiting_at_start = gate_calls_waiting();
+	error = memory_packs_begin(moved->move.folder, moved->text, sizeof(moved->text));
+	if (error) {
+		moved->status = error == -EBUSY ? AFFINODE_BUSY : AFFINODE_FAILED;
+		return;
+	}
+	offers.count = 0;
+	written = memory_packs_written();
+	while (!error && !spill_must_end() && has_room_to_share()) {
+		moved->copied += share_next(&passed, &error);
+		link_wake(); /* the page, and lots that have ended */
+		while (mover_has_holders() && !spill_must_end())
+			clock_sleep_ns(ASIDE_NS);
+	}
+	moved->bytes = memory_packs_written() - written;
+	memory_packs_offer(offers.hints, offers.count);
+	memory_packs_done();
+	if (spill_must_end())
+		return outcome_is(moved, AFFINODE_REVOKED, REASON_WANTED_BACK);
+	if (error && error != -ENODATA)
+		return ended(moved, error, "shared in host memory");
+	outcome_is(moved, AFFINODE_OK, NO_REASON);
 }
 
 /* The context follows the memory, unless it is off the GPU already.  */
@@ -333,6 +497,7 @@ void hibernate(struct moved *moved)
 	if (!shim_is_parked())
 		return outcome_is(moved, AFFINODE_REFUSED, REASON_NOT_FREED);
 	waiting_at_start = gate_calls_waiting();
+	all_must_go = true;
 	moved->move.budget = UINT64_MAX;
 	if (!leave_gpu(moved))
 		return;
@@ -347,6 +512,9 @@ void hibernate(struct moved *moved)
 	if (error)
 		return ended(moved, error, "written to disk");
 	gpu_locks_close();
+	memory_packs_leave();
+	if (memory_packs_bytes())
+		return outcome_is(moved, AFFINODE_FAILED, REASON_LOTS_IN_USE);
 	if (!lots_let_go())
 		return outcome_is(moved, AFFINODE_FAILED, REASON_LOTS_IN_USE);
 	outcome_is(moved, AFFINODE_OK, NO_REASON);

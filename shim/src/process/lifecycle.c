@@ -16,6 +16,7 @@
 #include "gpu/contexts.h"
 #include "gpu/gpu_lock.h"
 #include "host/bounce_ring.h"
+#include "host/memory_packs.h"
 #include "host/slabs.h"
 #include "host/spill_file.h"
 #include "ipc/export.h"
@@ -55,6 +56,7 @@ static void at_exit(int status, void *unused)
 	if (!until)
 		until = now + QUIESCE_NS;
 	mover_quiesce(now < until ? until - now : 0);
+	memory_packs_leave();
 	leaving_begin(status);
 }
 

@@ -28,7 +28,8 @@ TEST_FLAVOURS := plain address thread
 #   step_callers     free_while_copying, preempted, unmap_while_waiting, gate_stress: calls in the midst of a move
 #   step_disk        spill, step_spill: the disk and the process end at any step
 #   step_packs       packs: images that share what they have in common
-TEST_LONG := handed_over staging step_callers step_disk step_packs
+#   step_memory_packs  memory_packs: parked processes that do
+TEST_LONG := handed_over staging step_callers step_disk step_memory_packs step_packs
 TEST_QUICK := $(patsubst %,plain/%,$(filter-out $(TEST_LONG),$(TEST_PROGRAMS)))
 TEST_CASES := $(foreach flavour,$(TEST_FLAVOURS),$(TEST_PROGRAMS:%=$(flavour)/%))
 

@@ -16,7 +16,7 @@
 #define WEIGHTS_SEED 100
 
 struct order {
-	char what; /* 'c': look at all; 's': set chunk `at` to `seed`; 'k': die at the call `at` that changes a file; 'q': end */
+	char what; /* 'c': look at all; 's': set chunk `at` to `seed`; 'k': die at the call `at` that changes a file; 'f': that call fails; 'r': it has come; 'q': end; 'e': by exit */
 	uint32_t at, seed;
 };
 
@@ -32,7 +32,7 @@ static pid_t store_maker;
 
 /* ---- In the child  */
 
-static _Atomic int calls_to_live = -1;
+static _Atomic int calls_to_live = -1, calls_to_fail = -1;
 
 /* Before a call that changes a file.  */
 __attribute__((unused)) static void maybe_die(void)
@@ -77,11 +77,15 @@ _Noreturn static void sleeper_main(void)
 	while (read(TALK_FD, &order, sizeof(order)) == sizeof(order)) {
 		if (order.what == 'q')
 			_exit(0);
+		if (order.what == 'e')
+			exit(0);
 		if (order.what == 'k')
 			atomic_store(&calls_to_live, (int)order.at);
+		if (order.what == 'f')
+			atomic_store(&calls_to_fail, (int)order.at);
 		if (order.what == 's')
 			set_chunk(order.at, order.seed);
-		say(TALK_FD, order.what != 'c' || all_is_right() ? 'y' : 'n');
+		say(TALK_FD, (order.what == 'c' && !all_is_right()) || (order.what == 'r' && (calls_to_live > 0 || calls_to_fail > 0)) ? 'n' : 'y');
 	}
 	_exit(0);
 }
@@ -143,7 +147,7 @@ static struct sleeper sleeper_start(const char *name)
 	return sleeper;
 }
 
-static void sleeper_end(struct sleeper *sleeper)
+__attribute__((unused)) static void sleeper_end(struct sleeper *sleeper)
 {
 	struct order order = {.what = 'q'};
 
@@ -173,7 +177,7 @@ static uint32_t begin_image(const struct sleeper *sleeper)
 }
 
 /* Park it, and have all in its image; the bytes that were written for it.  */
-static uint64_t hibernate(const struct sleeper *sleeper)
+__attribute__((unused)) static uint64_t hibernate(const struct sleeper *sleeper)
 {
 	uint64_t before = page_read().disk_written_bytes;
 	struct affinode_reply reply = controller_reply(begin_image(sleeper));
@@ -186,7 +190,7 @@ static uint64_t hibernate(const struct sleeper *sleeper)
 }
 
 /* Back to the controller, and back on the GPU: all is right.  */
-static void wake(const struct sleeper *sleeper)
+__attribute__((unused)) static void wake(const struct sleeper *sleeper)
 {
 	file_away(sleeper, false);
 	controller_accept();
@@ -200,7 +204,7 @@ struct packs {
 	unsigned count, shared;
 };
 
-static struct packs packs_in(const char *image)
+__attribute__((unused)) static struct packs packs_in(const char *image)
 {
 	DIR *folder = opendir(image);
 	struct packs packs = {0, 0, 0};

@@ -110,6 +110,36 @@ void controller_drop(void)
 	link_fd = -1;
 }
 
+struct controller_aside {
+	int fd;
+	const struct affinode_page *page;
+	uint32_t epoch;
+};
+
+struct controller_aside *controller_put_aside(void)
+{
+	struct controller_aside *aside = malloc(sizeof(*aside));
+
+	CHECK(aside != NULL);
+	*aside = (struct controller_aside){link_fd, atomic_load(&page), epoch};
+	link_fd = -1;
+	atomic_store(&page, NULL);
+	return aside;
+}
+
+void controller_take_again(struct controller_aside *aside)
+{
+	struct affinode_heartbeat heartbeat;
+
+	CHECK_EQUAL(link_fd, -1);
+	link_fd = aside->fd;
+	epoch = aside->epoch;
+	reply_count = notice_count = heartbeats = 0;
+	atomic_store(&page, aside->page);
+	free(aside);
+	controller_send(AFFINODE_HEARTBEAT, &heartbeat, sizeof(heartbeat), 0);
+}
+
 void controller_kill(void)
 {
 	close(listener);
@@ -218,6 +248,11 @@ static uint32_t command_with_folder(uint32_t what, uint64_t bytes, const char *f
 uint32_t controller_spill(uint64_t bytes, const char *folder)
 {
 	return command_with_folder(AFFINODE_COMMAND_SPILL, bytes, folder);
+}
+
+uint32_t controller_share(const char *folder)
+{
+	return command_with_folder(AFFINODE_COMMAND_SHARE, 0, folder);
 }
 
 uint32_t controller_into_image(const char *folder)

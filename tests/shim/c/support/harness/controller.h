@@ -17,6 +17,9 @@ void controller_kill(void);       /* and the listener: its socket is left */
 void controller_stop(void);       /* as it ends by itself: its socket goes */
 void controller_listen_again(void); /* the next one */
 void controller_start_again(void); /* … which takes the shim */
+/* Put the link to the shim that was accepted last aside, to take another; and take one again. Heartbeats keep one that is aside.  */
+struct controller_aside *controller_put_aside(void);
+void controller_take_again(struct controller_aside *aside);
 int controller_fd(void);
 struct affinode_hello controller_hello(void); /* of the shim that was accepted last */
 void controller_send(uint16_t type, void *message, uint32_t size, uint32_t epoch);
@@ -24,6 +27,8 @@ uint32_t controller_command(uint32_t command, uint64_t argument);
 void controller_answer_room(uint32_t request, bool granted);
 /* Write `bytes` at most of what is parked to disk, below the folder.  */
 uint32_t controller_spill(uint64_t bytes, const char *folder);
+/* Share what is parked with the user's other processes, by packs below the folder.  */
+uint32_t controller_share(const char *folder);
 /* Write all that is parked to the image in that folder, and take the context off the GPU.  */
 uint32_t controller_into_image(const char *folder);
 /* Resume on the GPU with that UUID, as NVML writes it; `more`: other move flags.  */
