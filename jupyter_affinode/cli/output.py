@@ -97,7 +97,12 @@ def host_memory_text(kernel: dict[str, Any]) -> str:
     """Return what a kernel has in host memory; "" where its size on the GPU says that already."""
     copies, kept = kernel["copy_bytes"], kernel["retained_bytes"]
     parked = kernel["parked_bytes"] - kernel.get("disk_bytes", 0)
-    if parked and copies < parked - SMALL_BYTES:
+    shared = kernel.get("shared_bytes", 0) if parked else 0
+    zeros = parked - copies - shared > SMALL_BYTES
+    if shared > SMALL_BYTES:
+        alone = f"takes {bytes_in_words(copies)} of RAM alone, and {bytes_in_words(shared)} together with other kernels"
+        return f"{alone}: the rest is zeros" if zeros else alone
+    if parked and zeros:
         return f"takes {bytes_in_words(copies)} of RAM: the rest is zeros"
     if kept > SMALL_BYTES:
         return f"{bytes_in_words(kept)} of RAM hold a copy for the next time"

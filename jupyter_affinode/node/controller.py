@@ -510,6 +510,7 @@ class Controller:
         look_for_unended(self.state.kernels, now, self.log, self.poke)
         kernels = self.state.kernels.values()
         look_for_unhibernated(kernels, self.state.failed_spills, now, self.log, self.poke)
+        self.state.sharing.tidy(self.state.settings.share_dir, self._loop)
         self.accounts.tidy(now)
         self.servers.watch_all(self.events.places())
         self.stored_requests.save(self.state.kernels.values(), now, self.state.host.disk.stored_bytes)

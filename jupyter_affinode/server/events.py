@@ -50,6 +50,7 @@ SIZES = (
     "copy_bytes",
     "retained_bytes",
     "set_aside_bytes",
+    "shared_bytes",
     "disk_bytes",
 )
 SIZE_PART = 0.01  # of a size: a smaller change is not seen

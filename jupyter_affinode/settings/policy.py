@@ -104,6 +104,17 @@ class _Memory:
         in memory of its own.""",
         shown_default="what parks that are likely would take; none on a controller of all users",
     )
+    share_dir: str = setting(
+        "",
+        """Folder in host memory (a tmpfs, as /dev/shm) in which the parked kernels of one user have once what they have
+        in common, as the weights of one model. Each user has a folder of their own in it that no other user can enter,
+        so it must have the sticky bit (mode 1777), or belong to the one user. It must have room for what is in common:
+        containers have 64 MiB of /dev/shm unless told otherwise. Contents of different users are never compared. Off by
+        default: what a kernel shares comes back by the processor, not straight from the memory that the GPU reads,
+        and parked kernels are looked through once after each park. Set it where host memory limits how many kernels
+        with the same model can be parked. Empty: each kernel has its own.""",
+        read=folder,
+    )
     spill_dir: str = setting(
         "",
         """Folder on a local disk to which parked memory goes when host memory is short, the least recently used first,

@@ -35,6 +35,8 @@ export interface IKernel {
   retained_bytes: number;
   /** Host memory that the controller touched in advance and lent it for its first park. There is no copy in it. */
   set_aside_bytes: number;
+  /** What of its parked or retained memory is once in host memory for several kernels of its user (`share_dir`). Not a part of `copy_bytes`. */
+  shared_bytes: number;
   /** What of its parked memory is on the local disk, not in host memory. A part of `parked_bytes`. */
   disk_bytes: number;
   /** How busy it keeps the GPU that it uses most, by NVML's samples of its processes; null where NVML does not tell. */
@@ -229,6 +231,10 @@ export interface INode {
     retained_bytes: number;
     /** Touched in advance and lent to kernels for their first park: a part of the lots that are given. */
     set_aside_bytes: number;
+    /** Host memory that holds parked contents of several kernels of a user each, counted once (`share_dir`). Not a part of `copy_bytes`. */
+    shared_bytes: number;
+    /** Why a kernel could not share host memory; null where it can. */
+    share_problem: string | null;
     /** Host memory that the controller touches in advance and hands out. */
     lots: {
       /** null: what parks that may come soon would take. */

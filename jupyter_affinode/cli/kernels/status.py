@@ -133,12 +133,16 @@ def _node_text(node: dict[str, Any]) -> str:
     memory = f"Host memory: {bytes_in_words(host['available_bytes'])} available"
     if host["copy_bytes"]:
         memory += f", {bytes_in_words(host['copy_bytes'])} hold freed GPU memory"
+    if host.get("shared_bytes"):
+        memory += f", {bytes_in_words(host['shared_bytes'])} more that several kernels share"
     if host["retained_bytes"]:
         memory += f", {bytes_in_words(host['retained_bytes'])} hold copies for the next time"
     in_advance = host.get("set_aside_bytes", 0) + host.get("lots", {}).get("ready_bytes", 0)
     if in_advance:
         memory += f", {bytes_in_words(in_advance)} set aside in advance"
     lines.append(memory)
+    if host.get("share_problem"):
+        lines.append(f"Kernels share no host memory: {host['share_problem']}")
     lines.extend(_spill_lines(node.get("spill")))
     if node["history"]["problem"]:
         lines.append(f"No history is written: {node['history']['problem']}")

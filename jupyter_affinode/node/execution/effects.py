@@ -20,6 +20,7 @@ from ..model.actions import (
     ReadBack,
     RefusePark,
     Resume,
+    Share,
     Spill,
     Trim,
 )
@@ -86,7 +87,7 @@ class Effects:
             trim(kernel, action.keep_bytes, action.reason, now)
             keeps = bytes_in_words(action.keep_bytes)
             self._log.info("%s gives back host memory down to %s: %s", kernel.id, keeps, action.reason)
-        elif isinstance(action, Spill | DropCaches):
+        elif isinstance(action, Spill | DropCaches | Share):
             self._parts.operations.begin(kernel, action)
         elif isinstance(action, ReadBack):
             if action.lot_bytes:

@@ -1,4 +1,4 @@
-"""Operations under way: parks, resumes, exchanges, spills, reads from disk and cache drops; one for each kernel.
+"""Operations under way: parks, resumes, exchanges, spills, reads from disk, cache drops, sharing; one for each kernel.
 
 The policy decides; this begins its actions, passes on what the shims say, decides between COMMIT and ABORT, and ends
 what is over. What a kind does at each of these steps is in its own module (kind.py).
@@ -11,12 +11,13 @@ parks of several kernels. A part of an exchange that is prepared waits for that.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
-from ..model.actions import DropCaches, Park, ReadBack, Resume, Spill
+from ..model.actions import DropCaches, Park, ReadBack, Resume, Share, Spill
 from ..model.snapshot import Node
 from ..protocol.wire import Reply, Status
 from ..state.observer import Observer
@@ -29,6 +30,7 @@ from ..state.records.operations import (
     ParkMove,
     Phase,
     ResumeMove,
+    Sharing,
 )
 from ..state.records.process import Process
 from ..state.registry import NodeState
@@ -39,6 +41,7 @@ from .failed_moves import FailedParks, UnusedRoom
 from .kind import Kind, Surroundings
 from .moves import USED_MEANWHILE, Moves
 from .outcomes import Outcomes
+from .sharing import SharingOperations
 
 
 class Operations:
@@ -63,16 +66,20 @@ class Operations:
             DiskTransfers(around),
             CacheDrops(around),
         )
+        self._sharing = SharingOperations(around)
         self._kinds: dict[type[Operation], Kind[Any]] = {
             ParkMove: self._moves,
             ResumeMove: self._moves,
             Exchange: Exchanges(around, self._moves),
             DiskTransfer: self._transfers,
             CacheDrop: self._drops,
+            Sharing: self._sharing,
         }
         self.refuse_park = outcomes.refuse_park
 
-    def begin(self, kernel: KernelRecord, action: Park | Resume | Spill | ReadBack | DropCaches) -> None:
+    def begin(
+        self, kernel: KernelRecord, action: Park | Resume | Spill | ReadBack | DropCaches | Share
+    ) -> None:
         """Begin what was decided. An exchange that waits for this kernel is called off by that."""
         if isinstance(action, Park):
             self._moves.park(kernel, action)
@@ -80,14 +87,29 @@ class Operations:
             self._moves.resume(kernel, action)
         elif isinstance(action, DropCaches):
             self._drops.begin(kernel, action)
+        elif isinstance(action, Share):
+            self._sharing.begin(kernel)
         else:
             self._transfers.begin(kernel, action)
         self._go_on(kernel)
 
     def hibernate(self, kernel: KernelRecord, folder: str) -> Done:
         """Have a kernel that is parked, or uses no GPU, write all to the image in `folder`; a future of the outcome."""
+        if isinstance(kernel.operation, Sharing):
+            return self._hibernate_after(kernel.operation, folder)
         done = self._transfers.hibernate(kernel, folder)
         self._go_on(kernel)
+        return done
+
+    def _hibernate_after(self, sharing: Sharing, folder: str) -> Done:
+        done: Done = asyncio.get_running_loop().create_future()
+
+        def pass_on(begun: Done) -> None:
+            if not done.done():
+                done.set_result(begun.result())
+
+        sharing.then = lambda: self.hibernate(sharing.kernel, folder).add_done_callback(pass_on)
+        self._sharing.stop(sharing)
         return done
 
     def take_reply(self, process: Process, reply: Reply) -> None:

@@ -252,6 +252,7 @@ class _NodeCollector(Collector):
         use.add_metric(["parked"], host["copy_bytes"])
         use.add_metric(["kept"], host["retained_bytes"])
         use.add_metric(["set_aside"], host["set_aside_bytes"])
+        use.add_metric(["shared"], host["shared_bytes"])
         use.add_metric(["lots_ready"], host["lots"]["ready_bytes"])
         use.add_metric(["lots_given"], host["lots"]["given_bytes"])
         yield use

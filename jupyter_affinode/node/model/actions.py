@@ -55,6 +55,13 @@ class Spill:
 
 
 @dataclass(frozen=True)
+class Share:
+    """Have a parked kernel share, in host memory, what its user's other kernels have, too."""
+
+    kernel_id: str
+
+
+@dataclass(frozen=True)
 class ReadBack:
     """Have a parked kernel read `bytes` of its contents from disk into host memory, `lot_bytes` of them into lots."""
 
@@ -143,6 +150,7 @@ Action = (
     | RefusePark
     | Trim
     | Spill
+    | Share
     | ReadBack
     | Hibernate
     | GiveLots

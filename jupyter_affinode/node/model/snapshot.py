@@ -188,6 +188,7 @@ class Kernel:
     park_copies_bytes: int | None = None
     resume_copies_bytes: int | None = None  # … and what a resume has to
     disk_return_s: float = 0.0  # what reading from disk adds to a resume
+    may_share: bool = False  # parked: it can be told to share, and was not since others had something new
     expected_until: float = 0.0  # its next use of the GPU is expected by then; 0: it is not
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from ...settings.policy import Settings
-from ..model.actions import Action, Hibernate, RefusePark, Spill
+from ..model.actions import Action, Hibernate, RefusePark, Share, Spill
 from ..model.reasons import Cause, Refusal
 from ..model.snapshot import Kernel, Node, Residency
 from .admission.admission import LAST_RESERVES, serve_queue
@@ -44,6 +44,7 @@ def decide(now: float, node: Node, settings: Settings) -> list[Action]:
     for action in plan.host.relieve():  # below the host's reserve, retained copies go first
         plan.act(action)
     hibernate_long_parked(plan)
+    share_parked(plan)
     plan.say_refusals()
     return plan.actions
 
@@ -124,6 +125,17 @@ def hibernate_long_parked(plan: Plan) -> None:
     for kernel in due:
         if kernel.id in found:
             plan.act(Hibernate(kernel.id, sum(kernel.parked_bytes.values()), "it was parked for long"))
+
+
+def share_parked(plan: Plan) -> None:
+    """Have parked kernels that nothing asks for share host memory with their users' others, one of a user at a time."""
+    users: set[str] = set()
+    for kernel in plan.node.kernels if plan.settings.share_dir else ():
+        is_wanted = kernel.wants_since is not None or kernel.cell_open or kernel.expected_until > plan.now
+        if kernel.may_share and not (is_wanted or kernel.is_dying) and plan.is_free(kernel):
+            if kernel.charged_user not in users:
+                plan.act(Share(kernel.id))
+            users.add(kernel.charged_user)
 
 
 def give_lots(plan: Plan) -> None:

@@ -31,6 +31,7 @@ from .gpus.gpu_table import GpuTable
 from .gpus.reservations import ReservationBook, ShownBytes
 from .gpus.transfer_speeds import MoveSpeeds
 from .host.host_figures import HostFigures
+from .host.shared_memory import SharedMemory
 from .persistence import StoredRequests
 from .records.kernel import KernelRecord
 from .records.process import BadPages, Process, read_pages, within
@@ -59,6 +60,7 @@ class NodeState:
             1.0, 60.0
         )  # … and of those whose requests for it had others' kernels parked
         self.failed_spills = UserBackOff(60.0, 3600.0)  # of users whose kernels are not spilled for a while
+        self.sharing = SharedMemory()
         self.last_served = LastServed()
         self.pauses = Pauses()
         self.stored_requests: StoredRequests | None = None  # users' requests to an earlier controller
@@ -188,6 +190,7 @@ class NodeState:
         kernel = self.kernels[process.kernel_id]
         del kernel.processes[process.key]
         if not lives:  # else it may connect again with these counts
+            self.sharing.is_left = True
             kernel.past.parks += process.data.parks
             kernel.past.resumes += process.data.resumes
             kernel.past.calls += sum(process.data.calls)

@@ -63,6 +63,8 @@ def snapshot(state: NodeState, now: float, *, is_settled: bool, is_complete: boo
         lambda kernel: failed.is_remembered(kernel.account.charged_user, now),
     )
     are_open = open_gpus(state.processes(), state.gpus, state.settings)
+    if state.settings.share_dir:
+        state.sharing.look(state.kernels.values())
     kernels = tuple(
         _kernel(state, kernel, are_open, now)
         for kernel in state.kernels.values()
@@ -119,6 +121,7 @@ def _kernel(state: NodeState, kernel: KernelRecord, are_open: frozenset[str], no
         demoted_until=state.failed_parks.until(user),
         served_after=state.unused_room.until(user),
         disk_return_s=_disk_return_s(kernel, state.host.disk.read_bytes_per_s),
+        may_share=bool(state.settings.share_dir) and state.sharing.next_of(kernel, now) is not None,
         **_memory(kernel, processes, state.gpus),
         **_use(kernel, processes, last_activity),
         **_state(state, kernel, processes, now),

@@ -23,6 +23,7 @@ from ..state.host.host_figures import disk_used_bytes
 from ..state.host.host_usage import on_disk_bytes
 from ..state.host.lots import LotStock
 from ..state.host.lots_beforehand import retained_bytes, set_aside_bytes
+from ..state.host.shared_memory import shared_bytes
 from ..state.records.kernel import KernelRecord
 from ..state.records.process import Process
 from ..state.registry import NodeState
@@ -160,6 +161,7 @@ def _memory_json(kernel: KernelRecord) -> dict[str, Any]:
         "copy_bytes": sum(process.data.copy_bytes for process in kernel.processes.values()),
         "retained_bytes": retained_bytes(kernel.processes.values()),
         "set_aside_bytes": set_aside_bytes(kernel.processes.values()),
+        "shared_bytes": sum(process.data.shared_bytes for process in kernel.processes.values()),
     }
 
 
@@ -261,6 +263,8 @@ def node_json(
             "copy_bytes": min(sum(process.data.copy_bytes for process in state.processes()), total),
             "retained_bytes": min(retained_bytes(state.processes()), total),
             "set_aside_bytes": min(set_aside_bytes(state.processes()), total),
+            "shared_bytes": min(shared_bytes(state.processes()), total),
+            "share_problem": state.sharing.problem if state.settings.share_dir else None,
             "lots": {
                 "limit_bytes": lots.limit_bytes(state.settings),
                 "ready_bytes": lots.ready_bytes,

@@ -33,6 +33,7 @@ NODE = {
         "copy_bytes": 0,
         "retained_bytes": 0,
         "set_aside_bytes": 0,
+        "shared_bytes": 0,
         "lots": {"ready_bytes": 0, "given_bytes": 0},
     },
 }

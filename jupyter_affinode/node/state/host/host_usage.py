@@ -23,10 +23,11 @@ def host_use(kernel: KernelRecord, last_activity: float, lots_held: Mapping[int,
     processes = kernel.processes.values()
     retained = sum([process.data.retained_bytes for process in processes])
     asked = now - kernel.host.trim_at
-    promised = max(retained - kernel.host.trim_keep_bytes, 0)
+    takes_now = sum([process.retained_bytes for process in processes])
+    promised = max(takes_now - kernel.host.trim_keep_bytes, 0)
     releases = _released_lots(kernel, lots_held) if asked < TRIM_TAKES_S else 0
     lots = sum([_lot_bytes(process, lots_held.get(process.key, 0)) for process in processes])
-    givable = sum([process.data.retained_bytes for process in trimmable(kernel)]) if retained else 0
+    givable = sum([process.retained_bytes for process in trimmable(kernel)]) if retained else 0
     if asked < TRIM_AGAIN_S:
         givable = min(givable, kernel.host.trim_keep_bytes)
     if TRIM_TAKES_S <= asked < TRIM_UNHEARD_S and promised > SLAB_BYTES:

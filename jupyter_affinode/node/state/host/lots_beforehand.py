@@ -78,7 +78,7 @@ def set_aside_bytes(processes: Iterable[Process]) -> int:
 
 def retained_bytes(processes: Iterable[Process]) -> int:
     """Return the host memory that processes retain from their last park for the next."""
-    return sum(each.data.retained_bytes for each in processes if each.data.last_park is not None)
+    return sum(each.retained_bytes for each in processes if each.data.last_park is not None)
 
 
 def _shares(kernel: Kernel, now: float) -> bool:

@@ -7,7 +7,7 @@ exchange, the parks of other kernels.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -194,6 +194,23 @@ class CacheDrop(Operation):
     """A request to a kernel's frameworks to drop their caches (execution/cache_drops.py)."""
 
     command: CommandKind = CommandKind.DROP_CACHES
+
+
+@dataclass(eq=False, kw_only=True)
+class Sharing(Operation):
+    """A parked process shares host memory with its user's others (execution/sharing.py)."""
+
+    command: CommandKind = CommandKind.SHARE
+    seen: Seen  # what it goes by
+    then: Callable[[], object] | None = None  # what waits for its end
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Up to when a parked process has looked at what its user's others have."""
+
+    parks: int  # its own by then
+    news: int  # how often the others had put something new there
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from ...protocol.wire import Hello
 from ...system.host_memory import memory_of_process
 from ...system.mapped_page import Page
 from ...system.peers import ProcessWatch
+from .operations import Seen
 
 HOST_BYTES_LAST_S = 1.0  # what was read of a process's memory
 SHOWN_HOST_BYTES_LAST_S = 10.0  # the same where it is only shown
@@ -72,6 +73,7 @@ class Process:
     borne_out: Mapping[str, int] | None = None
     said: PageData | None = None  # the page's own words, and the sizes that they were bounded by
     bounds: Mapping[str, int] | None = None
+    shared: Seen | None = None  # when it last shared host memory; None: never, on this link
     # the GPUs that it was started to see (state/gpus/context_depth.py); None: all
     visible: tuple[str, ...] | None = ()
 
@@ -113,6 +115,13 @@ class Process:
         """Return when it was last seen to use the GPU."""
         called = self.data.last_activity or self.data.state_since or self.connected_at
         return max(called, self.seen_busy_at)
+
+    @property
+    def retained_bytes(self) -> int:
+        """Return the host memory that retained copies take: of what it shares, its part."""
+        data = self.data
+        others = 0 if self.is_parked else max(data.shared_bytes - data.shared_part_bytes, 0)
+        return max(data.retained_bytes - others, 0)
 
     @property
     def is_parked(self) -> bool:
@@ -178,10 +187,17 @@ def within(data: PageData, sizes: Mapping[str, int] | None) -> PageData:
     if sizes:
         largest = max(sizes.values())
         gpus = tuple(_within(gpu, sizes.get(gpu.uuid, largest)) for gpu in gpus)
-    disk_bytes = min(data.disk_bytes, sum(gpu.resident_bytes + gpu.parked_bytes for gpu in gpus))
-    if gpus == data.gpus and disk_bytes == data.disk_bytes:
+    most = sum(gpu.resident_bytes + gpu.parked_bytes for gpu in gpus)
+    disk, shared, part = (
+        min(each, most) for each in (data.disk_bytes, data.shared_bytes, data.shared_part_bytes)
+    )
+    if gpus == data.gpus and (disk, shared, part) == (
+        data.disk_bytes,
+        data.shared_bytes,
+        data.shared_part_bytes,
+    ):
         return data
-    return replace(data, gpus=gpus, disk_bytes=disk_bytes)
+    return replace(data, gpus=gpus, disk_bytes=disk, shared_bytes=shared, shared_part_bytes=part)
 
 
 def _within(gpu: PageGpu, size: int) -> PageGpu:

@@ -70,7 +70,8 @@ def test_no_more_than_a_third_of_the_machines_memory_is_set_aside_for_kernels_th
 
 def test_what_is_set_aside_is_called_neither_a_copy_nor_kept():
     def process(last_park):
-        return SimpleNamespace(data=SimpleNamespace(retained_bytes=34 * GIB, last_park=last_park))
+        data = SimpleNamespace(retained_bytes=34 * GIB, last_park=last_park)
+        return SimpleNamespace(retained_bytes=34 * GIB, data=data)
 
     never, before = process(None), process((20 * GIB, 0.5))
     assert (retained_bytes([never, before]), set_aside_bytes([never, before])) == (34 * GIB, 34 * GIB)

@@ -1,0 +1,129 @@
+"""What parked processes of one user share in host memory: which is to look at that next, and what ended ones left.
+
+The shims compare and share (shim/src/host/memory_packs.h); here is only when they are told to. A process is told once
+after each park, while its user has another kernel with GPU memory, and again when another of that user's has put
+something new there: it may have the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from ...model.snapshot import Residency
+from ..records.kernel import KernelRecord
+from ..records.operations import Seen, Sharing
+from ..records.process import Process
+
+PARKED_FOR_S = 2.0  # a kernel that goes to and fro shares nothing
+APART_S = 1.0  # between two of one user
+FAILED_APART_S = 60.0
+USERS_FOLDER = re.compile(r"affinode-(\d+)")
+ENTRIES_MAX = 1 << 14  # of one folder: more are no shim's
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class SharedMemory:
+    """When processes are told to share."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None  # what a process said last: why it cannot
+        self.is_left = True  # a process ended, and its folder may be left
+        self._news: Counter[str] = Counter()  # by user: how often something new was put there
+        self._not_before: dict[str, float] = {}  # by user
+        self._with_memory: Counter[str] = Counter()  # kernels with GPU memory, by user
+        self._at_work: set[str] = set()
+
+    def look(self, kernels: Iterable[KernelRecord]) -> None:
+        """Note how many kernels of each user could have something in common, and which users' share now."""
+        kernels = list(kernels)
+        self._with_memory = Counter(
+            _user(kernel)
+            for kernel in kernels
+            if any(process.uses_gpu for process in kernel.processes.values())
+        )
+        self._at_work = {_user(kernel) for kernel in kernels if isinstance(kernel.operation, Sharing)}
+
+    def next_of(self, kernel: KernelRecord, now: float) -> Process | None:
+        """Return the process of a parked kernel that is to be told to share, if one is now."""
+        user = _user(kernel)
+        is_settled = kernel.residency is Residency.PARKED and now - kernel.residency_since >= PARKED_FOR_S
+        if not is_settled or self._with_memory[user] < 2 or user in self._at_work:
+            return None
+        if kernel.operation is not None or now < self._not_before.get(user, 0.0):
+            return None
+        parked = (process for process in kernel.connected() if process.is_parked)
+        return next((process for process in parked if process.shared != self.seen_by(kernel, process)), None)
+
+    def seen_by(self, kernel: KernelRecord, process: Process) -> Seen:
+        """Return what a process that shares now has looked at."""
+        return Seen(process.data.parks, self._news[_user(kernel)])
+
+    def tidy(self, folder: str, loop: asyncio.AbstractEventLoop) -> None:
+        """Have what ended processes left removed, beside the loop: it may be gigabytes."""
+        if folder and self.is_left:
+            self.is_left = False
+            loop.run_in_executor(None, remove_left, folder)
+
+    def ended(
+        self, kernel: KernelRecord, now: float, *, news: bool = False, problem: str | None = None
+    ) -> None:
+        """Note how one ended: whether it put something new there (`news`), or what was in the way."""
+        user = _user(kernel)
+        self._news[user] += news
+        self._not_before[user] = now + (APART_S if problem is None else FAILED_APART_S)
+        self.problem = problem
+
+
+def shared_bytes(processes: Iterable[Process]) -> int:
+    """Return the host memory that holds parked contents of several processes each, counted once."""
+    return sum(process.data.shared_part_bytes for process in processes if process.is_parked)
+
+
+def _user(kernel: KernelRecord) -> str:
+    return kernel.account.charged_user or ""
+
+
+def remove_left(folder: str) -> None:
+    """Remove what ended processes of all users, as far as we may, have left below `folder`.
+
+    A living process holds a lock on its folder. Users may put anything into theirs: no link is followed, and only names
+    in folders of that user are removed.
+    """
+    for name in _names(folder):
+        match = USERS_FOLDER.fullmatch(name)
+        if match is not None and os.geteuid() in (0, int(match[1])):
+            with contextlib.suppress(OSError), _locked(name, folder, int(match[1])) as users:
+                for entry in _names(users):
+                    with contextlib.suppress(OSError), _locked(entry, users, int(match[1])) as left:
+                        for each in _names(left):
+                            os.unlink(each, dir_fd=left)
+                        os.rmdir(entry, dir_fd=users)
+
+
+def _names(folder: str | int) -> list[str]:
+    try:
+        return os.listdir(folder)[:ENTRIES_MAX]
+    except OSError:
+        return []
+
+
+@contextlib.contextmanager
+def _locked(name: str, above: str | int, uid: int) -> Iterator[int]:
+    """Open a user's folder and lock it, as shims do; OSError if it is locked, no folder, or not private."""
+    where = os.path.join(above, name) if isinstance(above, str) else name
+    descriptor = os.open(where, FOLDER, dir_fd=None if isinstance(above, str) else above)
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid != uid or stat.S_IMODE(status.st_mode) & 0o077:
+            raise PermissionError(f"{name} is not private")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield descriptor
+    finally:
+        os.close(descriptor)
