@@ -260,6 +260,14 @@ def test_kernels_with_the_same_weights_have_them_on_disk_once(scripts_machine):
 
 
 @pytest.mark.long
+def test_kernels_with_the_same_weights_have_them_in_host_memory_once(scripts_machine):
+    sizes = ["--kernels=3", "--gib=0.125", "--own=0.0078125", "--beside=0.03125", "--cycles=1", "--off=2"]
+    found, said = found_by(scripts_machine, "weights_in_memory", "--program=driver", *sizes)
+    assert found["passed"] and [row[-1] for row in found["rows"]] == ["equal"] * 2, said
+    assert found["ratios"]["parks_s"] > 0 < found["ratios"]["resumes_s"]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_suite_under_the_shim_and_without(scripts_machine, strict):
     package = scripts_machine.work / "asuite"
