@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from .at_hub import AtHub
 from .kept_kernel import KeptKernel
 from .records import Record
 from .warm_entry import ENTRY, READY, Entry
-from .warm_spec import first_changed
+from .warm_spec import WarmSpec, first_changed
 
 HUB_VARIABLES = ("JUPYTERHUB_", "JPY_")  # of one server, and secret
 
@@ -77,6 +78,27 @@ class Pool:
             name: getattr(self, name) for name in ("spec", "settings", "wanted_at", "failed", "one_bytes")
         }
         return {**told, "environ": without_hub(self.environ)}
+
+
+def nothing_made(folder: str, spec: WarmSpec | None) -> dict[str, Any]:
+    """Return what is told of a kernelspec's pool before anything is made. `spec`: what it says, if that can be read."""
+    name = os.path.basename(folder)
+    return {
+        "name": name,
+        "spec": folder,
+        "display_name": name if spec is None else spec.display_name,
+        "prelude": None if spec is None else spec.prelude or None,
+        "count": 0 if spec is None else spec.count,
+        "problem": None,
+        "is_wanted": True,
+        "ready": 0,
+        "making": 0,
+        "failed": None,
+        "note": None,
+        "kernels": [],
+        "taken": 0,
+        "misses": 0,
+    }
 
 
 def why_stale(entry: Entry, digest: str) -> str | None:

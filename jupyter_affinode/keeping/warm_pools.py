@@ -30,7 +30,7 @@ from .at_hub import AtHub
 from .processes import Adopted, ProcessName, name_of, resident_bytes
 from .records import Owner, Record
 from .warm_entry import CONNECTION, ENTRY, LAUNCHED, OFFERED, READY, Entry, entries_in
-from .warm_pool import Holder, Pool, why_stale, without_hub
+from .warm_pool import Holder, Pool, nothing_made, why_stale, without_hub
 from .warm_spec import WarmSpec, first_changed, read_at_start, read_spec, why_unfit
 
 FOLDER_NAME, POOLS = "warm", "pools"
@@ -278,17 +278,14 @@ class WarmPools:
             for entry in pool.entries.values()
             if (place := self._place(entry)) is not None
         ]
-        told: Answer = {"name": os.path.basename(pool.spec), "spec": pool.spec, "count": 0, "problem": None}
+        spec, problem = None, None
         try:
             spec = read_spec(pool.spec)
-            if spec is not None:
-                told.update(count=spec.count, display_name=spec.display_name, prelude=spec.prelude or None)
         except ValueError as error:
-            told["problem"] = str(error)
+            problem = str(error)
         return {
-            "display_name": told["name"],
-            "prelude": None,
-            **told,
+            **nothing_made(pool.spec, spec),
+            "problem": problem,
             "is_wanted": self._is_wanted(pool),
             "ready": len(kernels),
             "making": len(pool.entries) - len(kernels),

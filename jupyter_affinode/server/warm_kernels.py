@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from ..keeping.client import Keeper, KeeperRefused, KeeperUnavailable, connected, is_there
+from ..keeping.warm_pool import nothing_made
 from ..keeping.warm_spec import WarmSpec, read_spec
 from ..provisioning.provisioner import warm_want
 from .controller_watch import cancelled
@@ -42,7 +43,22 @@ class WarmKernels:
             await self._keeper.close()
 
     async def list_pools(self) -> list[dict[str, Any]]:
-        """Return what there is of warm kernels, by kernelspec; all of the user's."""
+        """Return what there is of warm kernels, by kernelspec; all of the user's.
+
+        A page that is loaded before the keeper knows of a kernelspec looks again only where there is one to look for.
+        """
+        found = await self._list_known()
+        known = {pool["spec"] for pool in found}
+        return [
+            *found,
+            *(
+                nothing_made(spec.folder, spec)
+                for spec in self._specs
+                if spec.count and spec.folder not in known
+            ),
+        ]
+
+    async def _list_known(self) -> list[dict[str, Any]]:
         try:
             if self._keeper is not None and not self._keeper.is_gone:
                 return await self._keeper.list_warm()
