@@ -4,14 +4,10 @@
 #include <sys/types.h>
 
 #include "base/log.h"
-#include "driver/hook.h"
 #include "driver/real_driver.h"
 #include "driver/symbol_finder.h"
-#include "gate/gate.h"
 #include "gpu/contexts.h"
-#include "hooks/retry_when_full.h"
-#include "link/requests.h"
-#include "memory/app_mappings/app_mappings.h"
+#include "hooks/gated_hook.h"
 #include "memory/blocks/block.h"
 #include "memory/managed_memory.h"
 #include "memory/unmovable_bytes.h"
@@ -104,11 +100,7 @@ CUresult after_out_of_memory(uint64_t bytes, struct room_wait *wait)
 	return ask_for_room(device, whole_pages(device, bytes), wait);
 }
 
-static CUresult on_cuMemAlloc(void *real, CUdeviceptr *address, size_t size)
-{
-	WITH_ROOM(size, allocate(real, address, size))
-}
-HOOK(cuMemAlloc, (CUdeviceptr * address, size_t size), address, size)
+ROOM_HOOK(cuMemAlloc, (CUdeviceptr * address, size_t size), (address, size), allocate, after_out_of_memory(size, &wait))
 
 static CUresult allocate_pitch(void *real, CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
 			       unsigned int element_size)
@@ -136,14 +128,9 @@ static CUresult allocate_pitch(void *real, CUdeviceptr *address, size_t *pitch, 
 	return result;
 }
 
-static CUresult on_cuMemAllocPitch(void *real, CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
-				   unsigned int element_size)
-{
-	WITH_ROOM(width * height, allocate_pitch(real, address, pitch, width, height, element_size))
-}
-HOOK(cuMemAllocPitch,
-     (CUdeviceptr * address, size_t *pitch, size_t width, size_t height, unsigned int element_size), address, pitch,
-     width, height, element_size)
+ROOM_HOOK(cuMemAllocPitch,
+	  (CUdeviceptr * address, size_t *pitch, size_t width, size_t height, unsigned int element_size),
+	  (address, pitch, width, height, element_size), allocate_pitch, after_out_of_memory(width * height, &wait))
 
 static CUresult on_cuMemFree(void *real, CUdeviceptr address)
 {
@@ -174,11 +161,8 @@ static CUresult allocate_managed(void *real, CUdeviceptr *address, size_t size, 
 	return result;
 }
 
-static CUresult on_cuMemAllocManaged(void *real, CUdeviceptr *address, size_t size, unsigned int flags)
-{
-	WITH_ROOM(size, allocate_managed(real, address, size, flags))
-}
-HOOK(cuMemAllocManaged, (CUdeviceptr * address, size_t size, unsigned int flags), address, size, flags)
+ROOM_HOOK(cuMemAllocManaged, (CUdeviceptr * address, size_t size, unsigned int flags), (address, size, flags),
+	  allocate_managed, after_out_of_memory(size, &wait))
 
 /* Return the bytes of an element of a CUarray_format; block-compressed and multi-plane formats count as one.  */
 static size_t format_bytes(int format)
@@ -202,36 +186,22 @@ static uint64_t at_least_one(size_t n)
 	return n ? n : 1;
 }
 
-static CUresult on_cuArrayCreate(void *real, CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d)
+static CUresult note_array(CUresult result, const CUarray *array, uint64_t elements, int format)
 {
-	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	result = ((CUresult(*)(CUarray *, const CUDA_ARRAY_DESCRIPTOR *))real)(array, d);
-	if (result == CUDA_SUCCESS && array && d)
+	if (result == CUDA_SUCCESS && array)
 		unmovable_add(UNMOVABLE_ARRAY, (uintptr_t)*array, AFFINODE_UNMOVABLE_ARRAY, current_context(),
-			  at_least_one(d->Width) * at_least_one(d->Height) * d->NumChannels * format_bytes(d->Format));
+			      elements * format_bytes(format));
 	return result;
 }
-HOOK(cuArrayCreate, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR *d), array, d)
 
-static CUresult on_cuArray3DCreate(void *real, CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d)
-{
-	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	result = ((CUresult(*)(CUarray *, const CUDA_ARRAY3D_DESCRIPTOR *))real)(array, d);
-	if (result == CUDA_SUCCESS && array && d)
-		unmovable_add(UNMOVABLE_ARRAY, (uintptr_t)*array, AFFINODE_UNMOVABLE_ARRAY, current_context(),
-			  at_least_one(d->Width) * at_least_one(d->Height) * at_least_one(d->Depth) * d->NumChannels *
-				  format_bytes(d->Format));
-	return result;
-}
-HOOK(cuArray3DCreate, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR *d), array, d)
+GATED_HOOK(cuArrayCreate, ALLOC, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR *d), (array, d), NOTHING_BEFORE,
+	   !d ? called
+	      : note_array(called, array, at_least_one(d->Width) * at_least_one(d->Height) * d->NumChannels, d->Format))
+GATED_HOOK(cuArray3DCreate, ALLOC, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR *d), (array, d), NOTHING_BEFORE,
+	   !d ? called
+	      : note_array(called, array,
+			   at_least_one(d->Width) * at_least_one(d->Height) * at_least_one(d->Depth) * d->NumChannels,
+			   d->Format))
 
 static CUresult on_cuArrayDestroy(void *real, CUarray array)
 {
@@ -239,24 +209,3 @@ static CUresult on_cuArrayDestroy(void *real, CUarray array)
 	return ((CUresult(*)(CUarray))real)(array);
 }
 HOOK(cuArrayDestroy, (CUarray array), array)
-
-/* Keep memory on the GPU that another device, such as a network card, will reach where it is.  */
-static CUresult on_cuMemGetHandleForAddressRange(void *real, void *handle, CUdeviceptr address, size_t size, int type,
-						 unsigned long long flags)
-{
-	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	result = ((CUresult(*)(void *, CUdeviceptr, size_t, int, unsigned long long))real)(handle, address, size, type,
-											   flags);
-	if (result == CUDA_SUCCESS) {
-		blocks_keep_on_gpu(address, size);
-		mappings_keep_on_gpu(address, size);
-	}
-	return result;
-}
-HOOK(cuMemGetHandleForAddressRange,
-     (void *handle, CUdeviceptr address, size_t size, int type, unsigned long long flags), handle, address, size, type,
-     flags)

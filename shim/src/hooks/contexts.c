@@ -1,11 +1,9 @@
 /* Hooks on contexts: what goes with one, and room for a new one.  */
 #include <stdatomic.h>
 
-#include "driver/hook.h"
 #include "driver/real_driver.h"
-#include "gate/gate.h"
 #include "gpu/contexts.h"
-#include "link/requests.h"
+#include "hooks/gated_hook.h"
 #include "memory/blocks/block.h"
 #include "memory/peer_access.h"
 #include "memory/unmovable_bytes.h"
@@ -69,21 +67,35 @@ static bool is_green(CUcontext handle)
 	return context && context->green;
 }
 
-/* It may be called at exit, where a wait for the GPU would hang, so it waits for a move under way only. A primary or a green
+/* Begin a call that ends contexts. It may be made at exit, where a wait for the GPU would hang, so it waits for a move under way
+ * only.  */
+static bool begin_end(struct gate_pass *pass)
+{
+	bool held = mover_hold(pass);
+
+	contexts_ending();
+	return held;
+}
+
+static void end_end(bool held)
+{
+	contexts_ended();
+	if (held)
+		mover_let_go();
+}
+
+/* A primary or a green
  * context is not ended this way: the driver refuses.  */
 static CUresult on_cuCtxDestroy(void *real, CUcontext handle)
 {
 	GATE_PASS(pass);
-	bool held = mover_hold(&pass);
+	bool held = begin_end(&pass);
 	CUresult result;
 
-	contexts_ending();
 	if (!is_primary(handle) && !is_green(handle))
 		drop_context(handle);
 	result = ((CUresult(*)(CUcontext))real)(handle);
-	contexts_ended();
-	if (held)
-		mover_let_go();
+	end_end(held);
 	return result;
 }
 HOOK(cuCtxDestroy, (CUcontext handle), handle)
@@ -114,16 +126,13 @@ static void detached(CUcontext handle)
 static CUresult on_cuCtxDetach(void *real, CUcontext handle)
 {
 	GATE_PASS(pass);
-	bool held = mover_hold(&pass);
+	bool held = begin_end(&pass);
 	CUresult result;
 
-	contexts_ending();
 	result = ((CUresult(*)(CUcontext))real)(handle);
 	if (result == CUDA_SUCCESS)
 		detached(handle);
-	contexts_ended();
-	if (held)
-		mover_let_go();
+	end_end(held);
 	return result;
 }
 HOOK(cuCtxDetach, (CUcontext handle), handle)
@@ -131,18 +140,15 @@ HOOK(cuCtxDetach, (CUcontext handle), handle)
 static CUresult on_cuDevicePrimaryCtxReset(void *real, CUdevice ordinal)
 {
 	GATE_PASS(pass);
-	bool held = mover_hold(&pass);
+	bool held = begin_end(&pass);
 	CUresult result;
 
-	contexts_ending();
 	primary_contexts_lock();
 	drop_context(primary_of(ordinal));
 	result = ((CUresult(*)(CUdevice))real)(ordinal);
 	forget_ended_primary(ordinal);
 	primary_contexts_unlock();
-	contexts_ended();
-	if (held)
-		mover_let_go();
+	end_end(held);
 	return result;
 }
 HOOK(cuDevicePrimaryCtxReset, (CUdevice ordinal), ordinal)
@@ -188,22 +194,8 @@ static CUresult after_full_gpu(CUdevice ordinal, struct room_wait *wait)
 	return result == CUDA_ERROR_DEVICE_UNAVAILABLE ? CUDA_ERROR_OUT_OF_MEMORY : result;
 }
 
-#define WITH_ROOM_FOR_CONTEXT(ordinal, attempt_once)                                                                \
-	for (struct room_wait wait = {0};;) {                                                                       \
-		CUresult result = (attempt_once);                                                                   \
-		if (result == CUDA_ERROR_OUT_OF_MEMORY)                                                             \
-			result = after_full_gpu((ordinal), &wait);                                                  \
-		else                                                                                                \
-			return result;                                                                              \
-		if (result != CUDA_SUCCESS)                                                                         \
-			return result;                                                                              \
-	}
-
-static CUresult on_cuDevicePrimaryCtxRetain(void *real, CUcontext *context, CUdevice ordinal)
-{
-	WITH_ROOM_FOR_CONTEXT(ordinal, retain_primary(real, context, ordinal))
-}
-HOOK(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice ordinal), context, ordinal)
+ROOM_HOOK(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice ordinal), (context, ordinal), retain_primary,
+	  after_full_gpu(ordinal, &wait))
 
 /* Make a context known that was created and is current: work may run in it, on other contexts' memory, before anything is
  * allocated there.  */
@@ -225,11 +217,8 @@ static CUresult create(void *real, CUcontext *context, unsigned int flags, CUdev
 						context, flags, ordinal));
 }
 
-static CUresult on_cuCtxCreate_v2(void *real, CUcontext *context, unsigned int flags, CUdevice ordinal)
-{
-	WITH_ROOM_FOR_CONTEXT(ordinal, create(real, context, flags, ordinal))
-}
-HOOK(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice ordinal), context, flags, ordinal)
+ROOM_HOOK(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice ordinal), (context, flags, ordinal), create,
+	  after_full_gpu(ordinal, &wait))
 
 static CUresult create_with_affinity(void *real, CUcontext *context, void *affinity, int count, unsigned int flags,
 				     CUdevice ordinal)
@@ -242,13 +231,8 @@ static CUresult create_with_affinity(void *real, CUcontext *context, void *affin
 						context, affinity, count, flags, ordinal));
 }
 
-static CUresult on_cuCtxCreate_v3(void *real, CUcontext *context, void *affinity, int count, unsigned int flags,
-				  CUdevice ordinal)
-{
-	WITH_ROOM_FOR_CONTEXT(ordinal, create_with_affinity(real, context, affinity, count, flags, ordinal))
-}
-HOOK(cuCtxCreate_v3, (CUcontext * context, void *affinity, int count, unsigned int flags, CUdevice ordinal), context,
-     affinity, count, flags, ordinal)
+ROOM_HOOK(cuCtxCreate_v3, (CUcontext * context, void *affinity, int count, unsigned int flags, CUdevice ordinal),
+	  (context, affinity, count, flags, ordinal), create_with_affinity, after_full_gpu(ordinal, &wait))
 
 static CUresult create_with_parameters(void *real, CUcontext *context, void *parameters, unsigned int flags,
 				       CUdevice ordinal)
@@ -261,12 +245,8 @@ static CUresult create_with_parameters(void *real, CUcontext *context, void *par
 						context, parameters, flags, ordinal));
 }
 
-static CUresult on_cuCtxCreate_v4(void *real, CUcontext *context, void *parameters, unsigned int flags, CUdevice ordinal)
-{
-	WITH_ROOM_FOR_CONTEXT(ordinal, create_with_parameters(real, context, parameters, flags, ordinal))
-}
-HOOK(cuCtxCreate_v4, (CUcontext * context, void *parameters, unsigned int flags, CUdevice ordinal), context, parameters,
-     flags, ordinal)
+ROOM_HOOK(cuCtxCreate_v4, (CUcontext * context, void *parameters, unsigned int flags, CUdevice ordinal),
+	  (context, parameters, flags, ordinal), create_with_parameters, after_full_gpu(ordinal, &wait))
 
 /* Note a release of a primary context: the last one destroys it, those before only count down.  */
 static void primary_released(CUdevice ordinal, CUcontext handle)
@@ -283,20 +263,17 @@ static void primary_released(CUdevice ordinal, CUcontext handle)
 static CUresult on_cuDevicePrimaryCtxRelease(void *real, CUdevice ordinal)
 {
 	GATE_PASS(pass);
-	bool held = mover_hold(&pass);
+	bool held = begin_end(&pass);
 	CUcontext handle;
 	CUresult result;
 
-	contexts_ending();
 	primary_contexts_lock();
 	handle = primary_of(ordinal);
 	result = ((CUresult(*)(CUdevice))real)(ordinal);
 	if (result == CUDA_SUCCESS && handle)
 		primary_released(ordinal, handle);
 	primary_contexts_unlock();
-	contexts_ended();
-	if (held)
-		mover_let_go();
+	end_end(held);
 	return result;
 }
 HOOK(cuDevicePrimaryCtxRelease, (CUdevice ordinal), ordinal)
@@ -341,12 +318,8 @@ static CUresult create_green(void *real, void **green, void *resources, CUdevice
 	return result;
 }
 
-static CUresult on_cuGreenCtxCreate(void *real, void **green, void *resources, CUdevice ordinal, unsigned int flags)
-{
-	WITH_ROOM_FOR_CONTEXT(ordinal, create_green(real, green, resources, ordinal, flags))
-}
-HOOK(cuGreenCtxCreate, (void **green, void *resources, CUdevice ordinal, unsigned int flags), green, resources, ordinal,
-     flags)
+ROOM_HOOK(cuGreenCtxCreate, (void **green, void *resources, CUdevice ordinal, unsigned int flags),
+	  (green, resources, ordinal, flags), create_green, after_full_gpu(ordinal, &wait))
 
 static CUresult on_cuCtxFromGreenCtx(void *real, CUcontext *context, void *green)
 {
@@ -362,11 +335,10 @@ HOOK(cuCtxFromGreenCtx, (CUcontext * context, void *green), context, green)
 static CUresult on_cuGreenCtxDestroy(void *real, void *green)
 {
 	GATE_PASS(pass);
-	bool held = mover_hold(&pass);
+	bool held = begin_end(&pass);
 	struct context *context, *home = NULL;
 	CUresult result;
 
-	contexts_ending();
 	primary_contexts_lock();
 	result = ((CUresult(*)(void *))real)(green);
 	while (result == CUDA_SUCCESS && (context = context_of_green(green)) != NULL) {
@@ -376,9 +348,7 @@ static CUresult on_cuGreenCtxDestroy(void *real, void *green)
 	if (home && home->handle)
 		primary_released(home->device->ordinal, home->handle);
 	primary_contexts_unlock();
-	contexts_ended();
-	if (held)
-		mover_let_go();
+	end_end(held);
 	return result;
 }
 HOOK(cuGreenCtxDestroy, (void *green), green)

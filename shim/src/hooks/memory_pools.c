@@ -1,8 +1,6 @@
 /* Hooks on stream-ordered allocation and its pools: counted, and trimmed when the rest is parked.  */
-#include "driver/hook.h"
-#include "gate/gate.h"
 #include "gpu/contexts.h"
-#include "hooks/retry_when_full.h"
+#include "hooks/gated_hook.h"
 #include "memory/blocks/block.h"
 #include "memory/managed_memory.h"
 #include "memory/pool_trim.h"
@@ -33,11 +31,8 @@ static CUresult allocate_async(void *real, CUdeviceptr *address, size_t size, CU
 	return note_allocation(result, address, size);
 }
 
-static CUresult on_cuMemAllocAsync(void *real, CUdeviceptr *address, size_t size, CUstream stream)
-{
-	WITH_ROOM(size, allocate_async(real, address, size, stream))
-}
-HOOK(cuMemAllocAsync, (CUdeviceptr * address, size_t size, CUstream stream), address, size, stream)
+ROOM_HOOK(cuMemAllocAsync, (CUdeviceptr * address, size_t size, CUstream stream), (address, size, stream), allocate_async,
+	  after_out_of_memory(size, &wait))
 
 static CUresult allocate_from_pool(void *real, CUdeviceptr *address, size_t size, void *pool, CUstream stream)
 {
@@ -50,12 +45,8 @@ static CUresult allocate_from_pool(void *real, CUdeviceptr *address, size_t size
 	return note_allocation(result, address, size);
 }
 
-static CUresult on_cuMemAllocFromPoolAsync(void *real, CUdeviceptr *address, size_t size, void *pool, CUstream stream)
-{
-	WITH_ROOM(size, allocate_from_pool(real, address, size, pool, stream))
-}
-HOOK(cuMemAllocFromPoolAsync, (CUdeviceptr * address, size_t size, void *pool, CUstream stream), address, size, pool,
-     stream)
+ROOM_HOOK(cuMemAllocFromPoolAsync, (CUdeviceptr * address, size_t size, void *pool, CUstream stream),
+	  (address, size, pool, stream), allocate_from_pool, after_out_of_memory(size, &wait))
 
 /* The driver allows it on cuMemAlloc's memory too, in the order of `stream`; for a block it waits for the whole context, which
  * is a stronger order.  */
@@ -69,19 +60,15 @@ static CUresult on_cuMemFreeAsync(void *real, CUdeviceptr address, CUstream stre
 }
 HOOK(cuMemFreeAsync, (CUdeviceptr address, CUstream stream), address, stream)
 
-static CUresult on_cuMemPoolCreate(void *real, CUmemoryPool *pool, const void *properties)
+static CUresult note_pool(CUresult result, const CUmemoryPool *pool)
 {
-	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	result = ((CUresult(*)(CUmemoryPool *, const void *))real)(pool, properties);
 	if (result == CUDA_SUCCESS && pool && shim_is_on())
 		pool_note(*pool);
 	return result;
 }
-HOOK(cuMemPoolCreate, (CUmemoryPool * pool, const void *properties), pool, properties)
+
+GATED_HOOK(cuMemPoolCreate, ALLOC, (CUmemoryPool * pool, const void *properties), (pool, properties), NOTHING_BEFORE,
+	   note_pool(called, pool))
 
 /* The pool is forgotten before it is destroyed: that waits for a trim under way, and the next trim does not know the pool.  */
 static CUresult on_cuMemPoolDestroy(void *real, CUmemoryPool pool)

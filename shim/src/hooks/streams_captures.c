@@ -1,7 +1,6 @@
 /* Hooks on streams and captures: the shim must know them to see that the GPU is idle.  */
-#include "driver/hook.h"
-#include "gate/gate.h"
 #include "gpu/contexts.h"
+#include "hooks/gated_hook.h"
 #include "state/shim_state.h"
 
 #define CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD 908
@@ -13,42 +12,19 @@ static CUresult note_stream(CUresult result, const CUstream *stream)
 	return result;
 }
 
-static CUresult on_cuStreamCreate(void *real, CUstream *stream, unsigned int flags)
+static CUresult note_green_stream(CUresult result, const CUstream *stream, const void *green)
 {
-	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	return note_stream(((CUresult(*)(CUstream *, unsigned int))real)(stream, flags), stream);
-}
-HOOK(cuStreamCreate, (CUstream * stream, unsigned int flags), stream, flags)
-
-static CUresult on_cuStreamCreateWithPriority(void *real, CUstream *stream, unsigned int flags, int priority)
-{
-	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	return note_stream(((CUresult(*)(CUstream *, unsigned int, int))real)(stream, flags, priority), stream);
-}
-HOOK(cuStreamCreateWithPriority, (CUstream * stream, unsigned int flags, int priority), stream, flags, priority)
-
-static CUresult on_cuGreenCtxStreamCreate(void *real, CUstream *stream, void *green, unsigned int flags, int priority)
-{
-	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	result = ((CUresult(*)(CUstream *, void *, unsigned int, int))real)(stream, green, flags, priority);
 	if (result == CUDA_SUCCESS && stream && shim_is_on())
 		stream_note(*stream, context_of_green(green));
 	return result;
 }
-HOOK(cuGreenCtxStreamCreate, (CUstream * stream, void *green, unsigned int flags, int priority), stream, green, flags,
-     priority)
+
+GATED_HOOK(cuStreamCreate, ALLOC, (CUstream * stream, unsigned int flags), (stream, flags), NOTHING_BEFORE,
+	   note_stream(called, stream))
+GATED_HOOK(cuStreamCreateWithPriority, ALLOC, (CUstream * stream, unsigned int flags, int priority),
+	   (stream, flags, priority), NOTHING_BEFORE, note_stream(called, stream))
+GATED_HOOK(cuGreenCtxStreamCreate, ALLOC, (CUstream * stream, void *green, unsigned int flags, int priority),
+	   (stream, green, flags, priority), NOTHING_BEFORE, note_green_stream(called, stream, green))
 
 /* The stream is forgotten before the driver destroys it, so that the mover never asks about a dead handle.  */
 static CUresult on_cuStreamDestroy(void *real, CUstream stream)
@@ -58,89 +34,39 @@ static CUresult on_cuStreamDestroy(void *real, CUstream stream)
 }
 HOOK(cuStreamDestroy, (CUstream stream), stream)
 
-static CUresult on_cuStreamBeginCapture(void *real, CUstream stream, int mode)
+static CUresult begun(CUresult result, CUstream stream)
 {
-	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_LAUNCH);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	capture_opening(stream);
-	result = ((CUresult(*)(CUstream, int))real)(stream, mode);
 	if (result != CUDA_SUCCESS)
 		capture_closed(stream);
 	return result;
 }
-HOOK(cuStreamBeginCapture, (CUstream stream, int mode), stream, mode)
 
-static CUresult on_cuStreamBeginCaptureToGraph(void *real, CUstream stream, CUgraph graph, const void *dependencies,
-					       const void *data, size_t count, int mode)
+GATED_HOOK(cuStreamBeginCapture, LAUNCH, (CUstream stream, int mode), (stream, mode), capture_opening(stream),
+	   begun(called, stream))
+GATED_HOOK(cuStreamBeginCaptureToGraph, LAUNCH,
+	   (CUstream stream, CUgraph graph, const void *dependencies, const void *data, size_t count, int mode),
+	   (stream, graph, dependencies, data, count, mode), capture_opening(stream), begun(called, stream))
+GATED_HOOK(cuStreamBeginRecaptureToGraph, LAUNCH, (CUstream stream, int mode, CUgraph graph, void *callback, void *data),
+	   (stream, mode, graph, callback, data), capture_opening(stream), begun(called, stream))
+GATED_HOOK(cuStreamBeginCaptureToCig, LAUNCH, (CUstream stream, void *parameters), (stream, parameters),
+	   capture_opening(stream), begun(called, stream))
+
+/* Every answer but "wrong thread" ends the capture, also one that was invalidated.  */
+static CUresult ended(CUresult result, CUstream stream)
 {
-	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_LAUNCH);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	capture_opening(stream);
-	result = ((CUresult(*)(CUstream, CUgraph, const void *, const void *, size_t, int))real)(
-		stream, graph, dependencies, data, count, mode);
-	if (result != CUDA_SUCCESS)
+	if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
 		capture_closed(stream);
 	return result;
 }
-HOOK(cuStreamBeginCaptureToGraph,
-     (CUstream stream, CUgraph graph, const void *dependencies, const void *data, size_t count, int mode), stream,
-     graph, dependencies, data, count, mode)
-
-static CUresult on_cuStreamBeginRecaptureToGraph(void *real, CUstream stream, int mode, CUgraph graph, void *callback,
-						 void *data)
-{
-	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_LAUNCH);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	capture_opening(stream);
-	result = ((CUresult(*)(CUstream, int, CUgraph, void *, void *))real)(stream, mode, graph, callback, data);
-	if (result != CUDA_SUCCESS)
-		capture_closed(stream);
-	return result;
-}
-HOOK(cuStreamBeginRecaptureToGraph, (CUstream stream, int mode, CUgraph graph, void *callback, void *data), stream,
-     mode, graph, callback, data)
-
-static CUresult on_cuStreamBeginCaptureToCig(void *real, CUstream stream, void *parameters)
-{
-	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_LAUNCH);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	capture_opening(stream);
-	result = ((CUresult(*)(CUstream, void *))real)(stream, parameters);
-	if (result != CUDA_SUCCESS)
-		capture_closed(stream);
-	return result;
-}
-HOOK(cuStreamBeginCaptureToCig, (CUstream stream, void *parameters), stream, parameters)
 
 static CUresult on_cuStreamEndCaptureToCig(void *real, CUstream stream)
 {
-	CUresult result = ((CUresult(*)(CUstream))real)(stream);
-
-	if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
-		capture_closed(stream);
-	return result;
+	return ended(((CUresult(*)(CUstream))real)(stream), stream);
 }
 HOOK(cuStreamEndCaptureToCig, (CUstream stream), stream)
 
-/* Every answer but "wrong thread" ends the capture, also one that was invalidated.  */
 static CUresult on_cuStreamEndCapture(void *real, CUstream stream, CUgraph *graph)
 {
-	CUresult result = ((CUresult(*)(CUstream, CUgraph *))real)(stream, graph);
-
-	if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
-		capture_closed(stream);
-	return result;
+	return ended(((CUresult(*)(CUstream, CUgraph *))real)(stream, graph), stream);
 }
 HOOK(cuStreamEndCapture, (CUstream stream, CUgraph *graph), stream, graph)

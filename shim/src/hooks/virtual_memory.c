@@ -1,8 +1,6 @@
 /* Hooks on virtual memory management: the application's own handles and mappings, behind handles of ours.  */
-#include "driver/hook.h"
 #include "driver/real_driver.h"
-#include "gate/gate.h"
-#include "hooks/retry_when_full.h"
+#include "hooks/gated_hook.h"
 #include "memory/app_mappings/app_mappings.h"
 #include "memory/blocks/block.h"
 #include "mover/mover.h"
@@ -23,14 +21,9 @@ static CUresult create_handle(void *real, CUmemGenericAllocationHandle *handle, 
 	return result;
 }
 
-static CUresult on_cuMemCreate(void *real, CUmemGenericAllocationHandle *handle, size_t size,
-			       const CUmemAllocationProp *prop, unsigned long long flags)
-{
-	WITH_ROOM(size, create_handle(real, handle, size, prop, flags))
-}
-HOOK(cuMemCreate,
-     (CUmemGenericAllocationHandle * handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags),
-     handle, size, prop, flags)
+ROOM_HOOK(cuMemCreate,
+	  (CUmemGenericAllocationHandle * handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags),
+	  (handle, size, prop, flags), create_handle, after_out_of_memory(size, &wait))
 
 /* A free never waits for the GPU, but it waits for a move under way, which works on the same memory.  */
 static CUresult on_cuMemRelease(void *real, CUmemGenericAllocationHandle handle)
@@ -141,18 +134,7 @@ static CUresult on_cuMemGetAllocationPropertiesFromHandle(void *real, CUmemAlloc
 HOOK(cuMemGetAllocationPropertiesFromHandle, (CUmemAllocationProp * prop, CUmemGenericAllocationHandle handle), prop,
      handle)
 
-/* Keep physical memory on the GPU that another process will map.  */
-static CUresult on_cuMemExportToShareableHandle(void *real, void *shareable, CUmemGenericAllocationHandle handle,
-						int type, unsigned long long flags)
-{
-	GATE_PASS(pass);
-	CUresult result = gate_enter(&pass, AFFINODE_CLASS_ALLOC);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	return ((CUresult(*)(void *, CUmemGenericAllocationHandle, int, unsigned long long))real)(
-		shareable, mapping_real_handle(handle, true), type, flags);
-}
-HOOK(cuMemExportToShareableHandle,
-     (void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags), shareable, handle,
-     type, flags)
+/* Physical memory stays on the GPU that another process will map.  */
+GATED_HOOK(cuMemExportToShareableHandle, ALLOC,
+	   (void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags),
+	   (shareable, handle, type, flags), handle = mapping_real_handle(handle, true), called)
