@@ -44,6 +44,8 @@ static inline void cancellation_restore(const int *before)
 #define WITHOUT_CANCELLATION() \
 	const int cancellation_before __attribute__((cleanup(cancellation_restore), unused)) = cancellation_off()
 
+#define BARE(...) __VA_ARGS__ /* what is in parentheses, without them */
+
 /* HOOK(name, (parameters), arguments…) after `static CUresult on_name(void *real, parameters)`.  */
 #define HOOK_INSTANCE(name, n, parameters, ...)                                                                     \
 	static CUresult name##_at_##n parameters                                                                    \

@@ -6,8 +6,6 @@
 #include "gpu/contexts.h"
 #include "link/requests.h"
 
-#define BARE(...) __VA_ARGS__
-
 /* GATED_HOOK(name, CLASS, (parameters), (arguments), before, answer): enter the gate, do `before` (a statement), call the driver, and
  * return `answer`, an expression in which `called` is the driver's result.  */
 #define GATED_HOOK(name, class, parameters, arguments, before, answer)                                              \
