@@ -18,7 +18,7 @@ from typing import Any
 from ..identity.identity import Identity
 from ..model.snapshot import Residency
 from .report import NothingWritten, reading
-from .schema import MIGRATIONS, migrate, user_version
+from .schema import migrate
 from .store import Batch, EventRow, KernelRow, SampleRow
 from .waits import SERVED
 
@@ -123,8 +123,6 @@ class Past:
         self._present = {each.kernel_id: each for each in present}
         try:
             with reading(path) as connection:
-                if user_version(connection) < len(MIGRATIONS):
-                    raise NothingWritten("this version of the controller has not written to the ledger yet")
                 self._read(connection, unwritten)
         except NothingWritten:  # the first write comes after some seconds; the rest is known all the same
             with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as nothing:

@@ -79,8 +79,6 @@ def report(path: Path, question: Question) -> dict[str, Any]:
 def audit_rows(path: Path, limit: int) -> list[dict[str, Any]]:
     """Return what administrators did, the newest first, as JSON. Raises ReportRefused."""
     with reading(path) as connection:
-        if user_version(connection) < len(MIGRATIONS):
-            return []  # the controller that has the table has not written yet
         names = ("at", "actor", "place", "program", "action", "kernel_id", "user", "detail", "outcome")
         found = connection.execute(
             "SELECT at, actor, place, program, action, kernel_id, coalesce(name, audit.user), detail, outcome"
@@ -106,8 +104,8 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         if user_version(connection) > len(MIGRATIONS):
             raise ReportRefused(f"{path} was written by a newer version")
-        if user_version(connection) < 1:
-            raise NothingWritten(f"{path} is empty so far")
+        if user_version(connection) < len(MIGRATIONS):
+            raise NothingWritten(f"this version of the controller has written nothing to {path} so far")
         connection.execute("BEGIN")  # one picture of all tables
         yield connection
     except sqlite3.Error as error:

@@ -18,7 +18,8 @@ CREATE TABLE kernels (          -- every kernel that used CUDA
     simulated INTEGER NOT NULL, -- 1: on the simulated GPU
     name TEXT,                  -- of the notebook's kernel, its path and its server: NULL unless the administrator
     path TEXT,                  -- turned them on
-    server TEXT
+    server TEXT,
+    gpus TEXT NOT NULL DEFAULT '' -- all that it had memory on, with commas
 ) WITHOUT ROWID;
 CREATE TABLE users (
     user TEXT PRIMARY KEY,      -- identity.py: the user; no two have the same name
@@ -27,63 +28,38 @@ CREATE TABLE users (
 CREATE TABLE events (
     id INTEGER PRIMARY KEY,
     at REAL NOT NULL,
-    kind TEXT NOT NULL,         -- history.EventKind
+    kind TEXT NOT NULL,         -- recorder.EventKind
     kernel_id TEXT NOT NULL,
     user TEXT NOT NULL,
     gpu TEXT NOT NULL,          -- the one that it was most about; '' if none
-    cause TEXT NOT NULL,        -- actions.Cause, or ''
+    cause TEXT NOT NULL,        -- reasons.Cause, or ''
     outcome TEXT NOT NULL,      -- 'ok', or a slug
     depth TEXT NOT NULL,        -- 'memory', 'context' or ''
     bytes INTEGER NOT NULL,
     duration_s REAL,
-    waited_s REAL
+    waited_s REAL,
+    from_gpu TEXT NOT NULL DEFAULT '', -- of a resume on another GPU: the one that was left
+    gpus TEXT NOT NULL DEFAULT '', -- all that the kernel had memory on, with commas
+    account TEXT NOT NULL DEFAULT '', -- of a batch system, '' without one, as is the job
+    job TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX events_at ON events (at);
-CREATE TABLE usage (            -- metering.py says what each sum means
+CREATE INDEX events_kernel ON events (kernel_id, at);
+CREATE TABLE usage (            -- usage.py says what each sum means
     day INTEGER NOT NULL,       -- days since 1970-01-01 UTC
     user TEXT NOT NULL,
     gpu TEXT NOT NULL,
+    account TEXT NOT NULL,
+    job TEXT NOT NULL,
     held_byte_s REAL NOT NULL,
     used_byte_s REAL NOT NULL,
     given_back_byte_s REAL NOT NULL,
-    PRIMARY KEY (day, user, gpu)
+    PRIMARY KEY (day, user, gpu, account, job)
 ) WITHOUT ROWID;
 CREATE TABLE measured (         -- how long a controller was there to measure, by day
     day INTEGER PRIMARY KEY,
     seconds REAL NOT NULL
 );
-CREATE TABLE pauses (           -- how long kernels did nothing on the GPU between two uses of it
-    kernel_id TEXT NOT NULL,
-    user TEXT NOT NULL,
-    bucket INTEGER NOT NULL,
-    count INTEGER NOT NULL,
-    seen REAL NOT NULL,
-    PRIMARY KEY (kernel_id, bucket)
-) WITHOUT ROWID;
-CREATE TABLE cells (            -- how many of a kernel's cells used CUDA
-    kernel_id TEXT PRIMARY KEY,
-    user TEXT NOT NULL,
-    with_cuda INTEGER NOT NULL,
-    without_cuda INTEGER NOT NULL,
-    seen REAL NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE runs (             -- controllers that wrote, and the last batch of each: none is written twice
-    run TEXT PRIMARY KEY,
-    batch INTEGER NOT NULL,
-    at REAL NOT NULL
-) WITHOUT ROWID;
-"""
-
-CAME_FROM = """
-ALTER TABLE events ADD COLUMN from_gpu TEXT NOT NULL DEFAULT ''; -- a resume on another GPU: the one that was left
-"""
-
-NO_PAUSES = """
-DROP TABLE pauses; -- nothing is predicted from history any more
-DROP TABLE cells;
-"""
-
-AUDIT = """
 CREATE TABLE audit (            -- what administrators did to other users' kernels and to the settings
     id INTEGER PRIMARY KEY,
     at REAL NOT NULL,
@@ -97,16 +73,6 @@ CREATE TABLE audit (            -- what administrators did to other users' kerne
     outcome TEXT NOT NULL       -- 'ok', a slug, or 'unanswered': the program hung up
 );
 CREATE INDEX audit_at ON audit (at);
-"""
-
-NO_RUNS = """
-DROP TABLE runs; -- no batch is written again
-"""
-
-PAST = """
-ALTER TABLE events ADD COLUMN gpus TEXT NOT NULL DEFAULT ''; -- all that the kernel had memory on, with commas
-ALTER TABLE kernels ADD COLUMN gpus TEXT NOT NULL DEFAULT '';
-CREATE INDEX events_kernel ON events (kernel_id, at);
 CREATE TABLE samples (          -- for the pictures of the last hours; older ones go
     at INTEGER NOT NULL,
     gpu TEXT NOT NULL,
@@ -116,26 +82,7 @@ CREATE TABLE samples (          -- for the pictures of the last hours; older one
 ) WITHOUT ROWID;
 """
 
-JOBS = """
-CREATE TABLE usage_by_job (
-    day INTEGER NOT NULL,
-    user TEXT NOT NULL,
-    gpu TEXT NOT NULL,
-    account TEXT NOT NULL,      -- of a batch system, '' without one, as is …
-    job TEXT NOT NULL,
-    held_byte_s REAL NOT NULL,
-    used_byte_s REAL NOT NULL,
-    given_back_byte_s REAL NOT NULL,
-    PRIMARY KEY (day, user, gpu, account, job)
-) WITHOUT ROWID;
-INSERT INTO usage_by_job SELECT day, user, gpu, '', '', held_byte_s, used_byte_s, given_back_byte_s FROM usage;
-DROP TABLE usage;
-ALTER TABLE usage_by_job RENAME TO usage;
-ALTER TABLE events ADD COLUMN account TEXT NOT NULL DEFAULT '';
-ALTER TABLE events ADD COLUMN job TEXT NOT NULL DEFAULT '';
-"""
-
-MIGRATIONS = (FIRST, CAME_FROM, NO_PAUSES, AUDIT, NO_RUNS, PAST, JOBS)
+MIGRATIONS = (FIRST,)
 
 
 class LedgerTooNew(Exception):

@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 
-from ....settings.policy import GIB, MIB, Settings
+from ....settings.policy import MIB, Settings
 
 LOOKS_APART_S = 1.0
 HOUR_S = 3600.0
@@ -117,16 +117,11 @@ class Disk:
         return {user: hours for user, hours in stored.items() if hours}
 
     def recall(self, written: object, now: float) -> None:
-        """Take what an earlier controller counted, as far as it is plausible. One of an earlier version counted whole
-        GiB and did not tell users apart.
-        """
+        """Take what an earlier controller counted, as far as it is plausible."""
         for user, hours in written.items() if isinstance(written, dict) else ():
             if isinstance(hours, dict):
                 for hour, size in _plausible(hours, now):
                     self._count(str(user), hour, size * MIB)
-        if isinstance(written, dict):
-            for hour, size in _plausible(written, now):
-                self._count("", hour, size * GIB)
 
     # ---- how fast it is
 
