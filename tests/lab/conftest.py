@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+from built_lab import wait_for_its_build
 from lab_page import LabPage
 from lab_server import BUILT, REPOSITORY, VIEWPORT, start_lab
 from live_browser import chromium
@@ -30,6 +31,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 @pytest.fixture(scope="session")
 def labextension() -> Path:
     """The built extension; fails where it is older than its sources, so that yesterday's is not tested."""
+    wait_for_its_build()
     manifest = BUILT / "package.json"
     if not manifest.exists():
         pytest.fail(f"{BUILT} is not built: run `jlpm install && jlpm build:prod`", pytrace=False)
