@@ -14,10 +14,7 @@
 
 #define DEVICE_NAME "Simulated GPU"
 #define DRIVER_VERSION "580.0.simulated"
-#define NVML_VERSION "13.580.0.simulated"
-#define CUDA_VERSION 13000
 #define LOOK_NS 1000000 /* whether the process is still checkpointed */
-#define MEMORY_V2 (sizeof(nvmlMemory_v2_t) | (2u << 24))
 
 /* A handle is the address of its entry here.  */
 static struct nvmlDevice_st {
@@ -60,11 +57,6 @@ NVML_API nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 }
 
 NVML_API nvmlReturn_t nvmlInit_v2(void)
-{
-	return nvmlInitWithFlags(0);
-}
-
-NVML_API nvmlReturn_t nvmlInit(void)
 {
 	return nvmlInitWithFlags(0);
 }
@@ -135,8 +127,6 @@ NVML_API const char *nvmlErrorString(nvmlReturn_t result)
 		return "Driver Not Loaded";
 	case NVML_ERROR_FUNCTION_NOT_FOUND:
 		return "Function Not Found";
-	case NVML_ERROR_ARGUMENT_VERSION_MISMATCH:
-		return "Argument Version Mismatch";
 	default:
 		return "Unknown Error";
 	}
@@ -145,24 +135,6 @@ NVML_API const char *nvmlErrorString(nvmlReturn_t result)
 NVML_API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int size)
 {
 	return initialised() ? NVML_ERROR_UNINITIALIZED : put_text(version, size, DRIVER_VERSION);
-}
-
-NVML_API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int size)
-{
-	return initialised() ? NVML_ERROR_UNINITIALIZED : put_text(version, size, NVML_VERSION);
-}
-
-NVML_API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
-{
-	if (!version)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	*version = CUDA_VERSION;
-	return NVML_SUCCESS;
-}
-
-NVML_API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
-{
-	return nvmlSystemGetCudaDriverVersion(version);
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
@@ -175,11 +147,6 @@ NVML_API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 	return NVML_SUCCESS;
 }
 
-NVML_API nvmlReturn_t nvmlDeviceGetCount(unsigned int *count)
-{
-	return nvmlDeviceGetCount_v2(count);
-}
-
 NVML_API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
 	if (initialised() != NVML_SUCCESS)
@@ -188,11 +155,6 @@ NVML_API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevi
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*device = &devices[index];
 	return NVML_SUCCESS;
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
-{
-	return nvmlDeviceGetHandleByIndex_v2(index, device);
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
@@ -211,25 +173,6 @@ NVML_API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *
 		}
 	}
 	return NVML_ERROR_NOT_FOUND;
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevice_t *device)
-{
-	unsigned domain, bus, slot;
-
-	if (initialised() != NVML_SUCCESS)
-		return NVML_ERROR_UNINITIALIZED;
-	if (!text || !device || sscanf(text, "%x:%x:%x", &domain, &bus, &slot) != 3)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	if (domain || slot || !bus || bus > machine()->gpu_count)
-		return NVML_ERROR_NOT_FOUND;
-	*device = &devices[bus - 1];
-	return NVML_SUCCESS;
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *text, nvmlDevice_t *device)
-{
-	return nvmlDeviceGetHandleByPciBusId_v2(text, device);
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int size)
@@ -262,11 +205,6 @@ NVML_API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *inde
 	return get_number(device, index);
 }
 
-NVML_API nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
-{
-	return get_number(device, minor);
-}
-
 NVML_API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *info)
 {
 	unsigned gpu;
@@ -281,20 +219,6 @@ NVML_API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t
 	snprintf(info->busIdLegacy, sizeof(info->busIdLegacy), "0000:%02X:00.0", (gpu + 1) & 0xff);
 	snprintf(info->busId, sizeof(info->busId), "00000000:%02X:00.0", (gpu + 1) & 0xff);
 	return NVML_SUCCESS;
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
-{
-	unsigned gpu;
-	nvmlReturn_t result = nvml_gpu(device, &gpu);
-
-	if (result == NVML_SUCCESS && (!major || !minor))
-		result = NVML_ERROR_INVALID_ARGUMENT;
-	if (result == NVML_SUCCESS) {
-		*major = 9;
-		*minor = 0;
-	}
-	return result;
 }
 
 /* While a file named by AFFINODE_SIM_NVML_HOLD is there, an answer that was found is not given: ".held" is put
@@ -326,25 +250,6 @@ NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t 
 	return NVML_SUCCESS;
 }
 
-NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
-{
-	nvmlMemory_t plain;
-	nvmlReturn_t result;
-
-	if (!memory)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	if (memory->version != MEMORY_V2)
-		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	result = nvmlDeviceGetMemoryInfo(device, &plain);
-	if (result == NVML_SUCCESS) {
-		memory->total = plain.total;
-		memory->free = plain.free;
-		memory->used = plain.used;
-		memory->reserved = 0;
-	}
-	return result;
-}
-
 NVML_API nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned int *mode)
 {
 	nvmlReturn_t result = get_number(device, mode);
@@ -369,22 +274,4 @@ NOT_SUPPORTED(nvmlDeviceGetMigMode)
 NOT_SUPPORTED(nvmlDeviceGetMigDeviceHandleByIndex)
 NOT_SUPPORTED(nvmlDeviceGetMaxMigDeviceCount)
 NOT_SUPPORTED(nvmlDeviceGetTemperature)
-NOT_SUPPORTED(nvmlDeviceGetTemperatureV)
-NOT_SUPPORTED(nvmlDeviceGetTemperatureThreshold)
 NOT_SUPPORTED(nvmlDeviceGetPowerUsage)
-NOT_SUPPORTED(nvmlDeviceGetPowerManagementLimit)
-NOT_SUPPORTED(nvmlDeviceGetEnforcedPowerLimit)
-NOT_SUPPORTED(nvmlDeviceGetTotalEnergyConsumption)
-NOT_SUPPORTED(nvmlDeviceGetFanSpeed)
-NOT_SUPPORTED(nvmlDeviceGetFanSpeed_v2)
-NOT_SUPPORTED(nvmlDeviceGetClock)
-NOT_SUPPORTED(nvmlDeviceGetClockInfo)
-NOT_SUPPORTED(nvmlDeviceGetMaxClockInfo)
-NOT_SUPPORTED(nvmlDeviceGetPerformanceState)
-NOT_SUPPORTED(nvmlDeviceGetPersistenceMode)
-NOT_SUPPORTED(nvmlDeviceGetEccMode)
-NOT_SUPPORTED(nvmlDeviceGetSerial)
-NOT_SUPPORTED(nvmlDeviceGetBAR1MemoryInfo)
-NOT_SUPPORTED(nvmlDeviceGetPcieThroughput)
-NOT_SUPPORTED(nvmlDeviceGetEncoderUtilization)
-NOT_SUPPORTED(nvmlDeviceGetDecoderUtilization)

@@ -16,7 +16,6 @@ typedef enum {
 	NVML_ERROR_INSUFFICIENT_SIZE = 7,
 	NVML_ERROR_DRIVER_NOT_LOADED = 9,
 	NVML_ERROR_FUNCTION_NOT_FOUND = 13,
-	NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
 	NVML_ERROR_UNKNOWN = 999,
 } nvmlReturn_t;
 
@@ -27,21 +26,10 @@ typedef struct {
 } nvmlMemory_t;
 
 typedef struct {
-	unsigned int version;
-	unsigned long long total, reserved, free, used;
-} nvmlMemory_v2_t;
-
-typedef struct {
-	unsigned int pid;
-	unsigned long long usedGpuMemory;
-} nvmlProcessInfo_v1_t;
-
-/* The third version is the same.  */
-typedef struct {
 	unsigned int pid;
 	unsigned long long usedGpuMemory;
 	unsigned int gpuInstanceId, computeInstanceId;
-} nvmlProcessInfo_v2_t;
+} nvmlProcessInfo_t;
 
 typedef struct {
 	unsigned int gpu, memory;

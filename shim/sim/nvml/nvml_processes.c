@@ -47,36 +47,19 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned int *room, struct user *u
 	return *count > given ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
-NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_v1_t *out)
-{
-	struct user users[SIM_MAX_PROCESSES];
-	unsigned count;
-	nvmlReturn_t result = list(device, room, users, &count);
-
-	for (unsigned i = 0; result == NVML_SUCCESS && i < count; i++)
-		out[i] = (nvmlProcessInfo_v1_t){users[i].pid, users[i].bytes};
-	return result;
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *room,
-							      nvmlProcessInfo_v2_t *out)
-{
-	struct user users[SIM_MAX_PROCESSES];
-	unsigned count;
-	nvmlReturn_t result = list(device, room, users, &count);
-
-	for (unsigned i = 0; result == NVML_SUCCESS && i < count; i++)
-		out[i] = (nvmlProcessInfo_v2_t){users[i].pid, users[i].bytes, ~0u, ~0u};
-	return result;
-}
-
 NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *room,
-							      nvmlProcessInfo_v2_t *out)
+							      nvmlProcessInfo_t *out)
 {
-	return nvmlDeviceGetComputeRunningProcesses_v2(device, room, out);
+	struct user users[SIM_MAX_PROCESSES];
+	unsigned count;
+	nvmlReturn_t result = list(device, room, users, &count);
+
+	for (unsigned i = 0; result == NVML_SUCCESS && i < count; i++)
+		out[i] = (nvmlProcessInfo_t){users[i].pid, users[i].bytes, ~0u, ~0u};
+	return result;
 }
 
-/* No process draws on a simulated GPU, and there is no MPS.  */
+/* No process draws on a simulated GPU.  */
 #define NO_PROCESSES(name)                                                                       \
 	NVML_API nvmlReturn_t name(nvmlDevice_t device, unsigned int *room, void *out);    \
 	NVML_API nvmlReturn_t name(nvmlDevice_t device, unsigned int *room, void *out)     \
@@ -92,12 +75,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t devic
 		return result;                                                             \
 	}
 
-NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)
-NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2)
 NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)
 
 NVML_API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
 {
