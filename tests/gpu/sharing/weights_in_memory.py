@@ -5,9 +5,9 @@ below `--dir`, a tmpfs (/dev/shm). Each of `--kernels` holds the same `--gib` of
 The same is done twice, first with `share_dir` off, with as many kernels as host memory has room for, then with it on:
 each kernel is parked when it has been made; then, `--cycles` times, one after the other is resumed and parked again.
 With it on, all parked kernels together may have the weights once, and of each what is its own and `--beside` GiB
-more, of host memory: packs below `--dir`, and what kernels have besides for parked memory. Processes' own memory is
-told apart. The parks and resumes with it on and off are compared by their medians. Exits with 1 if the memory, or any
-word, is not as it must be; the ratios do not fail it.
+more, of host memory: packs below `--dir`, lots that kernels have, and what processes have more of their own than
+before their first park. What they had by then is told apart. The parks and resumes with it on and off are compared by
+their medians. Exits with 1 if the memory, or any word, is not as it must be; the ratios do not fail it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from pathlib import Path
 from typing import Any
 
 from controlled import finish, machine, options, say
-from hibernation import ENABLED, SETUP, value
+from hibernation import SETUP, value
 from live_machine import Machine, new_machine
 from live_server import JupyterKernel, JupyterServer
 from waiting import wait_until
 from weights_once import OWN
 
-from jupyter_affinode.node.system.host_memory import host_memory, memory_of_process
+from jupyter_affinode.node.system.host_memory import host_memory
 
 GIB = 1 << 30
-SETTLES_S = 180.0
+SETTLES_S, SETTLED_S = 180.0, 3.0
 SPARE_BYTES = 24 * GIB  # of host memory, for what else there is
 
 
@@ -42,6 +42,8 @@ class Sharer:
 
     kernel: JupyterKernel
     sums: str
+    pid: int
+    private_bytes: int  # before its first park
     parks_s: list[float] = field(default_factory=list)
     resumes_s: list[float] = field(default_factory=list)
     is_right: bool = True
@@ -54,8 +56,9 @@ class Found:
     sharers: list[Sharer] = field(default_factory=list)
     first_parks_s: list[float] = field(default_factory=list)
     packs_bytes: int = 0
-    alone_bytes: int = 0  # of kernels, for parked memory
-    lots_bytes: int = 0  # made in advance, in no kernel
+    lent_bytes: int = 0  # lots that kernels have
+    private_bytes: int = 0  # what processes have more of their own than before their first park
+    ready_bytes: int = 0  # lots made in advance, which no kernel has
     processes_bytes: int = 0  # what processes have besides, by the operating system
     taken_bytes: int = 0  # what is available less, than before the first kernel
 
@@ -84,6 +87,12 @@ def come_back(live: Machine, sharer: Sharer) -> float:
     return float(seen(live, sharer.kernel)["last_resume"]["duration_s"])
 
 
+def private_bytes(pid: int) -> int:
+    """What a process has of anonymous memory, locked or not."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "VmSwap:")))
+
+
 def packs_bytes(folder: str) -> int:
     """What packs take, each once."""
     found = [path.stat() for path in Path(folder).glob("affinode-*/*/gpu-*")]
@@ -104,13 +113,14 @@ def weigh(live: Machine, found: Found, folder: str | None, before_bytes: int) ->
     states = [seen(live, each.kernel) for each in found.sharers]
     assert {state["residency"] for state in states} == {"parked"}, states
     found.packs_bytes = packs_bytes(folder) if folder else 0
-    found.alone_bytes = sum(state["copy_bytes"] + state["retained_bytes"] for state in states)
     node = live.node()
     assert node is not None
-    found.lots_bytes = node["host"]["lots"]["ready_bytes"]
-    in_slabs = [state["copy_bytes"] + state["retained_bytes"] for state in states]
-    sizes = [memory_of_process(int(each.kernel.pid)) or 0 for each in found.sharers]
-    found.processes_bytes = sum(max(size - slabs, 0) for size, slabs in zip(sizes, in_slabs, strict=True))
+    found.ready_bytes, found.lent_bytes = (
+        node["host"]["lots"][name] for name in ("ready_bytes", "given_bytes")
+    )
+    more = [private_bytes(each.pid) - each.private_bytes for each in found.sharers]
+    found.private_bytes = sum(max(size, 0) for size in more)
+    found.processes_bytes = sum(each.private_bytes for each in found.sharers)
     found.taken_bytes = before_bytes - host_memory().available_bytes
 
 
@@ -121,23 +131,24 @@ def run(given: Any, simulated: bool, folder: str | None, count: int, deadline: f
         live.environment["AFFINODE_FOLDER"] = str(live.folder / "own")
         if simulated:
             live.simulate("4GiB")
-        config = Path(live.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.d")
-        config.mkdir()
-        (config / "affinode.json").write_text(ENABLED)
         live.start_controller("--settle=0", *([f"--share-dir={folder}"] if folder else []))
         before_bytes = host_memory().available_bytes
-        server = JupyterServer(live).start()
+        server = JupyterServer(live)
+        server.enable_extension()
+        server.start()
         while len(found.sharers) < count and time.monotonic() < deadline:
             kernel = server.start_kernel()
             value(kernel, SETUP[given.program].format(words=common // 8))
             words, seed = int(given.own * GIB) // 8, 1000 + len(found.sharers)
             value(kernel, OWN[given.program].format(words=words, seed=seed))
-            sharer = Sharer(kernel, value(kernel, "sums()")[0])
+            sums, pid = value(kernel, "sums()")[0], int(kernel.pid)
+            sharer = Sharer(kernel, sums, pid, private_bytes(pid))
             found.sharers.append(sharer)
             found.first_parks_s.append(park(live, sharer))
             say(f"{'on' if folder else 'off'}: kernel {len(found.sharers)} parked")
         if folder:
             wait_until_shared(live, found.sharers, common)
+            time.sleep(SETTLED_S)  # lots that are empty are given back
         weigh(live, found, folder, before_bytes)
         for cycle in range(given.cycles):
             for sharer in found.sharers:
@@ -176,14 +187,15 @@ def main() -> int:
         on = run(given, simulated, folder, given.kernels, deadline)
         left = packs_bytes(folder)
     allowed = int((given.gib + given.kernels * (given.own + given.beside)) * GIB)
-    takes = on.packs_bytes + on.alone_bytes
+    takes = on.packs_bytes + on.lent_bytes + on.private_bytes
     rows = [
         (
             name,
             str(len(found.sharers)),
             f"{found.packs_bytes / GIB:.3f} GiB",
-            f"{found.alone_bytes / GIB:.3f} GiB",
-            f"{found.lots_bytes / GIB:.3f} GiB",
+            f"{found.lent_bytes / GIB:.3f} GiB",
+            f"{found.private_bytes / GIB:.3f} GiB",
+            f"{found.ready_bytes / GIB:.3f} GiB",
             f"{found.processes_bytes / GIB:.3f} GiB",
             f"{found.taken_bytes / GIB:.3f} GiB",
             f"{statistics.median(found.first_parks_s):.3f} s",
@@ -202,7 +214,8 @@ def main() -> int:
             "share_dir",
             "kernels",
             "packs",
-            "kernels alone",
+            "lots lent",
+            "processes more than before",
             "lots in advance",
             "processes besides",
             "available less",
