@@ -7,7 +7,7 @@ import os
 import time
 
 import pytest
-from test_images import GONE, made
+from written_images import GONE, made
 
 from jupyter_affinode.hibernation import image as image_module
 from jupyter_affinode.hibernation import machine

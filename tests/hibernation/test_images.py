@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 from waiting import until
+from written_images import GONE, made
 
 from jupyter_affinode.hibernation import criu, tree
 from jupyter_affinode.hibernation import hibernate as hibernate_module
@@ -25,9 +26,7 @@ from jupyter_affinode.hibernation.image import (
 from jupyter_affinode.hibernation.machine import objection_to_waking, this_machine
 from jupyter_affinode.hibernation.signing import signature_of
 from jupyter_affinode.hibernation.store import image_of, images_in
-from jupyter_affinode.keeping.processes import ProcessName, name_of
-
-GONE = ProcessName(2**22 - 1, 1, "")
+from jupyter_affinode.keeping.processes import name_of
 
 
 @pytest.fixture(autouse=True)
@@ -42,28 +41,6 @@ def store(tmp_path):
     folder = tmp_path / "images"
     folder.mkdir(mode=0o700)
     return folder
-
-
-def made(store, processes=(GONE,), kernel_id="one", record=None) -> Image:
-    """A whole image, of processes that CRIU had written."""
-    image = image_of(store, kernel_id)
-    image.begin()
-    (image.process_folder / "pages-1.img").write_bytes(os.urandom(100_000))
-    (image.process_folder / "core-7.img").write_bytes(b"core")
-    (image.process_folder / "files.img").write_bytes(bytes(8))
-    for process in processes:
-        (image.process_folder / f"core-{process.pid}.img").write_bytes(b"core")
-    (image.folder / "gpu-7").write_bytes(bytes(4096))
-    packing = image.packing()
-    packing.end(is_in_vain=False)
-    image.finish(
-        pages=packing.run(),
-        record=record or {"kernel_id": kernel_id},
-        undelivered={"messages": {}, "dropped": {}, "inputs": []},
-        processes=list(processes),
-        has_cuda=True,
-    )
-    return image
 
 
 def compare(image: Image) -> None:

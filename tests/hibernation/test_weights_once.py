@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from interrupted import begin_and_stop, see_that_all_is_well
 from lone_kernel import LoneKernel
-from test_kills import begin_and_stop, see_that_all_is_well
 from waiting import wait_until
 
 from jupyter_affinode.hibernation.image import GPU_PREFIX

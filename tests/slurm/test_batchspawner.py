@@ -13,6 +13,7 @@ from cluster import Cluster, slurm_cluster
 from fetched_criu import criu_for_users
 from gpu_cells import SETUP
 from live_hub import Hub
+from tab import run_in_tab
 from user_servers import UserServer
 from waiting import wait_until
 
@@ -115,12 +116,7 @@ class JobOfHub(UserServer):
 
     def run(self, kernel_id: str, code: str) -> Any:
         """What a cell of a tab prints."""
-        from test_notebooks import run_in_tab
-
-        class Named:
-            id = kernel_id
-
-        return run_in_tab(self, Named, code)  # type: ignore[arg-type]
+        return run_in_tab(self, kernel_id, code)
 
 
 def test_servers_are_jobs_that_share_and_whose_kernels_outlive_them(cluster: Cluster, hub: Hub) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import tempfile
@@ -15,7 +14,7 @@ from fetched_criu import criu_for_users
 from gpu_cells import SETUP
 from job_server import JobServer
 from live_server import JupyterKernel
-from tab import Tab
+from tab import run_in_tab
 from waiting import wait_until
 
 pytestmark = pytest.mark.long
@@ -58,24 +57,6 @@ def state_of(cluster: Cluster, kernel: JupyterKernel) -> str | None:
     return found[0]["residency"] if found else None
 
 
-def run_in_tab(server: JobServer, kernel: JupyterKernel, code: str) -> str:
-    """What a cell of a tab prints, which wakes the kernel."""
-
-    async def told() -> str:
-        tab = await Tab(kernel.id).attach(server)
-        try:
-            message = tab.run(code)
-            for _ in range(1200):
-                if tab.is_done(message):
-                    return tab.text(message)
-                await asyncio.sleep(0.1)
-            raise AssertionError(server.log())
-        finally:
-            await tab.close()
-
-    return asyncio.run(told())
-
-
 def test_a_job_that_reaches_its_limit_hibernates_and_the_next_one_has_its_notebooks(
     cluster: Cluster, ana: JobServer
 ) -> None:
@@ -87,7 +68,7 @@ def test_a_job_that_reaches_its_limit_hibernates_and_the_next_one_has_its_notebo
     wait_until(lambda: not cluster.job_folders() and not cluster.processes("ana"), message=ana.log)
     ana.submit()
     ana.again(kernel)
-    assert run_in_tab(ana, kernel, "print(block.checksum(), kept)").endswith(told)
+    assert run_in_tab(ana, kernel.id, "print(block.checksum(), kept)").endswith(told)
 
 
 def test_a_preempted_job_hibernates_in_its_grace_time_and_the_next_one_has_its_notebooks(
@@ -105,7 +86,7 @@ def test_a_preempted_job_hibernates_in_its_grace_time_and_the_next_one_has_its_n
     assert ana.state() == "COMPLETED", "one that ends by itself is not requeued"
     cluster.root("scancel", str(urgent))
     ana.submit().again(kernel)
-    assert run_in_tab(ana, kernel, "print(block.checksum(), kept)").endswith(told)
+    assert run_in_tab(ana, kernel.id, "print(block.checksum(), kept)").endswith(told)
 
 
 def test_a_suspended_job_has_freed_its_gpu_and_goes_on_when_it_is_resumed(
@@ -131,7 +112,7 @@ def test_a_job_that_is_requeued_has_its_notebooks_again(cluster: Cluster, ana: J
     cluster.root("scontrol", "update", f"JobId={ana.job_id}", "StartTime=now")  # Slurm waits for two minutes
     wait_until(lambda: ana.state() == "RUNNING" and cluster.job(ana.job_id)["Restarts"] == "1", 120, ana.log)
     ana.is_up().again(kernel)
-    assert run_in_tab(ana, kernel, "print(block.checksum(), kept)").endswith(told)
+    assert run_in_tab(ana, kernel.id, "print(block.checksum(), kept)").endswith(told)
 
 
 def test_two_jobs_of_a_user_do_not_take_each_others_images(cluster: Cluster, ana: JobServer) -> None:
@@ -139,4 +120,4 @@ def test_two_jobs_of_a_user_do_not_take_each_others_images(cluster: Cluster, ana
     assert ana.affinode(f"kernels/{kernel.id}/hibernate", "POST", {})[0] == 200
     other = JobServer(cluster, "ana").submit()
     assert other.request("GET", "/api/kernels")[1] == []
-    assert run_in_tab(ana, kernel, "print(block.checksum(), kept)").endswith(told)
+    assert run_in_tab(ana, kernel.id, "print(block.checksum(), kept)").endswith(told)

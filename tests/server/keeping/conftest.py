@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 from fetched_criu import fetched_criu
+from hibernating import end_kernels, prepare
 from keepers import end_keepers
 from live_machine import new_machine
 from live_server import JupyterServer
@@ -39,3 +40,13 @@ def keeping_server():
 def criu() -> str:
     """How CRIU is called."""
     return fetched_criu()
+
+
+@pytest.fixture
+def unstarted(keeping_machine, criu):
+    """A server whose kernels hibernate, not started; they end with it."""
+    made = prepare(JupyterServer(keeping_machine), criu)
+    yield made
+    if made.process is not None and made.process.poll() is None:
+        end_kernels(made)
+        made.stop()

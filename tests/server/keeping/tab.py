@@ -10,6 +10,7 @@ from typing import Any
 from live_server import JupyterServer
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
+from waiting import until
 
 
 class Tab:
@@ -92,3 +93,18 @@ class Tab:
         if self._reading is not None:
             await self._reading
         self._socket = self._reading = None
+
+
+def run_in_tab(server: Any, kernel_id: str, code: str) -> str:
+    """Return what a cell of a tab prints, which wakes the kernel. `server`: asked as a `JupyterServer` is."""
+
+    async def told() -> str:
+        tab = await Tab(kernel_id).attach(server)
+        try:
+            message = tab.run(code)
+            await until(lambda: tab.is_done(message), message=server.log)
+            return tab.text(message)
+        finally:
+            await tab.close()
+
+    return asyncio.run(told())

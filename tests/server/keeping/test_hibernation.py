@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from gpu_cells import SETUP
+from hibernating import end_kernels, prepare
 from live_server import JupyterKernel, JupyterServer, exists
 from waiting import wait_until
 
@@ -17,15 +18,9 @@ KEEP = "--AffinodeExtension.keep_kernels=all"
 @pytest.fixture
 def server(keeping_machine, criu):
     """A server whose kernels outlive it, and hibernate."""
-    keeping_machine.environment["AFFINODE_CRIU"] = criu
-    keeping_machine.environment["AFFINODE_HIBERNATE_DIR"] = str(keeping_machine.folder / "images")
-    keeping_machine.environment["XDG_STATE_HOME"] = str(keeping_machine.folder / "state")
-    made = JupyterServer(keeping_machine)
-    made.transport = "tcp"
-    made.start(KEEP)
+    made = prepare(JupyterServer(keeping_machine), criu).start(KEEP)
     yield made
-    for model in made.request("GET", "/api/kernels")[1]:
-        made.request("DELETE", f"/api/kernels/{model['id']}")
+    end_kernels(made)
     made.stop()
 
 
@@ -67,6 +62,7 @@ generator = itertools.count(7); next(generator)
 """
 
 
+@pytest.mark.long
 def test_a_kernel_hibernates_and_is_where_it_was_when_its_server_is_back(server):
     kernel = server.start_kernel(path="work.ipynb")
     kernel.run(WORK)
@@ -97,20 +93,16 @@ def test_a_kernel_hibernates_and_is_where_it_was_when_its_server_is_back(server)
 def test_what_a_kernel_has_on_the_gpu_hibernates_with_it(keeping_machine, criu):
     machine = keeping_machine
     machine.simulate("4GiB")
-    machine.environment.update(
-        AFFINODE_CRIU=criu,
-        AFFINODE_HIBERNATE_DIR=str(machine.folder / "images"),
-        XDG_STATE_HOME=str(machine.folder / "state"),
-    )
+    server = prepare(JupyterServer(machine), criu)
     machine.start_controller("--settle=0")
-    server = JupyterServer(machine)
-    server.transport = "tcp"
     server.start(KEEP)
     kernel = server.start_kernel(path="work.ipynb")
     assert kernel.run(f"{SETUP}\nblock = Block(24, seed=7)").error is None
     before = kernel.run("print(block.checksum())").text
+    pid = kernel.pid
     end(server)
     affinode(server, "hibernate", "work.ipynb")
+    assert not exists(pid)
     (gpu_file,) = images(server)[0].glob("gpu-*")
     assert gpu_file.stat().st_blocks * 512 >= 24 << 20
     wait_until(lambda: machine.node()["gpus"][0]["used_bytes"] == 0)
@@ -120,7 +112,11 @@ def test_what_a_kernel_has_on_the_gpu_hibernates_with_it(keeping_machine, criu):
     assert "unless it is woken before" in machine.affinode("status").stdout
 
     server.start(KEEP, port=server.port)
+    (session,) = server.request("GET", "/api/sessions")[1]
+    assert (session["path"], session["kernel"]["id"]) == ("work.ipynb", kernel.id)
+    assert not exists(pid), "it is woken when it is used"
     wake(server, kernel)
+    assert kernel.pid == pid
     assert kernel.run("1 + 1").text == "2"
     wait_until(lambda: machine.kernel(kernel.id) is not None)
     assert machine.kernel(kernel.id)["residency"] == "parked"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from gpu_cells import SETUP
+from hibernating import images, moved, result
 from tab import Tab
-from test_live_hibernation import images, moved, result, server, unstarted, until  # noqa: F401
+from waiting import until
 
 CHAOS = Path(__file__).resolve().parents[2] / "chaos"
 MIB = 64  # of each kernel on the GPU
@@ -31,14 +32,14 @@ NodeController.launch_instance(sys.argv[1:])
 
 
 @pytest.mark.long
-def test_the_least_recently_used_kernel_hibernates_and_its_next_cell_wakes_it(unstarted):  # noqa: F811
+def test_the_least_recently_used_kernel_hibernates_and_its_next_cell_wakes_it(unstarted):
     machine = unstarted.machine
     machine.simulate("4GiB")
     with (machine.folder / "controller.log").open("ab") as log:
         options = ("--settle=0", "--host-reserve-bytes=0", "--lot-bytes=0")
         machine.start(sys.executable, "-c", CONTROLLER, *options, stdout=log, stderr=log)
     asyncio.run(until(machine.node))
-    server = unstarted.start()  # noqa: F811
+    server = unstarted.start()
     kernels = [server.start_kernel(path=f"{name}.ipynb") for name in ("first", "second", "third")]
 
     def residency(kernel_id: str) -> str:

@@ -88,6 +88,7 @@ async def test_a_cell_that_runs_through_a_restart_completes_in_its_tab(server, h
     await tab.close()
 
 
+@pytest.mark.long
 async def test_a_server_that_hangs_and_is_killed_loses_no_output(server):
     """Nor does the next one that is killed before the tab is back, nor one that had no tab open at the time."""
     kernel, enough = server.start_kernel(), Path(server.machine.folder, "enough")
@@ -195,7 +196,6 @@ async def test_what_a_kernel_asks_and_says_without_a_server_reaches_the_tab(serv
     await telling.close()
 
 
-@pytest.mark.long
 @pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 async def test_a_question_of_before_the_servers_end_is_answered_after_it(server, how):
@@ -306,6 +306,7 @@ def test_a_keeper_that_is_killed_loses_nothing(server, wait_until):
     assert [each["path"] for each in server.request("GET", "/api/sessions")[1]] == ["work.ipynb"]
 
 
+@pytest.mark.long
 async def test_a_keeper_that_is_killed_under_a_server_takes_no_answer_from_its_tabs(server):
     kernel = server.start_kernel(path="work.ipynb")
     tab = await Tab(kernel.id).attach(server)

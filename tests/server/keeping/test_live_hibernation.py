@@ -9,73 +9,38 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpu_cells import SETUP
+from hibernating import end_kernels, images, move, moved, prepare, result
 from keepers import keepers
 from live_server import ENDLESS, JupyterServer, exists
 from tab import Tab
+from waiting import until
 
 KEEP = "--AffinodeExtension.keep_kernels=all"
 
 
-@pytest.fixture
-def unstarted(keeping_machine, criu):
-    """A server whose kernels hibernate, not started; they end with it."""
-    keeping_machine.environment["AFFINODE_CRIU"] = criu
-    keeping_machine.environment["AFFINODE_HIBERNATE_DIR"] = str(keeping_machine.folder / "images")
-    keeping_machine.environment["XDG_STATE_HOME"] = str(keeping_machine.folder / "state")
-    made = JupyterServer(keeping_machine)
-    made.transport = "tcp"
-    yield made
-    if made.process is not None and made.process.poll() is None:
-        for model in made.request("GET", "/api/kernels")[1]:
-            made.request("DELETE", f"/api/kernels/{model['id']}")
-        made.stop()
+@pytest.fixture(scope="module")
+def hibernating_server(keeping_server, criu):
+    """One for a module's tests, which may end it."""
+    prepare(keeping_server, criu)
+    return keeping_server
 
 
 @pytest.fixture
-def server(unstarted):
-    """The same, started."""
-    return unstarted.start()
-
-
-def images(server: JupyterServer) -> list[str]:
-    """The images of the machine."""
-    folder = server.machine.folder / "images"
-    return sorted(path.name for path in folder.glob("[!.]*"))
-
-
-def move(server: JupyterServer, kernel_id: str, action: str, status: int = 200) -> dict[str, Any]:
-    """Have a kernel hibernate, wake, or stay."""
-    found, answer = server.affinode(f"kernels/{kernel_id}/{action}", "POST", {})
-    assert found == status, (answer, server.log()[-3000:])
-    return answer
-
-
-async def moved(server: JupyterServer, kernel_id: str, action: str, status: int = 200) -> dict[str, Any]:
-    """`move`, while tabs are read."""
-    return await asyncio.to_thread(move, server, kernel_id, action, status)
-
-
-async def until(seen: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Wait until something is so."""
-    end = time.monotonic() + seconds
-    while not (found := seen()):
-        assert time.monotonic() < end, "it did not come"
-        await asyncio.sleep(0.02)
-    return found
-
-
-async def result(tab: Tab, code: str) -> str:
-    """What a cell prints."""
-    message_id = tab.run(code)
-    await until(lambda: tab.is_done(message_id))
-    return tab.text(message_id)
+def server(hibernating_server):
+    """The module's, running and without kernels."""
+    made = hibernating_server
+    if made.process is None or made.process.poll() is not None:
+        made.start(port=made.port)
+    end_kernels(made)
+    while made.kernels:
+        made.kernels.pop().close()
+    return made
 
 
 def with_tab(server: JupyterServer, story: Callable[[Tab], Awaitable[None]], name: str = "python3") -> None:
