@@ -463,6 +463,7 @@ def test_the_controller_and_the_next_one_know_a_kept_kernel(gpu_machine, kernels
     wait_until(lambda: not keepers(machine))
 
 
+@pytest.mark.long
 def test_a_user_keeps_no_more_than_the_quota(keeping_machine, wait_until):
     """By number and by host memory; kernels that have said nothing for longest end first, busy ones last."""
     machine = keeping_machine
