@@ -4,8 +4,7 @@
 a park needs its memory in all of its kernel's places.
 
 What a park takes is not known before it is tried: chunks of zeros take nothing, and what a kernel retains from its last
-park is there already. So a shim that obeys a budget gets one, stops there, and reports what it would have taken; a shim
-that knows no budget must fit with all its memory.
+park is there already. So a shim gets a budget, stops there, and reports what it would have taken.
 
 **Progress.** Retained copies of resident kernels are released before a park is refused (retained_copies.py). So a park
 is possible as long as its need is within free and retained memory. It waits for what others were asked to release, and
