@@ -19,8 +19,8 @@ from ..settings.policy import NOT_FOR_MANY_USERS, Settings, SettingTimes
 from .execution.allocations import Allocations
 from .execution.cleanup import CleanUp
 from .execution.effects import Effects, Parts
-from .execution.evictions import look_for_unended
-from .execution.hibernations import ask_to_hibernate, look_for_unhibernated
+from .execution.evictions import withdraw_ends
+from .execution.hibernations import ask_to_hibernate, withdraw_hibernations
 from .execution.notices import Notices
 from .execution.operations import Operations
 from .execution.room_requests import RoomRequests
@@ -248,7 +248,7 @@ class Controller:
             ask_to_hibernate(kernel, "the machine stops", now, self.log, until=self._ends_at)
         self.poke()
 
-    def _look_at_end(self, now: float) -> None:
+    def _end_when_hibernated(self, now: float) -> None:
         """End when the kernels that hibernate for it have done so, or the time is over."""
         if self._ends_at is None:
             return
@@ -356,7 +356,7 @@ class Controller:
         now = time.monotonic()
         self._has_run_for(now)
         try:
-            self._look_around(now, NVML_EVERY_S if busy else NVML_ALONE_EVERY_S)
+            self._check_surroundings(now, NVML_EVERY_S if busy else NVML_ALONE_EVERY_S)
             is_quiet = self._pacing.is_quiet(now, self.state.read_pages, waits=bool(self._waiting.estimates))
         except Exception:  # whatever is wrong with the surroundings, kernels are served
             self.log.exception("looking around failed")
@@ -364,7 +364,7 @@ class Controller:
         if not is_quiet:
             self._pass()
 
-    def _look_around(self, now: float, apart_s: float) -> None:
+    def _check_surroundings(self, now: float, apart_s: float) -> None:
         """Check now and then what no shim reports, and whether any kernel needs this controller."""
         if now - self._looked_at >= apart_s:
             self._looked_at = now
@@ -374,7 +374,7 @@ class Controller:
             self.log.warning("NVML has not answered for %.0f s: room is estimated", now - sample.began)
             self.state.gpus.take(None, self.state.settings)
         self._end_if_unneeded(now)
-        self._look_at_end(now)
+        self._end_when_hibernated(now)
 
     def _pass(self) -> None:
         """Look, decide, act, report; an error is logged and the next pass continues."""
@@ -385,7 +385,7 @@ class Controller:
         try:
             self.take_snapshot(now, at_host=True)
             self._decide(now)
-            self._look_at_lots(now)
+            self._adjust_lots(now)
             self._tidy(now)
             self._tell_places(now)
             self._tell_room_requests(now)
@@ -401,7 +401,7 @@ class Controller:
         finally:
             self._pacing.end()
 
-    def _look_at_lots(self, now: float) -> None:
+    def _adjust_lots(self, now: float) -> None:
         kernels, host = self._snapshot.kernels, self.state.host.memory
         taken = parks_take_bytes(self.state.kernels.values()) + sum(
             each.host.awaits_bytes for each in kernels
@@ -441,7 +441,7 @@ class Controller:
         is_complete = self._has_run_for(now) >= self.state.settings.settle_s * COMPLETE_AFTER_SETTLING
         self._snapshot = snapshot(self.state, now, is_settled=self._is_settled(now), is_complete=is_complete)
         self._seen = {kernel.id: kernel for kernel in self._snapshot.kernels}
-        self._look_at_queue(self._snapshot, now)
+        self._estimate_waits(self._snapshot, now)
 
     def _has_run_for(self, now: float) -> float:
         """Return for how many seconds kernels could connect. A pause of this process or of the machine counts as one
@@ -472,9 +472,9 @@ class Controller:
             except Exception:  # a kernel's failure must not affect the others
                 self.log.exception("could not carry out %s", action)
         if actions:  # else it was looked at just now
-            self._look_at_queue(snapshot(self.state, now, is_settled=self._snapshot.is_settled), now)
+            self._estimate_waits(snapshot(self.state, now, is_settled=self._snapshot.is_settled), now)
 
-    def _look_at_queue(self, node: Node, now: float) -> None:
+    def _estimate_waits(self, node: Node, now: float) -> None:
         queue = waiters(node, self.state.settings)
         told = estimate_waits(now, node, self.state.settings) if queue else {}
         self._waiting = Waiting(queue, told, waits_since(told.values()))
@@ -507,9 +507,9 @@ class Controller:
     def _tidy(self, now: float) -> None:
         """End requests that no shim will answer, and forget what is gone."""
         self.operations.expire(now)
-        look_for_unended(self.state.kernels, now, self.log, self.poke)
+        withdraw_ends(self.state.kernels, now, self.log, self.poke)
         kernels = self.state.kernels.values()
-        look_for_unhibernated(kernels, self.state.failed_spills, now, self.log, self.poke)
+        withdraw_hibernations(kernels, self.state.failed_spills, now, self.log, self.poke)
         self.state.sharing.tidy(self.state.settings.share_dir, self._loop)
         self.accounts.tidy(now)
         self.servers.watch_all(self.events.places())
@@ -517,7 +517,7 @@ class Controller:
         for process in self.state.stale_processes(now):
             self._shims.forget(process, lives=process.watch is not None)  # its end would have been seen
         for kernel in list(self.state.kernels.values()):
-            self.user_requests.look_for_fulfilled(kernel)
+            self.user_requests.end_fulfilled(kernel)
             is_over = kernel.server.description is None or kernel.past.has_had_processes
             lasts = EMPTY_KERNEL_LASTS_S if is_over else UNSERVED_KERNEL_LASTS_S
             is_old = kernel.past.empty_since is not None and now - kernel.past.empty_since > lasts

@@ -17,7 +17,7 @@ from ..protocol.page import State
 from ..protocol.wire import Status
 from ..state.records.operations import Outcome
 from ..system.peers import pid_namespace_of
-from ..views.call_activity import look_at_calls
+from ..views.call_activity import count_calls
 from .errors import ApiError
 from .handler import Handler
 
@@ -211,7 +211,7 @@ class ActivityHandler(Handler):
         """Serve GET /kernels/{id}/activity."""
         kernel = self.kernel(kernel_id)
         self.controller.read_pages_of(kernel, self.now())
-        self.finish(look_at_calls(kernel, self.now()))
+        self.finish(count_calls(kernel, self.now()))
 
 
 class CellHandler(Handler):

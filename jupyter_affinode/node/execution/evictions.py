@@ -29,7 +29,7 @@ def ask_for_end(
     log.warning("the server of %s is asked to shut it down: %s", kernel.id, reason)
 
 
-def look_for_unended(
+def withdraw_ends(
     kernels: Mapping[str, KernelRecord], now: float, log: logging.Logger, on_change: Callable[[], None]
 ) -> None:
     """Withdraw ends that no waiter needs any more, and give up on servers that have not carried them out."""

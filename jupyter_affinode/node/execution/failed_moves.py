@@ -73,7 +73,7 @@ class FailedParks:
 
     def count_late(self, node: Node, now: float) -> None:
         """Count the parks that last so long that other kernels are parked too, and those that freed nothing."""
-        self._look_for_hollow()
+        self._find_hollow()
         for seen in node.kernels:
             if not seen.is_moving or seen.moves_since is None:
                 continue  # nearly all
@@ -97,7 +97,7 @@ class FailedParks:
         elif park.claims:
             self._parked.append((park, now))
 
-    def _look_for_hollow(self) -> None:
+    def _find_hollow(self) -> None:
         """Check by the first figures that can show it whether parked memory has become free."""
         sample = self._state.gpus.sample
         for each in self._parked[:]:
@@ -174,7 +174,7 @@ class UnusedRoom:
         """Count the expired reservations, and what other users' kernels made way for in vain."""
         for kernel in self._state.kernels.values():
             if kernel.made_way is not None:
-                self._look_at(kernel, kernel.made_way, now)
+                self._check_use(kernel, kernel.made_way, now)
         expired, self._state.reservations.expired = self._state.reservations.expired, []
         for entry in expired:
             expecting = self._state.kernels.get(entry.kernel_id)
@@ -187,7 +187,7 @@ class UnusedRoom:
             if not entry.is_verified:
                 self._count(expecting, NOT_TAKEN, entry.began, now)
 
-    def _look_at(self, kernel: KernelRecord, made_way: MadeWay, now: float) -> None:
+    def _check_use(self, kernel: KernelRecord, made_way: MadeWay, now: float) -> None:
         """Count room that a kernel does not wait for any more and has not used, by figures of NVML from after that."""
         seen = _borne_out_bytes(kernel)
         is_used = seen is not None and seen - made_way.before_bytes >= TAKEN_PART * made_way.asked_bytes

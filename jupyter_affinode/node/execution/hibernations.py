@@ -37,7 +37,7 @@ def refuse_to_hibernate(kernel: KernelRecord, words: str, now: float, log: loggi
     log.warning("%s does not hibernate: %s", kernel.id, words)
 
 
-def look_for_unhibernated(
+def withdraw_hibernations(
     kernels: Iterable[KernelRecord],
     failed_users: UserBackOff,
     now: float,

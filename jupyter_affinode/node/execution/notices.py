@@ -117,9 +117,9 @@ class Notices(Observer):
             notice = Notice(NoticeKind.HOST_MEMORY_LOW, "warning", text, args=args)
             self._tell(notice, "", again_s=MACHINE_AGAIN_S)
         for kernel in self._state.kernels.values():
-            self._look_for_stuck(kernel, now)
+            self._tell_stuck(kernel, now)
 
-    def _look_for_stuck(self, kernel: KernelRecord, now: float) -> None:
+    def _tell_stuck(self, kernel: KernelRecord, now: float) -> None:
         for process in kernel.processes.values():
             verdict = self._state.stuck(process, now)
             was_told, process.is_told_stuck = process.is_told_stuck, verdict is not None

@@ -168,7 +168,7 @@ class UserRequests:
         kernel.end_park_request(KERNEL_ENDED)
         kernel.end_resume_request(KERNEL_ENDED)
 
-    def look_for_fulfilled(self, kernel: KernelRecord) -> None:
+    def end_fulfilled(self, kernel: KernelRecord) -> None:
         """End requests that were fulfilled in another way, or cannot be fulfilled any more.
 
         A shim resumed by itself, say, or a process with memory ended.

@@ -46,7 +46,7 @@ class WaitEstimate:
     blockers: tuple[Blocker, ...] = ()  # what is in the way, the most important first
 
 
-class Look(NamedTuple):
+class Explanation(NamedTuple):
     """Why a kernel waits, and until when if that can be said."""
 
     code: WaitReason
@@ -62,14 +62,14 @@ def estimate_waits(now: float, node: Node, settings: Settings) -> dict[str, Wait
     had = view.plan.served  # all count as served in order
     for _, waiter in in_service_order(view.plan.queue, had, now, settings):
         if waiter.kernel.id not in found:
-            look = view.explain(waiter, ahead)
+            explanation = view.explain(waiter, ahead)
             found[waiter.kernel.id] = WaitEstimate(
                 len(found) + 1,
                 waiter.since,
-                look.code,
-                None if look.until is None else max(look.until - now, 0.0),
-                view.arguments(waiter, look.code),
-                tuple(in_order(look.blockers)[:BLOCKERS_MAX]),
+                explanation.code,
+                None if explanation.until is None else max(explanation.until - now, 0.0),
+                view.arguments(waiter, explanation.code),
+                tuple(in_order(explanation.blockers)[:BLOCKERS_MAX]),
             )
         if not view.waits_in_vain(waiter):  # else others are served before it
             for uuid, need in waiter.needs.items():
@@ -98,37 +98,37 @@ class _View:
         """Return whether a waiter has no room however many kernels are parked: it holds up no other."""
         return is_unschedulable(self.plan, waiter) and not may_migrate(waiter)
 
-    def explain(self, waiter: Waiter, ahead: Mapping[str, int]) -> Look:
+    def explain(self, waiter: Waiter, ahead: Mapping[str, int]) -> Explanation:
         """Return why a waiter waits, and until when if that can be said."""
         plan, kernel = self.plan, waiter.kernel
         if not plan.node.is_settled:
-            return Look(WaitReason.STARTING)
+            return Explanation(WaitReason.STARTING)
         if kernel.residency is Residency.RESUMING:
-            return Look(WaitReason.MOVING, plan.now + resume_s(kernel, plan.node.speeds))
+            return Explanation(WaitReason.MOVING, plan.now + resume_s(kernel, plan.node.speeds))
         if kernel.is_ending:
-            return Look(WaitReason.ENDING)
+            return Explanation(WaitReason.ENDING)
         if self.waits_in_vain(waiter):
             return self._unschedulable(waiter)
         if kernel.served_after > plan.now or (waiter.room is None and kernel.resume_retry_at > plan.now):
-            return Look(WaitReason.RETRY)
+            return Explanation(WaitReason.RETRY)
         if self._limit(waiter) is not None:
-            return Look(WaitReason.LIMIT)
-        looks = [
+            return Explanation(WaitReason.LIMIT)
+        explanations = [
             self._gpu(uuid, need + ahead.get(uuid, 0), waiter) for uuid, need in waiter.needs.items() if need
         ]
         is_behind = any(ahead.get(uuid) for uuid, need in waiter.needs.items() if need)
         full = self._full_of_computing(waiter, is_behind)
         if full is not None:
-            looks = [full, *(each._replace(until=None) for each in looks)]
-        latest = self._grant(waiter, looks)
+            explanations = [full, *(each._replace(until=None) for each in explanations)]
+        latest = self._grant(waiter, explanations)
         if latest is not None and waiter.room is None:
             latest += resume_s(kernel, plan.node.speeds)
-        code = next((each.code for each in looks if each.code is not WaitReason.TURN), WaitReason.TURN)
+        code = next((each.code for each in explanations if each.code is not WaitReason.TURN), WaitReason.TURN)
         if is_behind:
             code = WaitReason.OTHERS_FIRST
             if latest is not None and kernel.movable_bytes:  # it may be parked for them, and resumed for this
                 latest += park_s(kernel, plan.node.speeds) + resume_s(kernel, plan.node.speeds) + PASSES_S
-        return Look(code, latest, [blocker for each in looks for blocker in each.blockers])
+        return Explanation(code, latest, [blocker for each in explanations for blocker in each.blockers])
 
     def note(self, waiter: Waiter) -> None:
         """Count a waiter as computing before those that are looked at next."""
@@ -136,7 +136,7 @@ class _View:
             for uuid in (*waiter.needs, *waiter.kernel.migration_targets):
                 self._waiters_on.setdefault(uuid, set()).add(waiter.kernel.id)
 
-    def _full_of_computing(self, waiter: Waiter, is_behind: bool) -> Look | None:
+    def _full_of_computing(self, waiter: Waiter, is_behind: bool) -> Explanation | None:
         """Return the reason of a waiter that lacks a compute slot, or comes after one that does; None for others.
 
         Nothing tells when the others stop computing. An allocation needs no slot, unless its kernel may be parked for
@@ -156,18 +156,18 @@ class _View:
         self._slotless |= waiter.needs.keys()
         lacking = slots.lacking(kernel, waiter.needs) if waiter.room is None else []
         if not lacking:
-            return Look(WaitReason.TURN)
+            return Explanation(WaitReason.TURN)
         blockers = self._parkable(self.plan.settings.when_full == "time_slice", waiter)[2]
-        return Look(
+        return Explanation(
             WaitReason.COMPUTE, None, [blockers.of(each) for each in slots.on(lacking[0], but=kernel)]
         )
 
-    def _grant(self, waiter: Waiter, looks: Sequence[Look]) -> float | None:
+    def _grant(self, waiter: Waiter, explanations: Sequence[Explanation]) -> float | None:
         """Return when the waiter will be given room on all its GPUs, if that can be said; those behind it are served
         afterwards.
         """
-        known = [each.until for each in looks if each.until is not None]
-        if len(known) < len(looks):
+        known = [each.until for each in explanations if each.until is not None]
+        if len(known) < len(explanations):
             return None
         granted = max(known, default=self.plan.now) + PASSES_S
         for uuid, need in waiter.needs.items():
@@ -198,7 +198,7 @@ class _View:
         short = self.plan.shortage(limits.needs(waiter)) if limits else {}
         return next((key for key in short if key in limits.caps), None)
 
-    def _gpu(self, uuid: str, need: int, waiter: Waiter) -> Look:
+    def _gpu(self, uuid: str, need: int, waiter: Waiter) -> Explanation:
         """Return when a GPU will have `need` bytes free, and what the waiter waits for there."""
         plan = self.plan
         slices = plan.settings.when_full == "time_slice" and not (waiter.room and waiter.room.is_for_start)
@@ -207,13 +207,13 @@ class _View:
         lacks = need - plan.room.get(uuid, 0)
         may_park = parks.get(uuid, ())
         if lacks <= 0:
-            return Look(WaitReason.TURN, self._with_margin(-lacks, begins, may_park))
+            return Explanation(WaitReason.TURN, self._with_margin(-lacks, begins, may_park))
         arrives = plan.now + self._slowest_move(uuid)
         lacks -= plan.incoming.get(uuid, 0)
         if lacks <= 0:
             until = self._with_margin(-lacks, max(begins, arrives), may_park)
             moving = [blockers.of(kernel) for kernel in self._moving(uuid)[:BLOCKERS_MAX]]
-            return Look(WaitReason.MOVING, until, moving)
+            return Explanation(WaitReason.MOVING, until, moving)
         chosen: list[Kernel] = []
         sizes: dict[str, int] = {}
         everything, is_host_full = lacks, False
@@ -236,11 +236,11 @@ class _View:
                     at = _last_end(begins, at, may_park)
                 needed = [blockers.of(each) for each in _fewest(chosen, sizes, everything)]
                 is_last_held = kernel.is_held(plan.now) and kernel.held_until == moment
-                return Look(WaitReason.HELD if is_last_held else WaitReason.FULL, at, needed)
+                return Explanation(WaitReason.HELD if is_last_held else WaitReason.FULL, at, needed)
         if is_host_full:
-            return Look(WaitReason.HOST_MEMORY)
+            return Explanation(WaitReason.HOST_MEMORY)
         found = blockers.on(uuid, waiter, everything)
-        return Look(_code_of(found), None, found)
+        return Explanation(_code_of(found), None, found)
 
     def _with_margin(self, left: int, at: float, parks: Sequence[tuple[float, float]]) -> float:
         """Return until when a waiter waits that will have room at `at` and `left` bytes beside it: idle kernels are
@@ -256,9 +256,9 @@ class _View:
     def _slowest_move(self, uuid: str) -> float:
         return max((park_s(kernel, self.plan.node.speeds) for kernel in self._moving(uuid)), default=0.0)
 
-    def _unschedulable(self, waiter: Waiter) -> Look:
+    def _unschedulable(self, waiter: Waiter) -> Explanation:
         if self.plan.limits.exceeded(waiter) is not None:
-            return Look(WaitReason.LIMIT)
+            return Explanation(WaitReason.LIMIT)
         stay = [kernel for kernel in self._others(waiter) if kernel.is_opted_out or not kernel.is_parkable]
         *_, blockers = self._parkable(slices=False, waiter=waiter)
         found = [blockers.of(kernel) for kernel in stay[:BLOCKERS_MAX]]
@@ -266,7 +266,7 @@ class _View:
         if is_outside:
             found.append(Blocker(None, BlockerReason.OUTSIDE))
         code = WaitReason.OUTSIDE if is_outside and not stay else WaitReason.TOO_LARGE
-        return Look(code, None, found)
+        return Explanation(code, None, found)
 
     def _others(self, waiter: Waiter) -> list[Kernel]:
         return [each for each in self.plan.candidates.resident_on(waiter.needs) if each is not waiter.kernel]

@@ -122,7 +122,7 @@ class NodeState:
         process.parent = parent if parent is not None and parent > 1 else None
         is_new = page.last.state is State.NONE  # else it may have begun at any time before
         process.started_at = started_at(connection.peer.pid, now if is_new else math.nan)
-        self._look_what_it_sees(process)
+        self._read_visible(process)
         kernel = self.kernel(kernel_id, now)
         kernel.account.take_identity(identity)
         kernel.processes[key], kernel.refused = process, None
@@ -176,7 +176,7 @@ class NodeState:
         """Apply new settings."""
         self.settings = settings
         for process in self.processes():
-            self._look_what_it_sees(process)
+            self._read_visible(process)
 
     def remove_process(self, process: Process, now: float, *, lives: bool = False) -> None:
         """Remove a process that ended, or that has no shim any more (`lives`); the caller answers what waits for its
@@ -300,7 +300,7 @@ class NodeState:
             return now - kernel.move.began
         return kernel.last_move.lasted_s if now - kernel.last_move.ended_at < PAGES_TELL_WITHIN_S else None
 
-    def _look_what_it_sees(self, process: Process) -> None:
+    def _read_visible(self, process: Process) -> None:
         """Read which GPUs the process was started to see, if it could migrate: it may be another user's process."""
         if (
             self.settings.depth == "context"

@@ -13,7 +13,7 @@ from ..state.records.process import Process
 COUNTS_FOR_S = 10.0  # after a look; a shim stops by itself
 
 
-def look_at_calls(kernel: KernelRecord, now: float) -> dict[str, Any]:
+def count_calls(kernel: KernelRecord, now: float) -> dict[str, Any]:
     """Return a kernel's calls so far, for the API; have its shims count by entry point for the next seconds.
 
     `now`: monotonic seconds.

@@ -58,7 +58,7 @@ class Plan:
         ]
         for kernel in under_way:
             if self._is_parking(kernel):
-                self._look_at_park(kernel.rest if kernel.left_bytes else kernel)
+                self._count_park(kernel.rest if kernel.left_bytes else kernel)
             elif kernel.residency is Residency.RESUMING and not is_late(now, kernel, node.speeds):
                 self._note_resuming(kernel)
             elif kernel.is_ending:
@@ -96,7 +96,7 @@ class Plan:
         gpus = self.node.gpus
         return any(gpus[each].is_outdated for each in resources if each in gpus)
 
-    def _look_at_park(self, kernel: Kernel) -> None:
+    def _count_park(self, kernel: Kernel) -> None:
         """Count the room that a park under way makes on the GPU and takes in the host."""
         if is_late(self.now, kernel, self.node.speeds):
             if kernel.demoted_until <= self.now:  # else the budget reserved for it keeps others on the GPU

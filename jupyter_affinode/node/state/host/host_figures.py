@@ -9,7 +9,7 @@ from ...model.snapshot import Host
 from ...system.host_memory import CgroupMemory, HostMemory, Known, cgroup_limits
 from ..records.kernel import KernelRecord
 from .disk import Disk
-from .host_lending import look_for_more
+from .host_lending import try_with_more
 from .host_usage import on_disk_bytes
 
 
@@ -44,7 +44,7 @@ class HostFigures:
         self.limits.update(own)
         for kernel in kernels:
             if kernel.host.left_bytes is not None:
-                look_for_more(kernel, self.left_for(kernel))
+                try_with_more(kernel, self.left_for(kernel))
 
     def left_for(self, kernel: KernelRecord) -> int:
         """Return the most host memory that a park of the kernel could take, the reserve and unused lots included."""

@@ -129,7 +129,7 @@ def refused_for_memory(kernel: KernelRecord, now: float, found_less_than: int | 
     return kernel.host.backoff.fail(now)
 
 
-def look_for_more(kernel: KernelRecord, left_bytes: int) -> None:
+def try_with_more(kernel: KernelRecord, left_bytes: int) -> None:
     """Allow a park at once if there is more host memory than when the kernel's processes found too little."""
     then = kernel.host.left_bytes
     if then is not None and left_bytes >= then + LEAST_BYTES:
