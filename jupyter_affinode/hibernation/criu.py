@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from .. import environment
+from ..keeping.processes import ProcessName
+from . import tree
 from .disk import IN_WORDS
 
 T = TypeVar("T")
@@ -35,6 +37,7 @@ COMMON = (
 )
 CAPABILITIES = "cap_checkpoint_restore,cap_setpcap+eip"
 ADMIN = 21  # CAP_SYS_ADMIN
+NAME_BYTES = 15  # of a program's, that Linux keeps
 KILLED_S, LOOK_EVERY_S = 5.0, 0.02
 PATIENCE_S, BYTES_A_SECOND = 60.0, 20 << 20  # CRIU has for its work; then it hangs, and is ended
 WORK = "criu"  # beside the folder with what CRIU writes: its log, and figures that it leaves at each call
@@ -106,6 +109,13 @@ def command() -> list[str]:
 
 
 _works: dict[tuple[object, ...], str] = {}  # which CRIU was found to work here, and its version
+
+
+def is_name(name: str) -> bool:
+    """Return whether a process of CRIU may have that name."""
+    with contextlib.suppress(CriuUnavailable):
+        return name in {Path(word).name[:NAME_BYTES] for word in command()}
+    return False
 
 
 async def check() -> str:
@@ -190,19 +200,16 @@ def end_at(folder: Path) -> bool:
     """End each process of CRIU that works on a folder, whichever keeper started it; return whether there was one.
 
     CRIU tries Linux out in processes of its own. If it is killed then, they stay, stopped, and have the image locked.
+    What it is about to make a kernel of ends with it: it may have none of CRIU's memory any more.
     """
-    was_there = False
+    found: list[ProcessName] = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            process = os.pidfd_open(int(path.parent.name))
-            try:
-                words = path.read_bytes().split(b"\0")
-                if b"-D" in words and os.fsencode(folder) in words:
-                    signal.pidfd_send_signal(process, signal.SIGKILL)
-                    was_there = True
-            finally:
-                os.close(process)
-    return was_there
+            words = path.read_bytes().split(b"\0")
+            if b"-D" in words and os.fsencode(folder) in words:
+                found += tree.tree_of(int(path.parent.name))
+    tree.kill(found)
+    return bool(found)
 
 
 async def _end_all_at(folder: Path) -> None:
@@ -249,12 +256,7 @@ async def _carry_out(action: str, folder: Path, lock: int, size: int, options: S
     log.unlink(missing_ok=True)
     whole = [*called, action, "-D", str(folder), "-W", str(work), "-o", log.name, *COMMON]
     whole += [*_as_user(), *options]
-    patience_s = patience_for(size)
-    try:
-        status, said = await _to_its_end(asyncio.wait_for(_run(whole, lock), patience_s))
-    except asyncio.TimeoutError:
-        await _end_all_at(folder)
-        raise CriuFailed(f"CRIU came to no end within {patience_s:.0f} s") from None
+    status, said = await _to_its_end(_run_for(patience_for(size), whole, folder, lock))
     if status < 0:
         await _end_all_at(folder)
         raise CriuKilled(f"CRIU was ended by {signal.Signals(-status).name}")
@@ -262,6 +264,17 @@ async def _carry_out(action: str, folder: Path, lock: int, size: int, options: S
         with contextlib.suppress(OSError):
             said += log.read_text(errors="replace")
         raise CriuFailed(reason(said, called[0]))
+
+
+async def _run_for(patience_s: float, called: Sequence[str], folder: Path, lock: int) -> tuple[int, str]:
+    """Run CRIU; one that hangs is ended with all that it has started, which would be no child of it afterwards."""
+    running = asyncio.ensure_future(_run(called, lock))
+    if not (await asyncio.wait({running}, timeout=patience_s))[0]:
+        await _end_all_at(folder)
+        running.cancel()
+        await asyncio.wait({running})
+        raise CriuFailed(f"CRIU came to no end within {patience_s:.0f} s")
+    return running.result()
 
 
 def reason(said: str, called: str) -> str:

@@ -323,8 +323,9 @@ async def _end_half_woken(manifest: Manifest, image: Image, *, is_started: bool)
 def _is_of_image(pid: int, manifest: Manifest, image: Image) -> bool:
     """Return whether a process is one of the kernel's, or CRIU that is about to become one: it has the image open."""
     with contextlib.suppress(OSError):
-        if os.fsencode(image.process_folder) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-            return True
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if os.fsencode(image.process_folder) in words or (words == [b""] and criu.is_name(Seen(pid).name)):
+            return True  # the second: it has no memory of CRIU's any more, and with CRIU's rights it shows no files
     return _has_mark(pid, manifest) or any(
         target.startswith(f"{image.folder}/") for target in Seen(pid).opened.values()
     )

@@ -40,7 +40,12 @@ class Seen:
 
     def __str__(self) -> str:
         """Return what it is called in a sentence."""
-        return f"its process {self.pid} ({self.status.get('Name', '?')})"
+        return f"its process {self.pid} ({self.name})"
+
+    @property
+    def name(self) -> str:
+        """Its program's name, or what it calls itself."""
+        return self.status.get("Name", "?")
 
     @cached_property
     def status(self) -> dict[str, str]:

@@ -65,9 +65,14 @@ def go_on(processes: list[ProcessName]) -> None:
     _signal(processes, signal.SIGCONT)
 
 
+def kill(processes: list[ProcessName]) -> None:
+    """End processes at once."""
+    _signal(processes, signal.SIGKILL)
+
+
 async def end(processes: list[ProcessName]) -> None:
     """End processes at once, and wait until they are dead; their ids may be taken a while longer."""
-    _signal(processes, signal.SIGKILL)
+    kill(processes)
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             died = Adopted(process)
@@ -86,14 +91,14 @@ async def free(ids: list[int]) -> str | None:
 
 
 def _taken(pid: int, is_dead: bool) -> str:
-    status = Seen(pid).status
+    process = Seen(pid)
     if is_dead:
+        parent = process.status.get("PPid", "?")
         return (
-            f"its process {pid} has ended, but its parent, process {status.get('PPid', '?')}, has not noted that: in a"
-            " container, start that with an init (docker run --init)"
+            f"its process {pid} has ended, but its parent, process {parent}, has not noted that: in a container, start"
+            " that with an init (docker run --init)"
         )
-    name = status.get("Name", "?")
-    return f"its process id {pid} is {name}'s now: try again when that has ended"
+    return f"its process id {pid} is {process.name}'s now: try again when that has ended"
 
 
 def _is_dead(pid: int) -> bool:

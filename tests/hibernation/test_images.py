@@ -486,6 +486,20 @@ async def test_a_criu_that_hangs_and_has_no_keeper_any_more_is_ended(store, monk
     hanging.stdout.close()
 
 
+async def test_what_a_hanging_criu_has_started_ends_with_it(store, monkeypatch, tmp_path):
+    """It may have a kernel's number, nothing in memory that names the image, and rights by which it hides the rest."""
+    fake = tmp_path / "criu"
+    fake.write_text(f"#!/bin/sh\nsleep 600 & echo $! >{tmp_path}/child; wait\n")
+    fake.chmod(0o700)
+    monkeypatch.setenv("AFFINODE_CRIU", str(fake))
+    monkeypatch.setattr(criu, "patience_for", lambda size: 2.0)
+    image = made(store)
+    with image.in_use() as lock, pytest.raises(criu.CriuFailed, match="came to no end within 2 s"):
+        await criu.restore(image.process_folder, lock)
+    child = int((tmp_path / "child").read_text())
+    await until(lambda: not tree.threads_of(child))
+
+
 KILLED_WHILE_IT_TRIES_LINUX_OUT = """
 import os, signal
 if os.fork():
