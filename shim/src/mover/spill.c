@@ -394,21 +394,22 @@ static int share_one(size_t i)
 	return batch.places[i] ? spill_write(&batch.places[i], slot_memory(&batch.chunks[i]->slot), &batch.hints[i]) : 0;
 }
 
-/* Choose the places of what others have or offer, in order; what is not looked at in time stays as it is.  */
-static void choose_shared(void)
+/* Choose the places of what others have or offer, or of all of it, in order; what is not looked at in time stays as it is.  */
+static void choose_shared(bool all)
 {
 	for (size_t i = 0; i < batch.count; i++) {
 		if (!batch.moved[i])
 			continue;
-		if (memory_packs_want(&batch.hints[i]))
+		if (all || memory_packs_want(&batch.hints[i]))
 			batch.places[i] = spill_take();
 		if (!batch.places[i])
 			offer(&batch.hints[i]);
 	}
 }
 
-/* Share what can be of the next chunks after the `passed` first ones, which stay the process's own. Bytes that now lie in packs.  */
-static uint64_t share_next(size_t *passed, int *error)
+/* Share what can be of the next chunks after the `passed` first ones, which stay the process's own; or put all of them into packs. Bytes that now
+ * lie in packs.  */
+static uint64_t share_next(bool all, size_t *passed, int *error)
 {
 	struct chunk **chunks;
 	uint64_t bytes;
@@ -425,7 +426,7 @@ static uint64_t share_next(size_t *passed, int *error)
 	}
 	free(chunks);
 	move_all(find_hint, spill_must_end);
-	choose_shared();
+	choose_shared(all);
 	for (size_t i = 0; i < batch.count; i++)
 		*passed += batch.moved[i] && !batch.places[i];
 	move_all(share_one, spill_must_end);
@@ -443,10 +444,30 @@ static bool has_room_to_share(void)
 	return host_memory_left() > host_memory_reserve() + CHUNKS_AT_ONCE * CHUNK_BYTES;
 }
 
+/* Batch after batch, until nothing is left or something ends it. Return 0 or what was in the way.  */
+static int share_on(struct moved *moved, bool all)
+{
+	size_t passed = 0;
+	int error = 0;
+
+	while (!error && !spill_must_end() && has_room_to_share()) {
+		moved->copied += share_next(all, &passed, &error);
+		link_wake(); /* the page, and lots that have ended */
+		while (mover_has_holders() && !spill_must_end())
+			clock_sleep_ns(ASIDE_NS);
+	}
+	return error == -ENODATA ? 0 : error;
+}
+
+/* Return whether what is left of the process's own keeps lots that are mostly empty: a lot is given back only as a whole.  */
+static bool lots_are_wasted(void)
+{
+	return memory_packs_bytes() && lots_bytes() > slots_bytes() + slots_bytes() / 8 + 2 * SLAB_BYTES;
+}
+
 void share(struct moved *moved)
 {
 	uint64_t written;
-	size_t passed = 0;
 	int error;
 
 	if (!shim_is_parked())
@@ -459,18 +480,15 @@ void share(struct moved *moved)
 	}
 	offers.count = 0;
 	written = memory_packs_written();
-	while (!error && !spill_must_end() && has_room_to_share()) {
-		moved->copied += share_next(&passed, &error);
-		link_wake(); /* the page, and lots that have ended */
-		while (mover_has_holders() && !spill_must_end())
-			clock_sleep_ns(ASIDE_NS);
-	}
+	error = share_on(moved, false);
 	moved->bytes = memory_packs_written() - written;
+	if (!error && lots_are_wasted())
+		error = share_on(moved, true);
 	memory_packs_offer(offers.hints, offers.count);
 	memory_packs_done();
 	if (spill_must_end())
 		return outcome_is(moved, AFFINODE_REVOKED, REASON_WANTED_BACK);
-	if (error && error != -ENODATA)
+	if (error)
 		return ended(moved, error, "shared in host memory");
 	outcome_is(moved, AFFINODE_OK, NO_REASON);
 }

@@ -136,6 +136,25 @@ static void hibernates(void)
 	comes_back(&first);
 }
 
+/* What is the process's own does not keep a lot of which it needs little.  */
+static void lots_come_back(void)
+{
+	uint32_t lot;
+
+	test_at("lots");
+	turn_to(&first);
+	controller_trim();
+	lot = controller_lend(MiB(128));
+	controller_park();
+	PAGE_UNTIL(page.lot_bytes == MiB(128));
+	share(&second);
+	share(&first);
+	CHECK_EQUAL(controller_noticed(AFFINODE_NOTIFY_LOT_END, NULL), lot);
+	PAGE_UNTIL(page.copy_bytes == OWN * CHUNK && page.lot_bytes == 0);
+	comes_back(&first);
+	comes_back(&second);
+}
+
 static void refused(const char *folder, const char *why)
 {
 	struct affinode_reply reply = controller_reply(controller_share(folder));
@@ -188,6 +207,7 @@ int main(int argc, char **argv)
 	folder_goes();
 	gives_it_back();
 	one_is_killed();
+	lots_come_back();
 	goes_to_disk();
 	hibernates();
 	only_what_is_private();
