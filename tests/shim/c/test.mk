@@ -117,12 +117,13 @@ fuzz: $(TEST_BUILD)/fuzz_messages
 	@mkdir -p $(TEST_BUILD)/corpus
 	$< -max_total_time=$(FUZZ_S) -max_len=512 -artifact_prefix=$(TEST_BUILD)/ $(TEST_BUILD)/corpus
 
-.PHONY: test test-quick test-list test-programs test-run fuzz
+.PHONY: test test-quick test-list test-programs test-quick-programs test-run fuzz
 test-list:
 	@echo $(TEST_CASES)
 
 .SECONDARY:
 test-programs: $(SHIM) $(TEST_FILES) $(TEST_SELECTED:%=$(TEST_BUILD)/%)
+test-quick-programs: $(SHIM) $(TEST_FILES) $(TEST_QUICK:%=$(TEST_BUILD)/%)
 
 test-run: $(SHIM) $(TEST_FILES) $(TEST_BUILD)/$(FLAVOUR)/$(PROGRAM)
 	@$(RUN_$(FLAVOUR)) $(abspath $(TEST_BUILD))/$(FLAVOUR)/$(PROGRAM)
