@@ -236,7 +236,7 @@ async def wake(image: Image, on_step: OnStep = _no_step) -> ProcessName:
         except (ImageRefused, criu.CriuUnavailable, OSError) as error:
             raise CannotWake(in_words(error)) from None
         processes = await _start(image, manifest, steps)
-    tree.go_on(processes)
+        tree.go_on(processes)
     LOG.info("out of its image: %s", steps.in_words())
     return processes[0]
 

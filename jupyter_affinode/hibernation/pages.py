@@ -74,9 +74,11 @@ class PlainPages:
         return self
 
     def __exit__(self, *_: object) -> None:
-        remove_plain(self.folder)
-        for descriptor in self._descriptors:
-            os.close(descriptor)
+        with contextlib.suppress(OSError):
+            remove_plain(self.folder)
+        threading.Thread(
+            target=_close, args=(self._descriptors,)
+        ).start()  # Linux takes a while to free gigabytes
 
     def offer(self, count: int) -> None:
         """Have CRIU write so many of them to host memory, if there is room; the others it makes itself."""
@@ -100,6 +102,11 @@ class PlainPages:
         self._descriptors.append(descriptor)
         os.symlink(f"/proc/{os.getpid()}/fd/{descriptor}", self.folder / name)
         return descriptor
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def remove_plain(folder: Path) -> None:

@@ -36,7 +36,7 @@ LOOK_FOR_GPU_EVERY_S = 5.0
 OBJECTION_HOLDS_S = 5.0
 SETTLES_S = 1.0  # from a cell's last message until the keeper has read it
 # A process that has just begun keeps its context for three seconds, one that asked NVML for ten.
-PATIENCE_S, TRY_EVERY_S = 12.0, 1.0
+PATIENCE_S, TRY_EVERY_S = 12.0, 0.25
 TELL_S = 2.0  # a controller that does not answer is told by the server
 SHIMS_PAGE = "/memfd:affinode-page"  # shim/src/state/status_page.c
 GPU_IS_BACK = ("resident", "none")
