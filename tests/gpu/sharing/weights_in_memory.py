@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from controlled import finish, machine, options, say
+from controlled import NO_GPU_STATUS, finish, machine, options, say
 from hibernation import SETUP, value
 from live_machine import Machine, new_machine
 from live_server import JupyterKernel, JupyterServer
@@ -179,6 +179,12 @@ def main() -> int:
     modules = ["ipykernel", "jupyter_server", *(["torch"] if given.program == "torch" else [])]
     where = machine(modules=modules)
     deadline = time.monotonic() + given.time
+    needs, tmpfs = (given.gib + given.kernels * (given.own + given.beside)) * GIB, os.statvfs(given.dir)
+    if tmpfs.f_bavail * tmpfs.f_frsize < needs:
+        print(
+            f"{given.dir} has no room for {needs / GIB:.1f} GiB: name another tmpfs by --dir", file=sys.stderr
+        )
+        return NO_GPU_STATUS
     room = max(host_memory().available_bytes - SPARE_BYTES, 0)
     fit = max(int(room // ((given.gib + given.own) * GIB)), 1)
     simulated = bool(where["simulated"])
