@@ -108,6 +108,14 @@ static bool has_folder(void)
 	return is_locked(&own) && disk_status_at(places.memory, &status) == 0 && status.st_dev == own.device && status.st_ino == own.inode;
 }
 
+/* Another folder may have been chosen since.  */
+static bool is_below(const char *path)
+{
+	size_t length = strlen(path);
+
+	return !strncmp(places.memory, path, length) && places.memory[length] == '/';
+}
+
 static int make_folder(const char *path)
 {
 	char name[64], whole[PACK_PATH_SIZE];
@@ -163,7 +171,7 @@ int memory_packs_begin(const char *folder, char *why, size_t size)
 	if (error)
 		return error;
 	remove_left();
-	error = has_folder() ? 0 : make_folder(path);
+	error = has_folder() && is_below(path) ? 0 : make_folder(path);
 	if (error) {
 		snprintf(why, size, "no folder can be made in %.100s: %s", path, strerror(-error));
 		unlock(&users);

@@ -118,6 +118,7 @@ class Play:
             quotas=pick(["", "alice=4GiB", "*=20GiB"]),
             time_slice_s=1.0,
             spill_dir=pick(["", "/", "/", "/not there"]),
+            share_dir=pick(["", "/", "/"]),
             spill_limit_bytes=pick([None, 0, GIB, 100 * GIB]),
             spill_daily_bytes=pick([0, 50 * GIB, 1 << 50]),
         )
@@ -154,6 +155,8 @@ class Play:
             calls=(0,) * 8,
             disk_bytes=size(),
             last_resume_disk_bytes=pick([0, size()]),
+            shared_bytes=pick([0, size()]),
+            shared_part_bytes=pick([0, size()]),
         )
 
     def sample(self):

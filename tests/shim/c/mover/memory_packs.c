@@ -79,7 +79,7 @@ static void gives_it_back(void)
 	CHECK_EQUAL(packs_in_memory().count, 0);
 }
 
-/* What one was killed with is there for the other, and its folder is removed.  */
+/* What one was killed with is there for the other, and its folder is removed, though a child of it lives on.  */
 static void one_is_killed(void)
 {
 	test_at("killed");
@@ -87,6 +87,7 @@ static void one_is_killed(void)
 	share(&second);
 	CHECK_EQUAL(share(&first), 0);
 	CHECK_EQUAL(folders(), 2);
+	CHECK_EQUAL(tell(&second.sleeper, 'F', 0, 0), 'y');
 	sharer_kill(&second);
 	share(&first);
 	CHECK_EQUAL(folders(), 1);

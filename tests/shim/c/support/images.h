@@ -16,7 +16,7 @@
 #define WEIGHTS_SEED 100
 
 struct order {
-	char what; /* 'c': look at all; 's': set chunk `at` to `seed`; 'k': die at the call `at` that changes a file; 'f': that call fails; 'r': it has come; 'q': end; 'e': by exit */
+	char what; /* 'c': look at all; 's': set chunk `at` to `seed`; 'k': die at the call `at` that changes a file; 'f': that call fails; 'r': it has come; 'q': end; 'e': by exit; 'F': have a child that lives on */
 	uint32_t at, seed;
 };
 
@@ -79,6 +79,12 @@ _Noreturn static void sleeper_main(void)
 			_exit(0);
 		if (order.what == 'e')
 			exit(0);
+		if (order.what == 'F' && fork() == 0) {
+			alarm(20);
+			close(TALK_FD);
+			pause();
+			_exit(0);
+		}
 		if (order.what == 'k')
 			atomic_store(&calls_to_live, (int)order.at);
 		if (order.what == 'f')
