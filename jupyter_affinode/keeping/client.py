@@ -199,9 +199,9 @@ class Keeper:
         """
         return dict(await self._ask("warm_offer", patience_s, **want, **kernel))
 
-    async def has_warm(self, kernel_id: str) -> None:
-        """Say that this client has the kernel that it was offered."""
-        await self._ask("warm_taken", id=kernel_id)
+    async def has_warm(self, kernel_id: str, *, outlives: bool) -> None:
+        """Say that this client has the kernel that it was offered, and whether that outlives it."""
+        await self._ask("warm_taken", id=kernel_id, outlives=outlives)
 
     async def list_warm(self) -> list[dict[str, Any]]:
         """Return all warm kernels, by kernelspec."""

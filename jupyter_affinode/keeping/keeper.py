@@ -26,6 +26,7 @@ from .hibernated import CannotHibernate, CannotWake, Hibernated, HibernatedKerne
 from .kept_kernel import CLOSED, OPEN, KeptKernel
 from .messages import Undelivered
 from .oversight import Oversight
+from .processes import ProcessName
 from .records import FOLDER_NAME, IMAGE, PROCESS, VERSION, Owner, Record, Records, from_json, to_json
 from .warm_pools import FOLDER_NAME as WARM_FOLDER
 from .warm_pools import WarmPools
@@ -551,6 +552,11 @@ class Keeper:
     def is_moving(self, kernel_id: str) -> bool:
         """Return whether a kernel is on its way into an image or back."""
         return kernel_id in self._on_their_way
+
+    def is_anothers(self, process: ProcessName, kernel_id: str) -> bool:
+        """Return whether a process is, by its server's word, that of another kernel."""
+        records = [kernel.record for kernel in self._kernels.values()]
+        return any(record.process == process and record.kernel_id != kernel_id for record in records)
 
     def warm_kernels(self) -> list[str]:
         """Return the ids of all warm kernels that are kept, in images or not."""

@@ -5,7 +5,7 @@
 | `entry.json` | keeper | whose pool it is in, and of which kernelspec and prelude it is made |
 | `launched.json` | the program that starts it (provisioning/making.py) | its environment and its command |
 | `started.json`, `ready.json` | the kernel (kernel/warming.py) | its process; what came of the prelude |
-| `offered.json` | keeper, before it says so | which process takes the kernel: no other gets it, ever |
+| `offered.json` | keeper, before it says so | which process takes the kernel: no other gets it, ever; and its process |
 
 A kernel whose folder is gone ends. So the keeper removes the folder of one that it has ended, or given away.
 """
@@ -68,8 +68,8 @@ class Entry:
 
     @property
     def process(self) -> ProcessName | None:
-        """The kernel's process; None before it runs, and after its end."""
-        started = self.read(STARTED)
+        """The kernel's process; None before it runs, and after its end. One that was woken is another than at first."""
+        started = (self.read(OFFERED) or {}).get("process") or self.read(STARTED)
         with contextlib.suppress(ProcessLookupError):
             if started is not None and name_of(started["pid"]) == ProcessName(**started):
                 return ProcessName(**started)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from .at_hub import AtHub
 from .kept_kernel import KeptKernel
+from .processes import ProcessName
 from .records import Record
 from .warm_entry import ENTRY, READY, Entry
 from .warm_spec import WarmSpec, first_changed
@@ -43,6 +44,9 @@ class Holder(Protocol):
 
     async def look_in(self, store: str | None) -> None:
         """Find the images in a folder."""
+
+    def is_anothers(self, process: ProcessName, kernel_id: str) -> bool:
+        """Return whether a process is, by its server's word, that of another kernel."""
 
     def warm_kernels(self) -> list[str]:
         """Return the ids of all warm kernels that are kept, in images or not."""

@@ -58,7 +58,8 @@ class WarmPools:
         self._log = log
         self._pools: dict[str, Pool] = {}  # by the kernelspec's folder
         self._offers: dict[asyncio.StreamWriter, dict[str, Entry]] = {}
-        self._offered_before: dict[str, Entry] = {}  # by an earlier keeper
+        # Kernels that may be their taker's: an earlier keeper offered them, or their server has not told of them yet.
+        self._on_their_way: dict[str, Entry] = {}
         self._wanting: dict[asyncio.StreamWriter, set[str]] = {}
         self._making: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()  # that go on beside the looks
@@ -71,7 +72,8 @@ class WarmPools:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is held and nothing is to be made."""
-        return not any(pool.entries or self._is_wanted(pool) for pool in self._pools.values())
+        pools = self._pools.values()
+        return not self._on_their_way and not any(pool.entries or self._is_wanted(pool) for pool in pools)
 
     # ---- the start
 
@@ -87,7 +89,9 @@ class WarmPools:
         for entry in entries:
             pool = self._pools.get(entry.told(ENTRY)["spec"])
             if entry.read(OFFERED) is not None:
-                self._offered_before[entry.kernel_id] = entry
+                self._on_their_way[entry.kernel_id] = entry
+                if (kernel := self._holder.held(entry.kernel_id)) is not None:
+                    kernel.take()  # it may be a notebook's: nothing is done with it here
             elif pool is None:
                 self._end(entry, "its kernelspec is not known any more")
             else:
@@ -105,7 +109,7 @@ class WarmPools:
         if not self._has_begun:
             return
         known = {kernel_id for pool in self._pools.values() for kernel_id in pool.entries}
-        known |= self._offered_before.keys() | {each for offers in self._offers.values() for each in offers}
+        known |= self._on_their_way.keys() | {each for offers in self._offers.values() for each in offers}
         for kernel_id in self._holder.warm_kernels():
             if kernel_id not in known and not self._holder.is_moving(kernel_id):
                 self._holder.end_now(kernel_id, "it has no entry")
@@ -206,9 +210,11 @@ class WarmPools:
         if kernel is None:
             raise LookupError("its process has ended")
         kernel.take()
+        process = asdict(kernel.record.process)
+        entry.write(OFFERED, {**entry.told(OFFERED), "process": process})
         return {
             "id": entry.kernel_id,
-            "process": asdict(kernel.record.process),
+            "process": process,
             "process_group": kernel.record.process_group,
             "connection": entry.connection,
             "launched_with": entry.told(LAUNCHED)["environ"],
@@ -217,9 +223,15 @@ class WarmPools:
         }
 
     def taken(self, writer: asyncio.StreamWriter, request: Answer) -> None:
-        """Note that a client has a kernel that it was offered: it is no warm one any more."""
+        """Note that a client has a kernel that it was offered: it is no warm one any more.
+
+        `outlives`: it does not end with that client, a server, which says next that it has the kernel, unless it ends.
+        """
         entry = self._offers.get(writer, {}).pop(request["id"])
-        self._give_away(entry)
+        if request.get("outlives"):
+            self._on_their_way[entry.kernel_id] = entry
+        else:
+            self._give_away(entry)
         self._make_at = time.monotonic() + MAKE_AFTER_S
         asyncio.get_running_loop().call_later(MAKE_AFTER_S, self._changed.set)
 
@@ -313,7 +325,7 @@ class WarmPools:
             self._changed.clear()
 
     async def _look(self) -> None:
-        self._look_at_offers_of_before()
+        self._look_at_those_on_their_way()
         self._tasks = {task for task in self._tasks if not task.done()}
         if not self._pools:
             return
@@ -350,13 +362,22 @@ class WarmPools:
             return True
         return since_boot_s() - pool.wanted_at < pool.settings.get("keep_s", KEEP_S)
 
-    def _look_at_offers_of_before(self) -> None:
-        """See what became of kernels that a keeper offered which was killed then."""
-        for kernel_id, entry in list(self._offered_before.items()):
+    def _look_at_those_on_their_way(self) -> None:
+        """Let go of kernels that a server has by now; end those whose taker has ended before."""
+        for kernel_id, entry in list(self._on_their_way.items()):
+            process = entry.process
+            if "process" not in entry.told(OFFERED):  # the keeper was killed before its taker got an answer
+                del self._on_their_way[kernel_id]
+                self._end(entry, "it was never handed over")
+                continue
+            if process is None or self._holder.is_anothers(process, kernel_id):
+                del self._on_their_way[kernel_id]
+                self._give_away(entry)
+                continue
             with contextlib.suppress(ProcessLookupError, LookupError, TypeError):
                 Adopted(ProcessName(**entry.told(OFFERED)["taker"])).close()
                 continue  # it still lives, and has the kernel, or will end it
-            del self._offered_before[kernel_id]
+            del self._on_their_way[kernel_id]
             self._end(entry, "the program that was to take it has ended")
 
     async def _end_stale(self, pool: Pool, spec: WarmSpec) -> None:

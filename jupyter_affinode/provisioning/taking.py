@@ -112,7 +112,7 @@ async def _taken(keeper: Keeper, want: dict[str, Any], launch: Launch) -> Taken 
     with contextlib.suppress(
         KeeperUnavailable, KeeperRefused
     ):  # it sees by this process that the kernel is taken
-        await keeper.has_warm(offer["id"])
+        await keeper.has_warm(offer["id"], outlives=launch.outlives_us)
     return Taken(process, offer["process_group"], offer["has_shim"])
 
 
