@@ -13,6 +13,7 @@ Exits with 1 if anything is not as it must be.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -30,6 +31,8 @@ from live_machine import Machine, new_machine
 from live_server import JupyterKernel, JupyterServer, exists
 from spill import plain_copies
 from waiting import wait_until
+
+from jupyter_affinode.keeping.client import Kept, connected
 
 KEEP = "--AffinodeExtension.keep_kernels=all"
 MIB = 1 << 20
@@ -103,12 +106,19 @@ def value(kernel: JupyterKernel, code: str, timeout: float = 300) -> tuple[str, 
     return done.text, time.monotonic() - began
 
 
-def command(live: Machine, action: str, kernel: JupyterKernel) -> tuple[dict[str, Any], float]:
-    """`jupyter affinode ACTION KERNEL`: what it said, and the seconds it took."""
+def command(live: Machine, action: str, kernel: JupyterKernel) -> tuple[Kept, float]:
+    """Ask the keeper to `hibernate` or `wake` it, as the command line does: its answer, and the seconds it took."""
+
+    async def asked() -> Kept:
+        keeper = await connected()
+        try:
+            return await getattr(keeper, action)(kernel.id)
+        finally:
+            await keeper.close()
+
+    assert os.environ["AFFINODE_FOLDER"] == live.environment["AFFINODE_FOLDER"]
     began = time.monotonic()
-    ran = live.affinode(action, kernel.id, "--json", timeout=600)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return json.loads(ran.stdout)[0], time.monotonic() - began
+    return asyncio.run(asked()), time.monotonic() - began
 
 
 def park(live: Machine, kernel: JupyterKernel) -> None:
@@ -190,7 +200,7 @@ def one_cycle(
     server.process.send_signal(signal.SIGTERM)
     server.process.wait(timeout=60)
     said, slept_s = command(live, "hibernate", kernel)
-    size, (of_gpu, of_processes) = said["bytes"], on_disk(images)
+    size, (of_gpu, of_processes) = said.bytes, on_disk(images)
     say(f"of the GPU {of_gpu / 2**30:.3f} GiB, of its processes {of_processes / 2**30:.3f} GiB (compressed)")
     gone, left = not exists(int(pid)), gpu_used_bytes()
     sample = min(max(size // (64 * MIB), 1) * 64 * MIB, SAMPLE_BYTES)
@@ -237,9 +247,9 @@ def server_with_images(
 
     `controller` are more options of the controller, `variables` more of the environment.
     """
-    with new_machine() as live:
+    with new_machine() as live, patch.dict(os.environ, AFFINODE_FOLDER=str(live.folder / "own")):
         live.environment.update(
-            AFFINODE_FOLDER=str(live.folder / "own"),
+            AFFINODE_FOLDER=os.environ["AFFINODE_FOLDER"],
             AFFINODE_HIBERNATE_DIR=str(images),
             XDG_STATE_HOME=str(live.folder / "state"),
             AFFINODE_CRIU=os.environ.get("AFFINODE_CRIU", "criu"),

@@ -146,7 +146,7 @@ def go_away(live: Machine, pair: Pair) -> None:
     """Park it, and have it hibernate."""
     park(live, pair.kernel)
     said, took_s = command(live, "hibernate", pair.kernel)
-    pair.image_bytes = said["bytes"]
+    pair.image_bytes = said.bytes
     pair.away_s.append(took_s)
 
 
