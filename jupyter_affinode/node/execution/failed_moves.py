@@ -1,5 +1,5 @@
-"""Moves that kept other users waiting in vain: parks for a waiter that came to nothing, and reserved room that was not
-taken. Both count against the kernel's user (`UserBackOff`) and are logged.
+"""Moves that kept other users waiting in vain: parks that came to nothing, and reserved room that was not taken. Both
+count against the kernel's user (`UserBackOff`) and are logged.
 
 A victim is chosen by what NVML bears out, and still may never free it. So each failure deprioritizes all kernels of its
 user behind other users', for ten seconds at first. A park has failed if it was refused for whatever
@@ -36,7 +36,7 @@ from ..state.registry import NodeState
 PREEMPTS_WITHIN_S = 4.0
 SHOWN_AFTER_S = 0.5  # NVML's figures show what a park freed after that
 # Smaller parks are not checked: other programs' memory changes by as much; where NVML names pids, the kernel's own.
-LEAST_BYTES, LEAST_NAMED_BYTES = 1 * GIB, 64 * MIB
+LEAST_BYTES, LEAST_NAMED_BYTES = 1 * GIB, 16 * MIB
 PROMPT_S = 1.0  # a resume that fails sooner keeps hardly anything from others
 HOLLOW_PART = 0.75  # of what was to become free: if so much is still in use, the kernel did not have it
 
@@ -58,7 +58,7 @@ class FailedParks:
         much memory in use belongs to no kernel.
         """
         kernel = park.kernel
-        if park.action.for_kernel is None or kernel.account.charged_user is None:
+        if park.is_asked or kernel.account.charged_user is None:
             return
         sizes = {uuid: gpu.resident_bytes for uuid, gpu in kernel.by_gpu().items()}
         pids = frozenset(process.pid for process in kernel.processes.values())
@@ -67,7 +67,7 @@ class FailedParks:
             size, named = min(sizes.get(uuid, 0), gpu.used_bytes), used_by(gpu, pids)
             if named is not None and min(size, named) >= LEAST_NAMED_BYTES:
                 claims[uuid] = Claimed(min(size, named), named, pids)
-            elif named is None and size >= LEAST_BYTES:
+            elif named is None and size >= LEAST_BYTES and park.action.for_kernel is not None:
                 claims[uuid] = Claimed(size, self._unmanaged(uuid), None)
         park.claims = claims
 
@@ -89,11 +89,12 @@ class FailedParks:
 
     def park_ended(self, park: ParkMove, failed: tuple[Status, str] | None) -> None:
         """Take note of an ended park; `failed`: why it came to nothing."""
-        if park.action.for_kernel is None or park.is_late or not park.kernel.processes:
+        if park.is_late or not park.kernel.processes:
             return
         now = time.monotonic()
         if failed is not None:
-            self._count(park, failed[1], now)
+            if park.action.for_kernel is not None:
+                self._count(park, failed[1], now)
         elif park.claims:
             self._parked.append((park, now))
 
@@ -144,7 +145,7 @@ class FailedParks:
         if self._state.failed_parks.failed(user, park.began, now):
             lasts = duration_in_words(self._state.failed_parks.until(user) - now)
             self._log.warning(
-                "a park of %s for a waiter came to nothing (%s): for %s other users' kernels are asked first",
+                "a park of %s came to nothing (%s): for %s other users' kernels are asked first",
                 park.kernel.id,
                 why,
                 lasts,

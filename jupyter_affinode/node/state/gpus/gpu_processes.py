@@ -152,6 +152,7 @@ class Claim(NamedTuple):
     owner: str
     process: Process
     bytes: int
+    parked_bytes: int
     is_doubted: bool  # parks of its user came to nothing
 
 
@@ -164,16 +165,20 @@ def bear_out(
     `is_doubted`: whether parks of the kernel's user came to nothing.
     """
     claims: dict[str, list[Claim]] = {}
+    parked: dict[str, dict[int, int]] = {}
     for kernel in kernels:
         doubted = bool(measured) and is_doubted(kernel)
         for process in kernel.processes.values():
             process.borne_out = {} if measured else None
             for gpu in process.data.gpus if measured else ():
+                if gpu.parked_bytes:
+                    of_pid = parked.setdefault(gpu.uuid, {})
+                    of_pid[process.pid] = of_pid.get(process.pid, 0) + gpu.parked_bytes
                 if gpu.on_gpu_bytes:
-                    claim = Claim(owner_of(kernel), process, gpu.on_gpu_bytes, doubted)
+                    claim = Claim(owner_of(kernel), process, gpu.on_gpu_bytes, gpu.parked_bytes, doubted)
                     claims.setdefault(gpu.uuid, []).append(claim)
     for uuid in claims.keys() & measured.keys():
-        _verify(measured[uuid], claims[uuid])
+        _verify(measured[uuid], claims[uuid], parked.get(uuid, {}))
 
 
 def shown_bytes(kernel: KernelRecord, gpu: NvmlGpu, managed_bytes: int, *, is_clear: bool) -> ShownBytes:
@@ -194,8 +199,12 @@ def used_by(gpu: NvmlGpu, pids: Set[int]) -> int | None:
     return None if None in used else sum(filter(None, used))
 
 
-def _verify(gpu: NvmlGpu, claims: Iterable[Claim]) -> None:
-    """Note how much of the claims on one GPU NVML bears out: by pid, and the rest by what is left of the sum."""
+def _verify(gpu: NvmlGpu, claims: Iterable[Claim], parked: Mapping[int, int]) -> None:
+    """Note how much of the claims on one GPU NVML bears out: by pid, and the rest by what is left of the sum.
+
+    `parked`: by pid, what pages say was parked from there. What one page of a pid says it parked bears out no claim of
+    another one: else each was parked in turn, and nothing became free.
+    """
     pids = (
         gpu.pids if gpu.pids and sees_all_pids() else frozenset()
     )  # an empty list: it cannot tell, or none has any
@@ -203,9 +212,11 @@ def _verify(gpu: NvmlGpu, claims: Iterable[Claim]) -> None:
     left = gpu.used_bytes - sum(named.values())
     others = []
     for claim in claims:
-        if claim.process.pid in named:  # its processes of one pid share its figure
-            named[claim.process.pid] -= _bear_out(gpu, claim, named[claim.process.pid])
-        elif not pids or claim.process.pid in pids:
+        pid = claim.process.pid
+        if pid in named:  # its processes of one pid share its figure
+            others_parked = parked.get(pid, 0) - claim.parked_bytes
+            named[pid] -= _bear_out(gpu, claim, named[pid] - others_parked)
+        elif not pids or pid in pids:
             others.append(claim)
     claimed: dict[str, int] = {}
     for claim in others:

@@ -168,8 +168,8 @@ def lots(kernels):
     return kernels
 
 
-def says_it_has(kernels, owner, size, pid=0, kernel_id="k"):
-    page = Says(State.RESIDENT, size, last_activity=1.0)
+def says_it_has(kernels, owner, size, pid=0, kernel_id="k", parked=0):
+    page = Says(State.RESIDENT if size else State.PARKED, size, parked, last_activity=1.0)
     hello = SimpleNamespace(flags=HelloFlag(0), kernel_id=kernel_id, command="python", shim_version="1")
     kernels.add_process(FirstCommand(Identity(owner, owner), pid), hello, page, 1.0)
 
@@ -271,6 +271,15 @@ def test_no_kernel_is_a_victim_for_more_than_nvml_shows_of_its_own_processes(ker
     found = claims(kernels, {1: 30 * GIB, 3: 1 * GIB, 77: 9 * GIB}, 40 * GIB)
     assert found.pop("uid-1/k") == {GPU: 30 * GIB}
     assert sum(each[GPU] for each in found.values()) == 1 * GIB, "fakes of one process share what it has"
+
+
+def test_what_one_page_of_a_process_parked_bears_out_no_claim_of_another(kernels, names):
+    """Else a process that has a little would be told to park it again and again, and free nothing each time."""
+    says_it_has(kernels, "uid-2", 0, pid=3, kernel_id="was-asked", parked=40 * GIB)
+    says_it_has(kernels, "uid-2", 40 * GIB, pid=3, kernel_id="next")
+    says_it_has(kernels, "uid-1", 20 * GIB, pid=1, parked=10 * GIB)  # in part
+    found = claims(kernels, {1: 20 * GIB, 3: GIB}, 21 * GIB)
+    assert found["uid-2/next"] == {GPU: 0} and found["uid-1/k"] == {GPU: 20 * GIB}
 
 
 def test_a_claim_on_another_gpu_counts_there_alone(kernels, names):
