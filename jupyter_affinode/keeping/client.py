@@ -14,9 +14,8 @@ from typing import Any
 from .. import environment
 from ..python_command import module_command
 from .at_hub import AtHub
-from .keeper import LINE_BYTES_MAX, SOCKET_NAME
 from .messages import Undelivered
-from .records import VERSION, Owner, Record, from_json, to_json
+from .records import LINE_BYTES_MAX, SOCKET_NAME, VERSION, Owner, Record, from_json, to_json
 
 START_S = 10.0
 REVIVED_S = 2.0

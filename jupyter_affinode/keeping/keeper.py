@@ -27,13 +27,23 @@ from .kept_kernel import CLOSED, OPEN, KeptKernel
 from .messages import Undelivered
 from .oversight import Oversight
 from .processes import ProcessName
-from .records import FOLDER_NAME, IMAGE, PROCESS, VERSION, Owner, Record, Records, from_json, to_json
+from .records import (
+    FOLDER_NAME,
+    IMAGE,
+    LINE_BYTES_MAX,
+    PROCESS,
+    SOCKET_NAME,
+    VERSION,
+    Owner,
+    Record,
+    Records,
+    from_json,
+    to_json,
+)
 from .warm_pools import FOLDER_NAME as WARM_FOLDER
 from .warm_pools import WarmPools
 
-SOCKET_NAME = "keep.sock"  # as long as the controller's: a folder whose path is too long is not used
 LOCK_NAME = "keeper.lock"
-LINE_BYTES_MAX = 256 << 20  # a kernel's messages come in one line
 SERVERS_BACK_S = 0.5  # until a server that lives has reached a new keeper
 OF_LIVING_SERVERS = ("hello", "own")  # what it says first
 LEAVES_AFTER_S = 5.0  # without servers and kernels

@@ -16,6 +16,10 @@ from .. import environment
 from .processes import ProcessName, name_of
 
 FOLDER_NAME = "kept"  # in the user's own folder, which no other user can enter
+SOCKET_NAME = (
+    "keep.sock"  # the keeper's; as long as the controller's: a folder whose path is too long is not used
+)
+LINE_BYTES_MAX = 256 << 20  # between it and a server, where a kernel's messages come in one line
 VERSION = 1
 KEPT_SINCE = (
     "none, kept since "  # what the controller is told in place of a server's name, before the time of day

@@ -22,7 +22,6 @@ from tornado import web
 
 from .._version import __version__
 from ..client.api import ControllerRefused, ControllerUnavailable
-from ..doctor.checks import report
 from ..keeping.client import KeeperRefused, KeeperUnavailable
 from ..settings.policy import SETTINGS
 from ..time_of_day import clock_in_words
@@ -377,6 +376,8 @@ class DoctorHandler(AffinodeHandler):
     @authorized
     async def get(self) -> None:
         """Run the checks anew, off the event loop, for a second or two."""
+        from ..doctor.checks import report  # else each server's start would pay for what few ask
+
         server = self.extension.default_provisioner
         checks = await asyncio.get_running_loop().run_in_executor(None, lambda: report(server))
         self.answer(checks)

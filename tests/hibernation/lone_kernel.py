@@ -24,9 +24,8 @@ from jupyter_client.connect import write_connection_file
 from live_machine import Machine
 from waiting import wait_until
 
-from jupyter_affinode.keeping.keeper import SOCKET_NAME
 from jupyter_affinode.keeping.processes import name_of
-from jupyter_affinode.keeping.records import Owner, Record
+from jupyter_affinode.keeping.records import SOCKET_NAME, Owner, Record
 
 LAUNCH = """
 import os, sys

@@ -10,7 +10,7 @@ import pytest
 from gpu_cells import SETUP
 from live_hub import Hub, user_python
 from live_machine import new_machine
-from people import Person, make_hub_keys, open_to_everyone
+from people import Person, make_hub_keys, simulate_for_everyone
 from user_servers import ANA, SERVER, UserServer
 
 from jupyter_affinode.node.identity.grants import LEEWAY_S
@@ -24,12 +24,7 @@ LIFETIME_S = 60  # the shortest that the spawner takes
 def hub(native, request):
     """A Hub whose servers must show grants, and have them renewed."""
     with new_machine() as machine:
-        open_to_everyone(machine)
-        machine.simulate(memory="1GiB")
-        gpu = machine.folder / "gpu"
-        gpu.chmod(0o755)
-        (gpu / "machine").touch()
-        (gpu / "machine").chmod(0o666)
+        simulate_for_everyone(machine)
         key, keys = make_hub_keys(machine.folder)
         machine.start_controller(
             "--system", f"--grant-keys={keys}", "--NodeController.grant_audiences=tests", "--require-grants"

@@ -10,7 +10,7 @@ import pytest
 from gpu_cells import SETUP
 from live_hub import Hub, user_python
 from live_machine import new_machine
-from people import open_to_everyone
+from people import simulate_for_everyone
 from user_servers import ANA, SERVER, UserServer
 
 SIZE = 100 << 20
@@ -37,12 +37,7 @@ def on_gpu(machine, kernel):
 @pytest.mark.long
 def test_a_kernel_and_its_gpu_memory_outlive_a_restart_of_the_hub(native, wait_until, version, keeps_proxy):
     with new_machine() as machine:
-        open_to_everyone(machine)
-        machine.simulate(memory="1GiB")
-        gpu = machine.folder / "gpu"
-        gpu.chmod(0o755)
-        (gpu / "machine").touch()
-        (gpu / "machine").chmod(0o666)
+        simulate_for_everyone(machine)
         machine.start_controller("--system")
         hub = Hub(
             machine,

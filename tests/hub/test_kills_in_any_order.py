@@ -11,7 +11,7 @@ from gpu_cells import SETUP
 from live_hub import Hub, user_python
 from live_machine import new_machine, pids_with
 from live_server import exists
-from people import open_to_everyone
+from people import simulate_for_everyone
 from user_servers import SERVER, UserServer
 
 ROUNDS = 12
@@ -31,12 +31,7 @@ def test_kills_in_any_order_lose_no_kernel(native, wait_until):
     chance = random.Random(seed)
     print(f"KILLS_SEED={seed}")
     with new_machine() as machine:
-        open_to_everyone(machine)
-        machine.simulate(memory="1GiB")
-        gpu = machine.folder / "gpu"
-        gpu.chmod(0o755)
-        (gpu / "machine").touch()
-        (gpu / "machine").chmod(0o666)
+        simulate_for_everyone(machine)
         machine.start_controller("--system")
         hub = Hub(
             machine,

@@ -119,3 +119,13 @@ def open_to_everyone(machine: Machine) -> None:
     """Others may enter the machine's folders, as they may enter /run."""
     machine.folder.chmod(0o755)
     machine.socket.parent.chmod(0o755)
+
+
+def simulate_for_everyone(machine: Machine) -> None:
+    """The same, and give the machine a simulated GPU that all may use."""
+    open_to_everyone(machine)
+    machine.simulate(memory="1GiB")
+    gpu = machine.folder / "gpu"
+    gpu.chmod(0o755)
+    (gpu / "machine").touch()
+    (gpu / "machine").chmod(0o666)
