@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...model.snapshot import Kernel
 from ..scheduling_pass.host_plan import HostMemory
 from ..scheduling_pass.plan import Plan
-
-CHOICES_OF = 7  # 127 choices
 
 
 class Victims(NamedTuple):
@@ -55,7 +52,7 @@ def select_victims(
         return Victims(chosen)
     if not left:
         fit = {kernel.id: kernel for kernel in (*found[HostMemory.ENOUGH], *looked_at)}
-        others = _others_together(plan, fit.values(), missing)
+        others = _thriftiest(plan, fit.values(), missing)
         if others := others or enough(plan, found[HostMemory.UNKNOWN], missing):
             return Victims(others)
     return Victims([], memory, [*found[HostMemory.SHORT], max(chosen, key=plan.host.takes)])
@@ -119,16 +116,10 @@ def subtract(missing: dict[str, int], frees: Mapping[str, int]) -> None:
         missing[resource] -= frees.get(resource, 0)
 
 
-def _others_together(plan: Plan, kernels: Iterable[Kernel], missing: Mapping[str, int]) -> list[Kernel]:
-    """Return several kernels that suffice and that host memory allows together, where it does not allow the best; [] if
-    there are none.
-
-    The kernels that take least host memory are tried first, then every combination of the first CHOICES_OF.
+def _thriftiest(plan: Plan, kernels: Iterable[Kernel], missing: Mapping[str, int]) -> list[Kernel]:
+    """Return the kernels that suffice and take least host memory, if that is enough for them together, where it is not
+    for the best; else [].
     """
-    thrifty = sorted(kernels, key=plan.host.takes)
-    few = thrifty[:CHOICES_OF]
-    choices = (choice for count in range(1, len(few) + 1) for choice in itertools.combinations(few, count))
-    for choice in itertools.chain([enough(plan, thrifty, missing)], choices):
-        if not what_is_left(plan, choice, missing) and plan.host.memory_for(choice) is HostMemory.ENOUGH:
-            return list(choice)
-    return []
+    chosen = enough(plan, sorted(kernels, key=plan.host.takes), missing)
+    is_enough = not what_is_left(plan, chosen, missing) and plan.host.memory_for(chosen) is HostMemory.ENOUGH
+    return chosen if is_enough else []
