@@ -43,6 +43,7 @@ export function kernel(changes: Partial<IKernel> = {}): IKernel {
     tracked: true,
     as_of_s: 0,
     set_aside_bytes: 0,
+    shared_bytes: 0,
     held_until: null,
     user: null,
     calls: 0,
@@ -134,6 +135,8 @@ export function node(changes: Partial<INode> = {}): INode {
       copy_bytes: 0,
       retained_bytes: 0,
       set_aside_bytes: 0,
+      shared_bytes: 0,
+      share_problem: null,
       lots: { limit_bytes: null, ready_bytes: 0, given_bytes: 0 },
       cgroup_headroom_bytes: null
     },

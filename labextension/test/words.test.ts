@@ -259,6 +259,12 @@ test('details say what RAM a kernel takes or keeps, where that is news', () => {
   assert.deepStrictEqual(details(kernel({ ...parked, copy_bytes: 3 * GIB }), ALWAYS, trans), [
     'takes 3 GiB of RAM, the rest is zeros'
   ]);
+  const shares = { copy_bytes: GIB, shared_bytes: 3 * GIB, parked_bytes: 4 * GIB };
+  assert.ok(
+    details(kernel({ residency: 'parked', ...shares }), ALWAYS, trans).includes(
+      'takes 1 GiB of RAM alone, and 3 GiB together with other kernels'
+    )
+  );
   assert.deepStrictEqual(
     details(kernel({ residency: 'resident', set_aside_bytes: 4 * GIB }), ALWAYS, trans),
     ['4 GiB of RAM set aside in advance']

@@ -250,7 +250,14 @@ export function details(
 
 /** What a kernel has in RAM, where its size on the GPU does not say it already. */
 export function hostMemory(kernel: IKernel, trans: IWords): string | null {
-  const { copy_bytes, disk_bytes, retained_bytes, last_park, parked_bytes } = kernel;
+  const { copy_bytes, disk_bytes, retained_bytes, shared_bytes, last_park, parked_bytes } = kernel;
+  if (kernel.residency === 'parked' && shared_bytes > SMALL) {
+    return trans.__(
+      'takes %1 of RAM alone, and %2 together with other kernels',
+      bytes(copy_bytes),
+      bytes(shared_bytes)
+    );
+  }
   if (kernel.residency === 'parked' && copy_bytes < parked_bytes - disk_bytes - SMALL) {
     return trans.__('takes %1 of RAM, the rest is zeros', bytes(copy_bytes));
   }
