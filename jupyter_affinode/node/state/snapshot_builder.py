@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ...settings.policy import Settings
 from ..model.snapshot import Gpu, HostUse, Kernel, Node, Reservation, Residency, RoomRequest
 from ..protocol.page import Depth, PageGpu, State, UnmovableReason
-from .gpus.context_depth import freed_with_context, kernel_needs, open_gpus, other_gpus
+from .gpus.context_depth import freed_with_context, kernel_depth, kernel_needs, open_gpus, other_gpus
 from .gpus.gpu_processes import bear_out
 from .gpus.gpu_table import GpuTable
 from .gpus.transfer_speeds import park_copies, resume_copies
@@ -125,7 +125,7 @@ def _kernel(state: NodeState, kernel: KernelRecord, are_open: frozenset[str], no
         **_memory(kernel, processes, state.gpus),
         **_use(kernel, processes, last_activity),
         **_state(state, kernel, processes, now),
-        **_request_fields(kernel, now),
+        **_request_fields(state, kernel, now),
         **_entitlement_fields(kernel, state.settings),
         **(_hibernation_fields(kernel, now) if hibernates else {}),
     )
@@ -213,7 +213,7 @@ def _state(state: NodeState, kernel: KernelRecord, processes: Sorted, now: float
     }
 
 
-def _request_fields(kernel: KernelRecord, now: float) -> Fields:
+def _request_fields(state: NodeState, kernel: KernelRecord, now: float) -> Fields:
     """Return what the kernel and its user ask for, and what was refused a moment ago."""
     return {
         "wants_since": kernel.wants_since,
@@ -224,7 +224,7 @@ def _request_fields(kernel: KernelRecord, now: float) -> Fields:
         "retry_pause_s": kernel.failures.park.pause_s,
         "resume_retry_at": kernel.failures.resume.retry_at,
         "reclaim_after": kernel.failures.room.retry_at,
-        "allocations_fail": _allocations_fail(kernel, now),
+        "allocations_fail": _allocations_fail(state, kernel, now),
         "expected_until": expected_until(kernel),
     }
 
@@ -333,10 +333,21 @@ def _rooms(kernel: KernelRecord) -> tuple[RoomRequest, ...]:
     )
 
 
-def _allocations_fail(kernel: KernelRecord, now: float) -> bool:
-    """Return whether its allocations fail again and again although there is room."""
+def _allocations_fail(state: NodeState, kernel: KernelRecord, now: float) -> bool:
+    """Return whether its allocations fail again and again although there is room.
+
+    While a process's context comes back that process has the GPU's lock. Other processes of its user then take no room
+    that it may need (shim/src/context_depth/allocation_guard.c), so that their failures prove nothing.
+    """
     failed = kernel.failures.room
-    return failed.failures >= FAILED_GRANTS_MAX and now - failed.since >= FAILING_AFTER_S
+    if failed.failures < FAILED_GRANTS_MAX or now - failed.since < FAILING_AFTER_S:
+        return False
+    return not any(
+        other.residency is Residency.RESUMING
+        and kernel_depth(other) is Depth.CONTEXT
+        and other.account.charged_user == kernel.account.charged_user
+        for other in state.kernels.values()
+    )
 
 
 def _may_be_preempted(processes: Sorted) -> bool:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import fake_shim
+import pytest
 from fake_shim import MIB, NO_GPU_ROOM, PARKED, ROOM_ANSWER
 
 from jupyter_affinode.node.execution import allocations as rooms
+from jupyter_affinode.node.model.snapshot import Residency
+from jupyter_affinode.node.protocol.page import Depth
+from jupyter_affinode.node.state import snapshot_builder
+from jupyter_affinode.node.state.records.kernel import KernelRecord
 
 
 def test_calls_wait_first_come_first_served_and_hear_their_place(node, shim, wait_until):
@@ -111,6 +118,31 @@ def test_allocations_that_fail_with_room_evict_more_slowly_and_are_denied_in_the
     wait_until(ask_again, message="it is denied in the end")
     assert number <= 10
     assert any(victim.state == PARKED for victim in victims)
+
+
+@pytest.mark.parametrize(
+    ("residency", "depth", "user", "prove"),
+    [
+        (Residency.RESUMING, Depth.CONTEXT, "ann", False),
+        (Residency.RESUMING, Depth.CONTEXT, "bob", True),
+        (Residency.RESUMING, Depth.MEMORY, "ann", True),
+        (Residency.PARKED, Depth.CONTEXT, "ann", True),
+    ],
+)
+def test_allocations_that_fail_while_a_context_of_their_user_comes_back_prove_nothing(
+    residency, depth, user, prove
+):
+    """Its process has the GPU's lock, and is stopped, perhaps: they are tried again, and are not out of memory."""
+    asker, other = KernelRecord("asker"), KernelRecord("other", residency=residency)
+    for kernel, charged in ((asker, "ann"), (other, user)):
+        kernel.account = SimpleNamespace(charged_user=charged)
+    other.processes[1] = SimpleNamespace(data=SimpleNamespace(depth=depth))
+    for _ in range(snapshot_builder.FAILED_GRANTS_MAX):
+        asker.failures.room.fail(0.0)
+    state = SimpleNamespace(kernels={kernel.id: kernel for kernel in (asker, other)})
+    now = snapshot_builder.FAILING_AFTER_S
+    assert snapshot_builder._allocations_fail(state, asker, now) is prove
+    assert not snapshot_builder._allocations_fail(state, other, now)
 
 
 def test_an_allocation_on_an_unknown_gpu_is_denied(node, shim, wait_until):
