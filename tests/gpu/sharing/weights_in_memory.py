@@ -27,7 +27,7 @@ from hibernation import SETUP, value
 from live_machine import Machine, new_machine
 from live_server import JupyterKernel, JupyterServer
 from waiting import wait_until
-from weights_once import OWN
+from weights_once import begun, filled
 
 from jupyter_affinode.node.system.host_memory import host_memory
 
@@ -136,12 +136,10 @@ def run(given: Any, simulated: bool, folder: str | None, count: int, deadline: f
         server = JupyterServer(live)
         server.enable_extension()
         server.start()
-        while len(found.sharers) < count and time.monotonic() < deadline:
-            kernel = server.start_kernel()
-            value(kernel, SETUP[given.program].format(words=common // 8))
-            words, seed = int(given.own * GIB) // 8, 1000 + len(found.sharers)
-            value(kernel, OWN[given.program].format(words=words, seed=seed))
-            sums, pid = value(kernel, "sums()")[0], int(kernel.pid)
+        for number, kernel in enumerate(begun(server, given.program, count)):
+            if time.monotonic() > deadline:
+                break
+            sums, pid = filled(kernel, given, number).sums, int(kernel.pid)
             sharer = Sharer(kernel, sums, pid, private_bytes(pid))
             found.sharers.append(sharer)
             found.first_parks_s.append(park(live, sharer))
