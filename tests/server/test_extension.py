@@ -203,6 +203,14 @@ def test_reading_and_moving_need_the_right_to_read_and_write_kernels(configured_
         assert server.affinode("kept/none", "DELETE")[0] == (404 if moving == 200 else 403)
 
 
+def test_without_a_folder_for_images_no_kernel_hibernates(followed, kernel):
+    status, refused = followed.affinode(f"kernels/{kernel.id}/hibernate", "POST", {})
+    assert status == 409 and "hibernate_dir" in refused["message"]
+    assert "AFFINODE_HIBERNATES" not in kernel.environment()
+    assert "Not hibernated" in kernel.run("%gpu_hibernate").text
+    assert not list(followed.machine.folder.rglob("keep*.sock")), "no keeper runs"
+
+
 def test_polling_does_not_keep_the_server_alive(followed, kernel):
     followed.affinode(f"kernels/{kernel.id}/release", "POST", {})
 

@@ -612,18 +612,3 @@ def test_a_way_that_is_stopped_leaves_the_kernel_as_it_was(server):
         assert await result(tab, "print(len(big))") == f"{300 << 20}\n"
 
     with_tab(server, story)
-
-
-def test_without_a_folder_for_images_nothing_is_done(keeping_machine):
-    keeping_machine.environment.pop("AFFINODE_HIBERNATE_DIR", None)
-    server = JupyterServer(keeping_machine)
-    server.start()
-    kernel = server.start_kernel()
-    refused = move(server, kernel.id, "hibernate", 409)
-    assert "hibernate_dir" in refused["message"]
-    assert "AFFINODE_HIBERNATES" not in kernel.environment()
-    assert "Not hibernated" in kernel.run("%gpu_hibernate").text
-    own = keeping_machine.folder / "own"
-    assert not list(own.glob("keep*.sock")), "no keeper runs"
-    kernel.shutdown()
-    server.stop()
