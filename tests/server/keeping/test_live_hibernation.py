@@ -112,6 +112,7 @@ def test_a_tabs_next_request_wakes_its_kernel_and_none_is_lost_or_executed_twice
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1500)
 def test_two_hundred_cycles_lose_nothing(server):
     with_tab(server, lambda tab: cycles(server, tab, 200))
 
