@@ -69,6 +69,10 @@ REASONS = (
     ),
     (r"\d+ killed by signal (?P<what>\d+)", "its process was ended on its way, by signal {what}"),
     (r"si_code=4 .*si_status=(?P<what>\d+)", "it was stopped by signal {what} meanwhile: try again"),
+    (
+        r"Can't bind .*Address already in use",
+        "another program has taken a port that it listens on: try again when that has ended",
+    ),
     (r"Can ?not set .*lock", "another program has locked a file that it had locked: end that first"),
     (r"No space left on device", IN_WORDS[errno.ENOSPC]),
     (r"Disk quota exceeded", IN_WORDS[errno.EDQUOT]),

@@ -247,6 +247,10 @@ def test_why_an_image_cannot_be_woken_is_said_before_anything_is_done(store, mon
             "(00.01) Error (criu/files.c:582): Can't dump file 5 of that type [20600] (chr 10:232 /dev/kvm)",
             "it has something open that cannot be written to disk (chr 10:232 /dev/kvm)",
         ),
+        (
+            "(00.01) 6566: Error (criu/sk-inet.c:1059): inet: Can't bind inet socket (id 86): Address already in use",
+            "another program has taken a port that it listens on: try again when that has ended",
+        ),
         ("(00.01) Error (criu/pipes.c:1): External pipe", "a pipe leads from it to another program"),
         (
             "(00.01) Error (criu/tty.c:2024): tty: Found dangling tty with sid 1 pgid 2 (pts) on peer fd 0.",
