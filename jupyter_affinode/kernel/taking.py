@@ -72,7 +72,10 @@ class Taking:
     def _change_surroundings(self, told):  # type: ignore[no-untyped-def]
         import resource
 
+        before = os.getcwd()
         os.chdir(told["cwd"])
+        # Older releases of ipykernel leave the folder of the start in front, where newer ones have "".
+        sys.path[:] = [told["cwd"] if folder == before else folder for folder in sys.path]
         os.umask(told["umask"])
         for name, soft in told["limits"].items():
             which = getattr(resource, name, None)

@@ -87,7 +87,10 @@ def _add(arguments: argparse.Namespace) -> int:
             raise CannotAdd("say a NAME, or a folder with --from")
         for folder in made:
             print(f"Installed {os.path.basename(folder)} in {folder}")
-        asyncio.run(_want([os.path.realpath(folder) for folder in made]))
+        if (
+            prefix is None
+        ):  # what is installed for all users is made by their servers, not for an administrator
+            asyncio.run(_want([os.path.realpath(folder) for folder in made]))
     except (CannotAdd, NoSuchKernel, ValueError, OSError) as error:
         print(f"jupyter affinode warm: {error}", file=sys.stderr)
         return 1
