@@ -28,8 +28,11 @@
 #define ALONE_NS S_NS
 #define ALONE_ALL_S 30
 #define SAY_ALONE_AFTER_NS (3 * S_NS / 2)
-/* Room was promised and gone again this often: give the program its answer.  */
+/* Room was promised and gone again this often: give the program its answer. A process whose context comes back may hold the GPU for
+ * seconds, while every promise is followed by another at once: so later ones are asked for at intervals.  */
 #define MAX_PROMISES 100
+#define PROMISES_AT_ONCE 40
+#define PROMISE_AGAIN_NS (300 * MS_NS)
 
 enum { ASK_FREE = 0, ASK_UNSENT, ASK_SENT, ASK_ENDED, ASK_ANSWERED };
 
@@ -210,6 +213,8 @@ CUresult ask_for_room(const struct device *device, uint64_t bytes, struct room_w
 		wait->since_ns = clock_ns();
 	if (wait->promises >= MAX_PROMISES || !shim_is_on())
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (wait->promises > PROMISES_AT_ONCE)
+		clock_sleep_ns(PROMISE_AGAIN_NS);
 	ask = ask_begin(true, 0, bytes, device);
 	if (!ask)
 		return CUDA_ERROR_OUT_OF_MEMORY;
