@@ -61,10 +61,12 @@ static void allocate_and_free(void)
 
 int main(int argc, char **argv)
 {
+	CUdeviceptr stays; /* so that there is always something to park */
 	pthread_t thread;
 
 	cuda_begin(argc, argv, 60);
 	random_state = test_seed;
+	CUDA(MemAlloc(&stays, MiB(2)));
 
 	thread_start(&thread, free_at_random, NULL);
 	for (unsigned round = 0; round < test_rounds(9); round++) {
@@ -86,6 +88,7 @@ int main(int argc, char **argv)
 	thread_join(thread);
 	printf("%llu frees, the longest %.1f ms\n", (unsigned long long)frees, (double)longest_ns / 1e6);
 	CHECK(frees > test_rounds(9));
+	CUDA(MemFree(stays));
 
 	/* What was freed while parked is given back: the whole device can be had again.  */
 	allocate_and_free();
