@@ -188,7 +188,7 @@ class Packing:
                 time.sleep(LOOK_EVERY_S)
 
     def _next(self, has_ended: bool) -> tuple[_BeingPacked, int, int] | None:
-        """Return the next part of a file that is written, and whose it is: where it is, and its size."""
+        """Return the next part that CRIU has written: the file, the position in it, and the size."""
         for name in filter(PLAIN.fullmatch, os.listdir(self._folder)):
             if name not in self._files:
                 self._files[name] = _BeingPacked(self._folder / name)

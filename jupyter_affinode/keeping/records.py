@@ -17,7 +17,7 @@ from .processes import ProcessName, name_of
 
 FOLDER_NAME = "kept"  # in the user's own folder, which no other user can enter
 SOCKET_NAME = (
-    "keep.sock"  # the keeper's; as long as the controller's: a folder whose path is too long is not used
+    "keep.sock"  # of the keeper; no longer than the controller's name, since a socket's path is bounded
 )
 LINE_BYTES_MAX = 256 << 20  # between it and a server, where a kernel's messages come in one line
 VERSION = 1

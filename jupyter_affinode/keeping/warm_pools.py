@@ -363,7 +363,7 @@ class WarmPools:
         return since_boot_s() - pool.wanted_at < pool.settings.get("keep_s", KEEP_S)
 
     def _look_at_those_on_their_way(self) -> None:
-        """Let go of kernels that a server has by now; end those whose taker has ended before."""
+        """Let go of kernels that a server has by now. End a kernel if its taker ended before."""
         for kernel_id, entry in list(self._on_their_way.items()):
             process = entry.process
             if "process" not in entry.told(OFFERED):  # the keeper was killed before its taker got an answer

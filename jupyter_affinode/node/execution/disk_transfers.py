@@ -160,7 +160,7 @@ class DiskTransfers(Kind[DiskTransfer]):
             self._state.failed_spills.failed(kernel.account.charged_user, transfer.began, now)
         is_wanted = kernel.wants_since is not None and not (transfer.was_wanted or transfer.reads)
         if (is_wanted or stalled_s > transfer.patience_s) and not is_ended:
-            self._end_early(transfer)
+            self.stop(transfer)
         connected = {process.key for process in kernel.connected()}
         for key, told in transfer.awaited.items():
             if key not in connected or stalled_s > transfer.patience_s + GIVEN_UP_S:
@@ -168,14 +168,6 @@ class DiskTransfers(Kind[DiskTransfer]):
                 transfer.problem = transfer.problem or "the disk, or the kernel, does not answer"
                 # One that has ended has given its memory back.
                 transfer.is_deception = transfer.is_deception or key in kernel.processes
-
-    def _end_early(self, transfer: DiskTransfer) -> None:
-        """Have its processes stop after the chunks that they are writing."""
-        transfer.phase = Phase.ABORTING
-        for process in transfer.kernel.connected():
-            told = transfer.awaited.get(process.key)
-            if told is not None and told.epoch is not None and process.connection is not None:
-                process.connection.command(CommandKind.ABORT, request=told.epoch)
 
     def end(self, transfer: DiskTransfer) -> None:
         """Learn from how it went: what is not tried again for a while, and how fast the disk is."""

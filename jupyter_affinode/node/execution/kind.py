@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ..protocol.wire import Reply, Status
+from ..protocol.wire import CommandKind, Reply, Status
 from ..state.observer import Observer
-from ..state.records.operations import Operation
+from ..state.records.operations import Operation, Phase
 from ..state.records.process import Process
 from ..state.registry import NodeState
 from .failed_moves import FailedParks, UnusedRoom
@@ -44,6 +44,16 @@ class Kind(Generic[Kept]):
 
     def expire(self, operation: Kept, now: float) -> None:
         """Mark the participants whose reply is not waited for any more; called in each pass."""
+
+    def stop(self, operation: Kept) -> None:
+        """Have its processes stop after the chunks that they are at work on."""
+        if operation.phase is Phase.ABORTING:
+            return
+        operation.phase = Phase.ABORTING
+        for process in operation.kernel.connected():
+            told = operation.awaited.get(process.key)
+            if told is not None and told.epoch is not None and process.connection is not None:
+                process.connection.command(CommandKind.ABORT, request=told.epoch)
 
     def end(self, operation: Kept) -> None:
         """Draw conclusions: all participants are done, and the kernel has no operation any more."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 
 from ...units import bytes_in_words, duration_in_words
-from ..protocol.wire import CommandKind, Reply, Status
+from ..protocol.wire import Reply, Status
 from ..state.records.kernel import KernelRecord
-from ..state.records.operations import Participant, Phase, Sharing
+from ..state.records.operations import Participant, Sharing
 from ..state.records.process import Process
 from .kind import Kind
 
@@ -64,16 +64,6 @@ class SharingOperations(Kind[Sharing]):
             told.is_lost = key not in connected or lasted_s > LASTS_S + GIVEN_UP_S
         if is_wanted or lasted_s > LASTS_S:
             self.stop(operation)
-
-    def stop(self, operation: Sharing) -> None:
-        """Have its process stop after the chunks that it is looking at."""
-        if operation.phase is Phase.ABORTING:
-            return
-        operation.phase = Phase.ABORTING
-        for process in operation.kernel.connected():
-            told = operation.awaited.get(process.key)
-            if told is not None and told.epoch is not None and process.connection is not None:
-                process.connection.command(CommandKind.ABORT, request=told.epoch)
 
     def end(self, operation: Sharing) -> None:
         """Begin what waited for its end."""

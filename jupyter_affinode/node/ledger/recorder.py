@@ -211,7 +211,7 @@ class History(Observer):
         )
 
     def _of_sums(self, kernel: KernelRecord) -> tuple[str, dict[str, tuple[int, int]]]:
-        """Return for whom and where what the kernel has is summed up."""
+        """Return the user, and the figures of each GPU, to which those of the kernel are added."""
         user, gpus = self._user(kernel), self._gpus(kernel)
         charged = self._users[plain(kernel.id)].charged
         known = self._sums.setdefault(charged, set())
