@@ -55,7 +55,9 @@ def test_an_error_in_the_old_startup_is_shown_and_stops_nothing(machine):
     assert "alive" in done.stdout and "ZeroDivisionError" in done.stderr
 
 
-def test_children_get_the_old_startup_back(machine, shared_server, new_kernel, kernelspec):
+def test_children_get_the_old_startup_back_and_a_kernel_that_dies_is_started_as_before(
+    machine, shared_server, new_kernel, kernelspec, wait_until
+):
     old = machine.work / "mine.py"
     old.write_text(MINE)
     kernelspec("mine", shared_server.machine, env={"PYTHONSTARTUP": str(old)})
@@ -63,7 +65,12 @@ def test_children_get_the_old_startup_back(machine, shared_server, new_kernel, k
     assert kernel.run("print(mine, chained)").text.split() == [str(old), str(old)]
     child = "import subprocess, sys; print(subprocess.run([sys.executable, '-i', '-q'], input='print(mine)', "
     assert kernel.run(child + "capture_output=True, text=True).stdout)").text.strip() == str(old)
-    kernel.restart()
+    pid = kernel.pid
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: "restarting kernel" in shared_server.log())
+    kernel.wait_for_ready()
+    assert kernel.pid != pid
+    assert kernel.environment()["AFFINODE_KERNEL_ID"] == kernel.id
     assert kernel.run("print(mine, chained)").text.split() == [str(old), str(old)]
 
 
@@ -79,27 +86,6 @@ def test_an_ipython_kernels_namespace_stays_clean(kernel):
     assert "affinode" not in kernel.run("print(dir())").text
     assert kernel.run("print(__doc__)").text.startswith("Automatically created module")
     assert "%gpu_park" in kernel.run("%lsmagic").text
-
-
-def test_a_kernel_that_dies_is_started_again_and_managed(shared_server, new_kernel, wait_until):
-    kernel = new_kernel()
-    pid = kernel.pid
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: "restarting kernel" in shared_server.log())
-    kernel.wait_for_ready()
-    assert kernel.pid != pid
-    assert kernel.environment()["AFFINODE_KERNEL_ID"] == kernel.id
-
-
-def test_an_error_in_an_ipython_kernels_old_startup_is_survived(
-    machine, shared_server, new_kernel, kernelspec
-):
-    old = machine.work / "broken.py"
-    old.write_text("before = 1\n1/0\n")
-    kernelspec("broken", shared_server.machine, env={"PYTHONSTARTUP": str(old)})
-    kernel = new_kernel("broken")
-    assert kernel.run("print(before)").text == "1\n"
-    assert "No GPU used" in kernel.run("%gpu_status").text
 
 
 @pytest.fixture
@@ -121,12 +107,16 @@ def foreign_python(machine) -> str:
     return str(folder / "bin" / "python")
 
 
-def test_a_kernel_of_another_environment_has_the_magics(
-    shared_server, new_kernel, kernelspec, foreign_python
+def test_a_kernel_of_another_environment_with_an_error_in_its_old_startup_has_the_magics(
+    machine, shared_server, new_kernel, kernelspec, foreign_python
 ):
+    old = machine.work / "broken.py"
+    old.write_text("before = 1\n1/0\n")
     argv = [foreign_python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    kernelspec("foreign", shared_server.machine, argv=argv, env={"PYTHONPATH": ""})
+    env = {"PYTHONPATH": "", "PYTHONSTARTUP": str(old)}
+    kernelspec("foreign", shared_server.machine, argv=argv, env=env)
     kernel = new_kernel("foreign")
+    assert kernel.run("print(before)").text == "1\n"
     assert kernel.run("import jupyter_affinode").error == "ModuleNotFoundError"
     assert "No GPU used" in kernel.run("%gpu_status").text
     assert kernel.environment()["LD_PRELOAD"].endswith("libaffinode.so")
@@ -142,13 +132,7 @@ def test_the_extension_loads_in_a_kernel_without_the_shim(shared_server, new_ker
         ran = kernel.run(line)
         assert ran.status == "ok" and ran.stderr == "" and len(ran.text.splitlines()) == 1, line
         assert "without jupyter-affinode" in ran.text
-
-
-def test_a_library_that_is_not_loaded_is_told_apart(shared_server, new_kernel, kernelspec):
-    env = {"AFFINODE_LIBRARY": "/nonexistent/libaffinode.so"}
-    kernelspec("unloaded", shared_server.machine, env=env, metadata=LOCAL)
-    kernel = new_kernel("unloaded")
-    kernel.run("%load_ext jupyter_affinode")
+    kernel.run("import os; os.environ['AFFINODE_LIBRARY'] = '/nonexistent/libaffinode.so'")
     assert "not loaded in this kernel" in kernel.run("%gpu_park").text
 
 
