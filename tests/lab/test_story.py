@@ -106,6 +106,7 @@ def test_typing_in_a_notebook_brings_its_gpu_back_and_asks_once(page):
     expect(chip).to_have_text("On the GPU: 100 MiB")
 
 
+@pytest.mark.long  # labextension/test has the buttons, tests/server what the server does
 def test_the_panel_keeps_and_releases_frees_and_brings_back(page):
     notebook = page.open_notebook("work/kept.ipynb", lab_cells.allocate(100))
     notebook.run_cell(0)
@@ -129,57 +130,48 @@ def test_the_panel_keeps_and_releases_frees_and_brings_back(page):
     expect(page.state_of("kept.ipynb")).to_have_text("On the GPU: 100 MiB")
 
 
-def test_a_waiting_notebook_says_so_until_the_wait_is_over(page):
+def test_a_waiting_notebook_says_so_until_the_wait_is_over_or_is_stopped_in_its_banner(page):
     done = page.server.machine.work / "done"
     first = page.open_notebook("first.ipynb", lab_cells.allocate(150), lab_cells.compute_until(str(done)))
     second = page.open_notebook("second.ipynb", lab_cells.allocate(124))
-    third = page.open_notebook("third.ipynb", lab_cells.allocate(124))
+    third = page.open_notebook("third.ipynb", lab_cells.allocate(124), lab_cells.CPU)
     page.show_panel()
     first.run_cell(0)
     first.start_cell(1)
     second.start_cell(0)
     expect(page.state_of("second.ipynb")).to_have_text("Waiting: 1st")
     expect(page.status_item()).to_have_text(re.compile(r"^GPU [\d.]+/256 MiB · 1 waiting$"))
+    expect(second.banner()).to_contain_text("first.ipynb is computing")
+    expect(second.banner().get_by_role("button", name="Open first.ipynb")).to_be_visible()
     third.start_cell(0)
     expect(page.state_of("third.ipynb")).to_have_text("Waiting: 2nd")
     expect(third.chip()).to_have_text("Waiting")
     expect(third.banner()).to_contain_text("Waiting: 2nd")
     expect(page.announced()).to_contain_text("third.ipynb: Waiting: 2nd. ")
-    expect(third.banner().get_by_role("button", name="Stop waiting")).to_be_in_viewport()
+    stop = third.banner().get_by_role("button", name="Stop waiting")
+    expect(stop).to_be_in_viewport()
     expect(page.page.locator(".jp-affinode-waitingTab")).to_have_count(2)
 
+    stop.click()
+    third.wait_for_cell(0)
+    output = third.output(0)
+    assert "KeyboardInterrupt" in output
+    assert "waiting for the GPU" not in output.lower()
+    expect(third.banner()).to_be_hidden()
+    expect(page.page.locator(".jp-affinode-waitingTab")).to_have_count(1)
+    assert third.run_cell(1) == "499500"
+
     page.hide_panel()
+    second.activate()
     done.touch()
     second.wait_for_cell(0)
-    third.wait_for_cell(0)
-    assert [notebook.output(0) for notebook in (second, third)] == ["allocated", "allocated"]
-    expect(third.chip()).to_have_text("On the GPU: 124 MiB")
-    expect(page.announced()).to_contain_text("third.ipynb: On the GPU: 124 MiB.")
-    expect(third.banner()).to_be_hidden()
+    assert second.output(0) == "allocated"
+    expect(second.chip()).to_have_text("On the GPU: 124 MiB")
+    expect(page.announced()).to_contain_text("second.ipynb: On the GPU: 124 MiB.")
+    expect(second.banner()).to_be_hidden()
     expect(page.page.locator(".jp-affinode-waitingTab")).to_have_count(0)
     expect(page.status_item()).to_have_text(re.compile(r"^GPU [\d.]+/256 MiB$"))
     expect(page.notices()).to_have_count(0)  # it was short, between notebooks of one user, and in view
-
-
-def test_a_wait_is_stopped_in_its_banner_and_leaves_nothing_behind(page):
-    done = page.server.machine.work / "stopped-done"
-    busy = page.open_notebook("busy-one.ipynb", lab_cells.allocate(150), lab_cells.compute_until(str(done)))
-    waiter = page.open_notebook("gives-up.ipynb", lab_cells.allocate(124), lab_cells.CPU)
-    busy.run_cell(0)
-    busy.start_cell(1)
-    waiter.start_cell(0)
-    expect(waiter.banner()).to_contain_text("busy-one.ipynb is computing")
-    expect(waiter.banner().get_by_role("button", name="Open busy-one.ipynb")).to_be_visible()
-    waiter.banner().get_by_role("button", name="Stop waiting").click()
-    waiter.wait_for_cell(0)
-    output = waiter.output(0)
-    assert "KeyboardInterrupt" in output
-    assert "waiting for the GPU" not in output.lower()
-    expect(waiter.banner()).to_be_hidden()
-    expect(page.page.locator(".jp-affinode-waitingTab")).to_have_count(0)
-    assert waiter.run_cell(1) == "499500"
-    done.touch()
-    busy.wait_for_cell(1)
 
 
 def test_a_cell_that_waits_outlives_the_controller_and_the_page_says_so(page):
