@@ -258,12 +258,18 @@ def seed_anew(namespace):  # type: ignore[no-untyped-def]
     for value in list(namespace.values()):
         if isinstance(value, random.Random):
             value.seed()
-        elif numpy is not None and isinstance(value, numpy.Generator):
-            value.bit_generator.state = type(value.bit_generator)().state
+        elif numpy is not None and isinstance(value, (numpy.Generator, numpy.BitGenerator)):
+            _seed_bits(getattr(value, "bit_generator", value))
         elif numpy is not None and isinstance(value, numpy.RandomState):
             value.seed()
         if torch is not None and isinstance(value, getattr(torch, "Generator", ())):
             value.seed()  # type: ignore[union-attr]
+
+
+def _seed_bits(bits):  # type: ignore[no-untyped-def]
+    """Give a bit generator of NumPy's a fresh state, and what it spawns others from, as unpickling does."""
+    *_, state = type(bits)().__reduce__()
+    bits.__setstate__(state)
 
 
 def _seed_torch(torch):  # type: ignore[no-untyped-def]
