@@ -138,8 +138,16 @@ def first_changed(stamps: Mapping[str, list[int]]) -> str | None:
 
 
 def command_of(command: Iterable[str], connection_file: str) -> list[str]:
-    """Return a kernel's command without its connection file, to compare it with another's."""
-    return [word.replace(os.path.realpath(connection_file), "{connection_file}") for word in command]
+    """Return a kernel's command without its connection file, to compare it with another's.
+
+    A kernelspec's `python` becomes the interpreter of the program that starts the kernel: by whichever of its names in
+    its folder, `python` or `python3`, that was called. What a link in another folder leads to is another environment's.
+    """
+    first, *others = (
+        word.replace(os.path.realpath(connection_file), "{connection_file}") for word in command
+    )
+    folder, name = os.path.split(first)
+    return [os.path.join(folder, os.path.basename(os.path.realpath(first))) if folder else name, *others]
 
 
 def _bytes_or_nothing(path: str) -> bytes:

@@ -19,6 +19,7 @@ from waiting import wait_until
 from warm_stage import WarmStage
 
 from jupyter_affinode.keeping.processes import name_of
+from jupyter_affinode.keeping.warm_spec import command_of
 
 GPU_PRELUDE = f"""{SETUP}
 import random
@@ -80,6 +81,21 @@ def test_notebooks_take_warm_kernels_which_are_parked_until_then(native, stage, 
     for kernel in kernels:
         assert kernel.state()["residency"] == "resident" and kernel.state()["own"]
     assert {kernel.id for kernel in kernels} <= known(stage).keys()
+
+
+def test_a_command_is_the_same_by_each_name_of_its_interpreter_in_one_environment(tmp_path):
+    for environment in ("one", "other"):
+        (tmp_path / environment).mkdir()
+        (tmp_path / environment / "python").symlink_to(sys.executable)
+        (tmp_path / environment / "python3").symlink_to("python")
+    file = str(tmp_path / "kernel-1.json")
+    by_name = {
+        (environment, name): command_of([str(tmp_path / environment / name), "-f", file], file)
+        for environment in ("one", "other")
+        for name in ("python", "python3")
+    }
+    assert by_name["one", "python"] == by_name["one", "python3"] != by_name["other", "python"]
+    assert by_name["one", "python"][1:] == ["-f", "{connection_file}"]
 
 
 @pytest.mark.long
