@@ -6,6 +6,7 @@ OLDEST := build/oldest
 OLDEST_LAB := build/oldest-lab
 HUB_5 := build/hub-5.5
 CULLER_1 := build/culler-1.4
+PROGRAMS := build/programs
 Z2JH := build/z2jh
 TLJH := build/tljh
 BIN := $(CURDIR)/$(VENV)/bin
@@ -80,6 +81,7 @@ test-apart: before-tests $(VENV)/.apart
 test-all: before-tests
 	@binder/need.sh aarch64 >/dev/null || echo 'Tests on aarch64 will be skipped.' >&2
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) $(VENV)/.apart $(HUB_5) $(CULLER_1)
+	@$(MAKE) --no-print-directory $(PROGRAMS) || echo 'Tests with Voilà, papermill and jupyter console will be skipped.' >&2
 	@$(MAKE) --no-print-directory $(Z2JH) || echo "Tests with Zero to JupyterHub's chart will be skipped." >&2
 	@$(MAKE) --no-print-directory $(TLJH) || echo 'Tests with The Littlest JupyterHub itself will be skipped.' >&2
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab
@@ -97,6 +99,11 @@ $(HUB_5): | $(VENV)/bin/python
 
 $(CULLER_1): | $(VENV)/bin/python
 	pip install --quiet --no-deps --target $@ jupyterhub-idle-culler==1.4.0
+
+# Programs that start kernels by a kernelspec's name. Apart, since servers would load Voilà's extension; they share all other
+# dependencies.
+$(PROGRAMS): | $(VENV)/bin/python
+	pip install --quiet --no-deps --target $@ voila papermill jupyter-console websockets ansicolors click entrypoints tenacity tqdm
 
 # Zero to JupyterHub's chart, whose repository has the sources of it alone; tests that need it are skipped without it.
 $(Z2JH):
