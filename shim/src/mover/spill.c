@@ -192,34 +192,45 @@ static uint64_t take_places(void)
 	return bytes;
 }
 
-/* Write the next chunks, `most` bytes at most, and give their slots back. Bytes written; *error: what the disk said.  */
-static uint64_t write_next(uint64_t most, int *error)
+/* Begin a batch, with the mover's work locked until its end: the chunks of parked contents that `are`, by address, `most` bytes at
+ * most, without the `passed` first ones.  */
+static void batch_begin(bool (*are)(const struct copy *, size_t), size_t passed, uint64_t most)
 {
 	struct chunk **chunks;
-	uint64_t bytes;
 	size_t count;
 
 	memset(&batch, 0, sizeof(batch));
 	pthread_mutex_lock(&mover_work_lock);
-	chunks = chunks_that(is_spillable, &count);
+	chunks = chunks_that(are, &count);
 	if (chunks)
 		qsort(chunks, count, sizeof(struct chunk *), by_address);
-	while (batch.count < count && batch.count < CHUNKS_AT_ONCE && (batch.count + 1) * CHUNK_BYTES <= most) {
-		uint32_t place = spill_take();
-
-		if (!place)
-			break;
-		batch.places[batch.count] = place;
-		batch.chunks[batch.count] = chunks[batch.count];
-		batch.count++;
-	}
+	for (size_t i = passed; i < count && batch.count < CHUNKS_AT_ONCE && (batch.count + 1) * CHUNK_BYTES <= most; i++)
+		batch.chunks[batch.count++] = chunks[i];
 	free(chunks);
+}
+
+/* Return what was in the way, or 0.  */
+static int batch_end(void)
+{
+	retained_give_back_freed();
+	pthread_mutex_unlock(&mover_work_lock);
+	return atomic_load(&batch.error);
+}
+
+/* Write the next chunks, `most` bytes at most, and give their slots back. Bytes written; *error: what the disk said.  */
+static uint64_t write_next(uint64_t most, int *error)
+{
+	uint64_t bytes;
+	size_t taken = 0;
+
+	batch_begin(is_spillable, 0, most);
+	while (taken < batch.count && (batch.places[taken] = spill_take()) != 0)
+		taken++;
+	batch.count = taken;
 	move_all(write_one, spill_must_end);
 	spill_publish();
 	bytes = take_places();
-	retained_give_back_freed();
-	pthread_mutex_unlock(&mover_work_lock);
-	*error = atomic_load(&batch.error);
+	*error = batch_end();
 	return bytes;
 }
 
@@ -266,20 +277,13 @@ static size_t take_slots(size_t want)
 static uint64_t read_next(uint64_t most, int *error)
 {
 	uint64_t bytes = 0;
-	struct chunk **chunks;
-	size_t count;
+	size_t want;
 
-	memset(&batch, 0, sizeof(batch));
-	pthread_mutex_lock(&mover_work_lock);
-	chunks = chunks_that(is_on_disk, &count);
-	most = most < SPILL_AT_ONCE ? most : SPILL_AT_ONCE;
-	count = count < most / CHUNK_BYTES ? count : most / CHUNK_BYTES;
-	batch.count = count ? take_slots(count) : 0;
-	for (size_t i = 0; i < batch.count; i++) {
-		batch.chunks[i] = chunks[i];
-		batch.places[i] = chunks[i]->place;
-	}
-	free(chunks);
+	batch_begin(is_on_disk, 0, most < SPILL_AT_ONCE ? most : SPILL_AT_ONCE);
+	want = batch.count;
+	batch.count = want ? take_slots(want) : 0;
+	for (size_t i = 0; i < batch.count; i++)
+		batch.places[i] = batch.chunks[i]->place;
 	move_all(read_one, reading_must_end);
 	for (size_t i = 0; i < batch.count; i++) {
 		if (!batch.moved[i]) {
@@ -289,9 +293,9 @@ static uint64_t read_next(uint64_t most, int *error)
 		chunk_from_disk(batch.chunks[i], &batch.slots[i]);
 		bytes += CHUNK_BYTES;
 	}
-	retained_give_back_freed();
-	pthread_mutex_unlock(&mover_work_lock);
-	*error = count && !batch.count ? -ENOMEM : atomic_load(&batch.error);
+	*error = batch_end();
+	if (want && !batch.count)
+		*error = -ENOMEM;
 	return bytes;
 }
 
@@ -414,23 +418,12 @@ static void choose_shared(bool all)
 }
 
 /* Share what can be of the next chunks after the `passed` first ones, which stay the process's own; or put all of them into packs. Bytes that now
- * lie in packs.  */
+ * lie in packs; *error: what was in the way, or -ENODATA after the last chunk.  */
 static uint64_t share_next(bool all, size_t *passed, int *error)
 {
-	struct chunk **chunks;
 	uint64_t bytes;
-	size_t count;
 
-	memset(&batch, 0, sizeof(batch));
-	pthread_mutex_lock(&mover_work_lock);
-	chunks = chunks_that(is_in_slot, &count);
-	if (chunks)
-		qsort(chunks, count, sizeof(struct chunk *), by_address);
-	while (*passed + batch.count < count && batch.count < CHUNKS_AT_ONCE) {
-		batch.chunks[batch.count] = chunks[*passed + batch.count];
-		batch.count++;
-	}
-	free(chunks);
+	batch_begin(is_in_slot, *passed, UINT64_MAX);
 	move_all(find_hint, spill_must_end);
 	choose_shared(all);
 	for (size_t i = 0; i < batch.count; i++)
@@ -438,9 +431,9 @@ static uint64_t share_next(bool all, size_t *passed, int *error)
 	move_all(share_one, spill_must_end);
 	spill_publish();
 	bytes = take_places();
-	retained_give_back_freed();
-	pthread_mutex_unlock(&mover_work_lock);
-	*error = batch.count ? atomic_load(&batch.error) : -ENODATA;
+	*error = batch_end();
+	if (!batch.count)
+		*error = -ENODATA;
 	return bytes;
 }
 
@@ -537,9 +530,7 @@ void hibernate(struct moved *moved)
 		return ended(moved, error, "written to disk");
 	gpu_locks_close();
 	memory_packs_leave();
-	if (memory_packs_bytes())
-		return outcome_is(moved, AFFINODE_FAILED, REASON_LOTS_IN_USE);
-	if (!lots_let_go())
+	if (memory_packs_bytes() || !lots_let_go())
 		return outcome_is(moved, AFFINODE_FAILED, REASON_LOTS_IN_USE);
 	outcome_is(moved, AFFINODE_OK, NO_REASON);
 }
