@@ -17,6 +17,7 @@ import pytest
 from interrupted import begin_and_stop, see_that_all_is_well
 from lone_kernel import LoneKernel
 from waiting import wait_until
+from zstandard import ZstdDecompressor
 
 from jupyter_affinode.hibernation.image import GPU_PREFIX
 from jupyter_affinode.hibernation.store import images_in, taken_bytes
@@ -24,6 +25,7 @@ from jupyter_affinode.hibernation.store import images_in, taken_bytes
 MIB = 1 << 20
 WEIGHTS_MIB = 32
 OWN_MIB = 2
+PAGE_BYTES = 4096
 
 
 @contextlib.contextmanager
@@ -77,6 +79,33 @@ def test_a_second_image_takes_only_what_is_its_own_and_outlives_the_first(lone):
         assert all(status.st_nlink == 1 for status in gpu_files(second.image).values())
         second.wake()
         has_its_own(second)
+
+
+def memory_pages(image: Path) -> set[bytes]:
+    """Pages of its processes' memory in an image, those alone that are not of a few bytes."""
+    found = set()
+    for path in image.glob("process/pages-*.img.zst"):
+        with path.open("rb") as file, ZstdDecompressor().stream_reader(file, read_across_frames=True) as plain:
+            while page := plain.read(PAGE_BYTES):
+                found.add(page)
+    return {page for page in found if len(set(page)) > 16}
+
+
+def test_gpu_memory_that_was_copied_last_is_not_in_the_process_part_of_an_image(lone):
+    with kernels(lone, 1) as (kernel,):
+        kernel.hibernate()
+        kernel.wake()
+        has_its_own(kernel)  # by the ring of pinned memory
+        kernel.hibernate()
+        of_gpu = set()
+        for path in kernel.image.glob(f"{GPU_PREFIX}*"):
+            with path.open("rb") as file:
+                of_gpu |= set(iter(lambda: file.read(PAGE_BYTES), b""))
+        of_process = memory_pages(kernel.image)
+        assert len(of_gpu) > WEIGHTS_MIB * MIB // PAGE_BYTES and len(of_process) > 1000
+        assert not of_gpu & of_process
+        kernel.wake()
+        has_its_own(kernel)
 
 
 @pytest.mark.long

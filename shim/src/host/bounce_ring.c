@@ -1,9 +1,11 @@
 #include "host/bounce_ring.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -423,6 +425,32 @@ bool staging_trim(void)
 	driver.cuCtxSetCurrent(NULL);
 	contexts_let_end();
 	return true;
+}
+
+/* Where the driver has made that memory unreachable meanwhile the read fails; a write of ours would kill the process.  */
+static void fill_from(int file, unsigned char *memory, size_t size)
+{
+	ssize_t n;
+
+	while (size && (n = read(file, memory, size)) > 0) {
+		memory += n;
+		size -= (size_t)n;
+	}
+}
+
+void staging_wipe(void)
+{
+	int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+
+	if (zeros < 0)
+		return;
+	if (contexts_keep()) {
+		for (struct context *context = contexts_first(); context; context = context->next)
+			if (context->handle && context->ring && context->ring->pinned)
+				fill_from(zeros, context->ring->pinned, RING_BYTES);
+		contexts_let_end();
+	}
+	close(zeros);
 }
 
 void staging_forget(struct context *context)

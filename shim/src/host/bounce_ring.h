@@ -31,5 +31,9 @@ uint64_t staging_bytes(void);
  * context is being ended.  */
 bool staging_trim(void);
 
+/* Overwrite what was copied last with zeros: it means nothing between moves, and would be in the process's image. Not beside a
+ * move, and only while the contexts are off the GPU.  */
+void staging_wipe(void);
+
 /* The context is gone, and the driver took the pinned memory with it. By any thread, not beside a move.  */
 void staging_forget(struct context *context);

@@ -15,6 +15,7 @@
 #include "gate/gate.h"
 #include "gpu/contexts.h"
 #include "gpu/gpu_lock.h"
+#include "host/bounce_ring.h"
 #include "host/host_copy.h"
 #include "host/lent_memory.h"
 #include "host/memory_limits.h"
@@ -532,6 +533,7 @@ void hibernate(struct moved *moved)
 	memory_packs_leave();
 	if (memory_packs_bytes() || !lots_let_go())
 		return outcome_is(moved, AFFINODE_FAILED, REASON_LOTS_IN_USE);
+	staging_wipe(); /* a park has no time for that */
 	outcome_is(moved, AFFINODE_OK, NO_REASON);
 }
 
