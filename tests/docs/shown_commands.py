@@ -108,6 +108,8 @@ COMMANDS: dict[str, Command] = {
     "jupyter affinode warm add NAME": run(Place.USER, "jupyter affinode warm add twin"),
     "jupyter affinode warm list": run(Place.USER),
     "jupyter affinode warm remove NAME": run(Place.USER, "jupyter affinode warm remove twin"),
+    "jupyter console --kernel my-model": not_run("needs a terminal: tests/server/keeping"),
+    "jupyter run --kernel my-model < cells.py": not_run("needs a model: tests/server/keeping"),
     "jupyter affinode hibernate KERNEL": not_run("needs CRIU: tests/server/keeping"),
     "jupyter affinode wake KERNEL": not_run("needs CRIU: tests/server/keeping"),
     "jupyter affinode clean": run(Place.USER),
