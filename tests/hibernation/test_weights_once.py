@@ -85,7 +85,10 @@ def memory_pages(image: Path) -> set[bytes]:
     """Pages of its processes' memory in an image, those alone that are not of a few bytes."""
     found = set()
     for path in image.glob("process/pages-*.img.zst"):
-        with path.open("rb") as file, ZstdDecompressor().stream_reader(file, read_across_frames=True) as plain:
+        with (
+            path.open("rb") as file,
+            ZstdDecompressor().stream_reader(file, read_across_frames=True) as plain,
+        ):
             while page := plain.read(PAGE_BYTES):
                 found.add(page)
     return {page for page in found if len(set(page)) > 16}
