@@ -222,3 +222,13 @@ class TestWithAController:
         assert (await reply_of(client, message_id))["ename"] == "KeyboardInterrupt"
         await manager.shutdown_kernel()
         assert not await manager.is_alive()
+
+
+@pytest.mark.long
+def test_a_kernel_outlives_the_controller(native, machine, server, wait_until):
+    server.start()
+    kernel = server.start_kernel()
+    wait_until(lambda: machine.kernel(kernel.id))
+    machine.kill_controller()
+    wait_until(lambda: (machine.kernel(kernel.id) or {}).get("name") == "Python 3 (ipykernel)")
+    assert kernel.run("print(1)").text == "1\n"
