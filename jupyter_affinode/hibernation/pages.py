@@ -29,8 +29,9 @@ PLAIN = re.compile(r"pages-\d+\.img")
 COMPRESSED = ".zst"
 FRAME_BYTES = 4 << 20
 ZEROS = bytes(256 << 10)  # where there are none, a frame begins or goes on
-# On two processors about as fast as a disk writes; where there are more, smaller by a fifth costs no time.
-FAST, SMALL, MANY_PROCESSORS = -1, 3, 8
+# On two processors about as fast as a disk writes; where there are many, smaller costs little time. Level 5 takes 4.8 %
+# less than level 3 for what Python and NumPy have, at 107 instead of 172 MB/s on each processor.
+FAST, SMALL, MANY_PROCESSORS = -1, 5, 8
 THREADS_MAX = 16
 LOOK_EVERY_S = 0.01  # for what CRIU has written meanwhile
 OFFERED = 32  # files in host memory for CRIU to write to, beside one for each process
