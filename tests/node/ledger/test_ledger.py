@@ -347,7 +347,8 @@ def test_readers_are_told_of_all_that_waits_to_be_written(folder, impatient, mon
         ledger.event(event(kind="third"))
         assert told(ledger) == ["first", "second", "third"]
         go_on.set()
-        await until(lambda: told(ledger) == ["third"], ledger)
+        # The second may be told still: the last but one is known to be written when another is handed over.
+        await until(lambda: told(ledger) in (["third"], ["second", "third"]), ledger)
 
     story(folder / "l", tell)
     assert rows(folder / "l", "SELECT kind FROM events") == [("first",), ("second",), ("third",)]
