@@ -203,6 +203,7 @@ class Controller:
         self._restoring = self._loop.create_task(self.today.restore(None if ledger is None else ledger.path))
         self._nvml.sample_soon()
         self._tick()
+        self._loop.call_later(self.state.settings.settle_s, self.poke)  # the next tick may be a second later
 
     def close(self) -> None:
         """Stop; every kernel stays as it is."""
