@@ -25,6 +25,7 @@ from people import Person, needs_root, open_to_everyone
 from thread_controller import ThreadController
 from waiting import wait_until
 
+from jupyter_affinode.node import controller
 from jupyter_affinode.node.api import clients
 from jupyter_affinode.node.controller import Controller
 from jupyter_affinode.node.link import listener
@@ -35,11 +36,12 @@ STOPPABLE = Path(__file__).parent / "support" / "stoppable_process.py"
 
 
 @pytest.fixture
-def node(machine: Machine) -> Iterator[Callable[..., Machine]]:
+def node(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Machine]]:
     """`node(park_when="idle")`: the machine's controller with these settings, on a thread of this process.
 
-    It is `node.running[-1]`, and `node.stop()` ends it.
+    It is `node.running[-1]`, and `node.stop()` ends it. What a test changes on the GPU it sees soon.
     """
+    monkeypatch.setattr(controller, "NVML_EVERY_S", 0.15)
     running: list[ThreadController] = []
 
     def start(*, nvml: Any = None, history: Any = None, **settings: Any) -> Machine:
@@ -132,9 +134,9 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """`passes(3)`: wait until controllers that are started from now on have begun and ended so many passes more."""
     one_pass, ended = Controller._pass, []
 
-    def counted(controller: Controller) -> None:
-        one_pass(controller)
-        ended.append(controller)
+    def counted(passing: Controller) -> None:
+        one_pass(passing)
+        ended.append(passing)
 
     def wait(count: int) -> None:
         wanted = len(ended) + 1 + count  # one may be under way

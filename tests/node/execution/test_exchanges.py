@@ -33,9 +33,8 @@ TOTAL = 1000 * MIB
 
 
 @pytest.fixture
-def full(node, shim, wait_until, monkeypatch):
+def full(node, shim, wait_until):
     """`full(900, 500)`: kernels with so many MiB, the last one parked; and what tells how it stands."""
-    monkeypatch.setattr(controller, "NVML_EVERY_S", 0.1)
 
     def make(*sizes):
         gpu = FilledNvml(TOTAL)
@@ -124,7 +123,6 @@ class FilledHost:
 
 def test_a_victim_is_lent_its_waiters_host_memory_as_it_comes_free(node, shim, wait_until, monkeypatch):
     host, gpu = FilledHost(), FilledNvml(TOTAL)
-    monkeypatch.setattr(controller, "NVML_EVERY_S", 0.1)
     monkeypatch.setattr(controller, "host_memory", host.read)
     monkeypatch.setattr(lots, "host_memory", host.read)
     monkeypatch.setattr(lots, "cgroup_memory", lambda pid: None)

@@ -6,7 +6,6 @@ import pytest
 from fake_nvml import FakeNvml
 from fake_shim import BUSY, GPU, MIB, OK, PARK, PARKED, REFUSED, RESIDENT, ROOM_END, notify, request
 
-from jupyter_affinode.node import controller
 from jupyter_affinode.node.execution import evictions
 from jupyter_affinode.settings.policy import GIB
 
@@ -33,11 +32,8 @@ def test_kernels_of_several_processes_are_never_preempted(node, shim, wait_until
     assert not any(each.heard.of(PARK) for each in group)
 
 
-def test_a_kernel_that_waits_to_resume_parks_its_own_other_process_for_room(
-    node, shim, wait_until, monkeypatch
-):
+def test_a_kernel_that_waits_to_resume_parks_its_own_other_process_for_room(node, shim, wait_until):
     """Else two such kernels would wait for each other for ever."""
-    monkeypatch.setattr(controller, "NVML_EVERY_S", 0.1)  # what a test changes is seen at once
     gpu = FakeNvml(total=16 * GIB)
     machine = node(nvml=gpu, contended_idle_timeout_s=0.2)
     first, second = shim("first", parked=400 * MIB), shim("second", parked=400 * MIB)

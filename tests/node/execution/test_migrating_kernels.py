@@ -15,7 +15,6 @@ from fake_nvml import FakeNvml
 from fake_shim import GPU, MIB, OK, PARKED, REFUSED, RESIDENT, RESUME, RESUMING, reply
 from listening import Listening
 
-from jupyter_affinode.node import controller
 from jupyter_affinode.node.metrics.history_options import HistoryOptions
 from jupyter_affinode.node.model.backoff import Backoff
 from jupyter_affinode.node.model.gpu import NvmlGpu
@@ -63,8 +62,7 @@ class Mover(DeepShim):
 
 
 @pytest.fixture
-def nvml(monkeypatch):
-    monkeypatch.setattr(controller, "NVML_EVERY_S", 0.1)  # what a test changes is seen at once
+def nvml():
     return FakeNvml({HOME_UUID: TOTAL, OTHER_UUID: TOTAL}, TOTAL, pids={os.getpid()})
 
 
