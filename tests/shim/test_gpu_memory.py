@@ -73,7 +73,7 @@ def test_it_prints_one_line_of_numbers(installed: Refusing) -> None:
         ('"$REAL" "$@"; exit 6', "NVML does not know this GPU's free memory"),
         ('"$REAL" "$@"; exit 77', "failed"),
         ('"$REAL" "$@"; kill -9 $$', "was killed"),
-        ("exec sleep 60", "in time"),
+        pytest.param("exec sleep 60", "in time", marks=pytest.mark.long),
         ('"$REAL" "$@"; exec >&-; exec sleep 60', "in time"),
     ],
 )

@@ -315,7 +315,7 @@ def test_room_that_a_user_asks_for_again_and_again_is_not_made_each_time(neighbo
         asked = Asking(neighbours.machine.socket, neighbours.bob.being, bytes=500 * MIB, timeout_s=2)
         asked.last()
 
-    assert 1 <= parked_within(neighbours, attack, 16.0) <= 5  # at once, and after 1, 2, 4 and 8 seconds
+    assert 1 <= parked_within(neighbours, attack, 8.0) <= 4  # at once, and after 1, 2 and 4 seconds
 
 
 @pytest.mark.parametrize("way", ["answers", "cancels", "ends"])
@@ -342,12 +342,12 @@ def test_room_for_allocations_that_never_take_it_is_not_made_each_time(neighbour
             shims[0].send(notify(ROOM_END, 500 * MIB, number=number))
 
     began = time.monotonic()
-    while len(pauses := given_no_room(neighbours.machine)) < 4:
+    while len(pauses := given_no_room(neighbours.machine)) < 3:
         assert time.monotonic() - began < 120, pauses
         attack()
         neighbours.back()
     # How soon each is judged depends on NVML's next look, so there are some parks before each pause. In it is none.
-    assert [round(lasts_s) for _, lasts_s in pauses] == [1, 2, 4, 8]
+    assert [round(lasts_s) for _, lasts_s in pauses] == [1, 2, 4]
     parks = parked_at(neighbours.machine)
     assert parks
     for at, lasts_s in pauses:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from fake_shim import MIB
 
+from jupyter_affinode.node import controller
 from jupyter_affinode.node.ledger import today
 from jupyter_affinode.node.ledger.store import Batch, EventRow, KernelRow, LedgerStore
 from jupyter_affinode.node.ledger.today import Away, Today
@@ -146,8 +147,9 @@ def test_the_api_tells_what_was_given_back(node, shim, wait_until, machine):
 
 @pytest.mark.parametrize("is_restarted", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_controller_that_starts_anew_knows_what_an_ended_kernel_gave_back(
-    node, shim, wait_until, machine, is_restarted
+    node, shim, wait_until, machine, monkeypatch, is_restarted
 ):
+    monkeypatch.setattr(controller, "EMPTY_KERNEL_LASTS_S", 0.5)
     history = HistoryOptions(ledger=machine.socket.with_name("ledger.sqlite"))
     running = node(history=history)
     ended = shim("k", resident=300 * MIB)
