@@ -106,7 +106,8 @@ static bool put_off(const struct thunk_target *target, W a0, W a1, W a2)
 	       deferred_add(target->real, context, a0, a1, a2) == 0;
 }
 
-static W call_int(const struct thunk_target *target, INT_PARAMETERS)
+/* One function serves all thunks: as a part of each it would be compiled hundreds of times.  */
+static __attribute__((noinline)) W call_int(const struct thunk_target *target, INT_PARAMETERS)
 {
 	struct books_pass pass;
 	CUresult refused;
@@ -124,7 +125,7 @@ static W call_int(const struct thunk_target *target, INT_PARAMETERS)
 	return result;
 }
 
-static W call_wide(const struct thunk_target *target, WIDE_PARAMETERS)
+static __attribute__((noinline)) W call_wide(const struct thunk_target *target, WIDE_PARAMETERS)
 {
 	struct books_pass pass;
 	CUresult refused;

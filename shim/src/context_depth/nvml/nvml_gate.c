@@ -24,7 +24,8 @@ static struct library nvml_library = {"libnvidia-ml.so.1", NULL};
 static _Atomic uint64_t asked_ns;
 static _Atomic bool comes_by; /* some calls do */
 
-static W call_gated(void *real, INT_PARAMETERS)
+/* Once, rather than as a part of each wrapper, which takes the compiler seconds.  */
+static __attribute__((noinline)) W call_gated(void *real, INT_PARAMETERS)
 {
 	struct books_pass pass;
 	W result;
@@ -113,7 +114,7 @@ static W call_unless_off(void *real, INT_PARAMETERS)
 	return call_gated(real, INT_ARGUMENTS);
 }
 
-static W call_linked(const char *name, void **cache, INT_PARAMETERS)
+static __attribute__((noinline)) W call_linked(const char *name, void **cache, INT_PARAMETERS)
 {
 	void *real = __atomic_load_n(cache, __ATOMIC_ACQUIRE);
 
