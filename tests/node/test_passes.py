@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 from fake_nvml import FakeNvml
-from fake_shim import MIB, PARK, ROOM_ANSWER
+from fake_shim import MIB, PARK, RESUME, ROOM_ANSWER
 from thread_controller import ThreadController
 
+from jupyter_affinode.node import controller
 from jupyter_affinode.node.leadership import handover
 
 
@@ -18,14 +19,23 @@ def test_kernels_are_served_although_looking_around_fails(machine, shim, wait_un
         raise RuntimeError("this was not foreseen")
 
     monkeypatch.setattr(handover, "gives_way", broken)
-    controller = ThreadController(machine.socket, park_when="idle", idle_timeout_s=2.0)
+    running = ThreadController(machine.socket, park_when="idle", idle_timeout_s=2.0)
     try:
         idle = shim("k", resident=100 * MIB)
         wait_until(lambda: idle.heard.of(PARK))
     finally:
-        controller.stop()
+        running.stop()
     assert "this was not foreseen" in machine.controller_log()
     assert "a pass failed" not in machine.controller_log()
+
+
+def test_what_waits_is_served_as_soon_as_the_settle_time_is_over(node, shim, wait_until, monkeypatch):
+    """Not at the next tick of a controller that found no kernel when it started."""
+    monkeypatch.setattr(controller, "TICK_ALONE_S", 3600.0)
+    node(nvml=FakeNvml(1000 * MIB), settle_s=0.5)
+    waits = shim("k", parked=100 * MIB)
+    waits.touch()
+    wait_until(lambda: waits.heard.of(RESUME), 20)
 
 
 def test_a_pause_of_the_machine_is_not_time_in_which_kernels_could_connect(node, shim, passes, monkeypatch):
