@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from live_machine import Machine  # noqa: E402
-from lone_kernel import LoneKernel, Refused  # noqa: E402
+from lone_kernel import CELLS, LoneKernel, Refused  # noqa: E402
 
 from jupyter_affinode.hibernation.image import _digest as digest_of  # noqa: E402
 from jupyter_affinode.hibernation.signing import signature_of  # noqa: E402
@@ -40,6 +40,7 @@ before = len(ticks); deadline = time.monotonic() + 30
 while len(ticks) == before and time.monotonic() < deadline: time.sleep(0.01)
 print(len(ticks) > before, ticks == sorted(ticks))
 """
+FULL = CELLS.replace("Block(8,", "Block(3000,")  # MiB, of a GPU of 4 GiB
 CYCLES = 2
 
 
@@ -52,18 +53,23 @@ def hibernate(kernel: LoneKernel) -> None:
         kernel.hibernate()
         kernel.wake()
     kernel.check()
+    print(f"it is on {gpu_of(kernel)}")
     kernel.hibernate()
     kernel.save()
 
 
 def wake(kernel: LoneKernel) -> None:
-    """Wake it, and use what it had; then once more, from the image that is made here."""
+    """Wake it where another kernel fills the GPU, and use what it had; then once more, from an image of this place."""
     kernel.load()
     kernel.start_keeper()
+    fills_gpu = LoneKernel(kernel.machine, "fills", cells=FULL, beside=kernel)
+    fills_gpu.start()
     kernel.wake()
     kernel.check()
+    fills_gpu.kill_kernel()
     said = kernel.run(USE).splitlines()
     assert said == ["first second 8 still here", "True True"], said
+    print(f"it is on {gpu_of(kernel)}")
     kernel.hibernate()
     kernel.wake()
     kernel.check()
@@ -71,6 +77,15 @@ def wake(kernel: LoneKernel) -> None:
     print(
         f"it has uid {os.geteuid()}, {next(line for line in status.splitlines() if line.startswith('CapPrm'))}"
     )
+
+
+def gpu_of(kernel: LoneKernel) -> str:
+    """The UUID of the GPU that the machine's controller sees it on; the machine has it."""
+    told, node = kernel.machine.kernel(kernel.id), kernel.machine.node()
+    assert told is not None and node is not None
+    (gpu,) = told["gpus"]
+    assert gpu["uuid"] in [each["uuid"] for each in node["gpus"]]
+    return str(gpu["uuid"])
 
 
 def refused(kernel: LoneKernel) -> None:
@@ -145,6 +160,7 @@ def main() -> None:
     machine.environment["AFFINODE_CRIU"] = os.environ["ELSEWHERE_CRIU"]
     machine.environment["HOME"] = str(folder)
     machine.simulate("4GiB")
+    machine.environment["AFFINODE_SIM_SERIAL"] = os.environ.get("ELSEWHERE_SERIAL", "0")
     try:
         machine.start_controller("--settle=0")
         kernel = LoneKernel(machine, "lone")

@@ -70,8 +70,9 @@ def step(
     uid: int = 0,
     before: str = "",
     timeout: int = 200,
+    gpu: int = 0,
 ) -> str:
-    """Do one step of elsewhere.py, and return what it says."""
+    """Do one step of elsewhere.py, on the machine whose GPU has that serial number, and return what it says."""
     as_user = ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--"] if uid else []
     script = (
         f"{before}\necho {FIRST_PID} >/proc/sys/kernel/ns_last_pid\n"
@@ -87,7 +88,7 @@ def step(
             *as_user, sys.executable, str(HERE / "elsewhere.py"), name, str(folder),
         ],
         capture_output=True, text=True, timeout=timeout, check=False,
-        env={**os.environ, "ELSEWHERE_CRIU": str(criu)},
+        env={**os.environ, "ELSEWHERE_CRIU": str(criu), "ELSEWHERE_SERIAL": str(gpu)},
     )  # fmt: skip
     assert told.stdout.strip().endswith("done"), f"{told.stdout}\n{told.stderr}"
     return told.stdout
@@ -120,10 +121,13 @@ def test_root_wakes_a_kernel_after_the_machine_was_started_again(folder, criu):
 
 @pytest.mark.long
 def test_a_kernel_wakes_on_another_node_with_the_same_packages(folder, criu, tmp_path):
-    step("hibernate", folder, criu)
+    """The other node has another GPU of the same kind."""
+    before = step("hibernate", folder, criu)
     forget_boot(folder)
-    said = step("wake", folder, criu, *TIME, before=another_root(tmp_path / "root", folder))
+    said = step("wake", folder, criu, *TIME, before=another_root(tmp_path / "root", folder), gpu=1)
     assert "it has uid 0" in said
+    gpus = re.findall(r"^it is on (GPU-\S+)$", before + said, re.MULTILINE)
+    assert len(set(gpus)) == 2, gpus
 
 
 def forget_boot(folder: Path) -> None:

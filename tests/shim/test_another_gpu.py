@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import mmap
 import os
 import select
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from fault_board import FaultBoard
-from link_peer import OK, PARKED, REFUSED, RESUME, Reply
+from link_peer import NO_GPU_ROOM, OK, PARKED, REFUSED, RESUME, Reply
 from shim_machine import DEADLINE_S, Installed, Machine, Running
 from waiting import wait_until
 
@@ -36,7 +37,9 @@ class Gpus(Installed):
         super().__init__(gpu, native)
         self._edit = gpu.folder / "edit"
         self._edit.touch()
-        self.program(f'"$REAL" "$@" | sed -f {self._edit}')
+        self.program(
+            f"""told=$("$REAL" "$@"); status=$?; [ -z "$told" ] || echo "$told" | sed -f {self._edit}; exit $status"""
+        )
         gpu.environment["AFFINODE_SIM_GPUS"] = str(count)
 
     def say(self, edit: str) -> None:
@@ -53,6 +56,15 @@ class Gpus(Installed):
     def used(self) -> list[int]:
         """Bytes of each GPU, in MiB."""
         return [int(word) >> 20 for word in self.run(sys.executable, "-c", USED).split()]
+
+    def become_others(self, serial: int) -> None:
+        """The machine has other GPUs from now on, of the same kind: what a process finds that is woken elsewhere."""
+        machine = Path(self.gpu.environment["AFFINODE_SIM_DIR"]) / "machine"
+        with machine.open("r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
+            at = -1
+            for _ in range(int(self.gpu.environment["AFFINODE_SIM_GPUS"])):
+                at = shared.find(b"SIMULATED", at + 1)
+                shared[at + 14] = serial
 
     def lock_is_free(self, gpu: str) -> bool:
         name = f"gpu-{gpu.removeprefix('GPU-').replace('-', '')}.lock"
@@ -145,6 +157,42 @@ def test_it_goes_only_where_nvml_sees_a_gpu_of_its_kind_that_others_may_use(gpus
         assert paged(running) == [third, first, second]
         assert [used > 0 for used in gpus.used()] == [False, False, True]
         assert running.ask("check") is True
+
+
+@pytest.mark.parametrize("gpus", [1, 2], indirect=True)
+def test_where_its_gpu_is_no_longer_it_comes_back_on_one_of_its_kind(gpus: Gpus) -> None:
+    """As a process does that was woken on another machine: it has a page of it, and can leave it again."""
+    there_then = gpus.uuids()
+    full, unlike = "s/^\\([0-9]*\\) [0-9]*/\\1 0/", "s/Simulated GPU/Another GPU/"
+    with gpus.start() as running:
+        park_deep(running)
+        gpus.become_others(1)
+        here = gpus.uuids()
+        assert not set(here) & set(there_then)
+        for edit, words, shown in (
+            (unlike, "no GPU like the one that it left", there_then),
+            (full, "the GPU is full", here),
+            (unlike, "another kind", here),
+        ):
+            gpus.say(edit)
+            refused = running.peer.resume()
+            assert refused.status == NO_GPU_ROOM and words in refused.text
+            assert running.peer.page().state == PARKED and depth(running) == Depth.CONTEXT
+            assert paged(running)[0] == shown[0]
+        gpus.say("")
+        assert running.peer.resume().status == OK
+        assert paged(running)[0] == here[0] and gpus.used()[0] > 0
+        assert running.ask("check") is True
+        park_deep(running)
+        gpus.become_others(2)
+        gpus.say(full)
+        assert running.peer.resume().status == NO_GPU_ROOM
+        gpus.become_others(1)
+        gpus.say("")
+        assert running.peer.resume().status == OK
+        assert paged(running)[0] == here[0]
+        assert running.ask("check") is True
+        assert running.ask("fork_exit") == 5
 
 
 @pytest.mark.long

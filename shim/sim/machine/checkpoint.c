@@ -81,6 +81,9 @@ static CUresult save(struct sim_process *process)
 	for (unsigned gpu = 0; gpu < SIM_MAX_GPUS; gpu++) {
 		checkpoint->parked_bytes[gpu] = process->used_bytes[gpu];
 		process->used_bytes[gpu] = 0;
+		memset(checkpoint->left[gpu], 0, sizeof(checkpoint->left[gpu]));
+		if (gpu < machine()->gpu_count)
+			memcpy(checkpoint->left[gpu], machine()->gpus[gpu].uuid, sizeof(checkpoint->left[gpu]));
 	}
 	checkpoint->state = CU_PROCESS_STATE_CHECKPOINTED;
 	if (process == machine_self())

@@ -145,42 +145,54 @@ SIM_API CUresult cuCheckpointProcessCheckpoint(int pid, const void *arguments)
 	return request("cuCheckpointProcessCheckpoint", pid, CHECKPOINT_SAVE, 0, NULL);
 }
 
-static int gpu_of(const CUuuid *uuid)
+static bool is_here(const uint8_t uuid[16], unsigned gpu)
 {
-	for (unsigned gpu = 0; gpu < machine()->gpu_count; gpu++)
-		if (!memcmp(uuid->bytes, machine()->gpus[gpu].uuid, sizeof(uuid->bytes)))
-			return (int)gpu;
-	return -1;
+	return gpu < machine()->gpu_count && !memcmp(uuid, machine()->gpus[gpu].uuid, 16);
 }
 
-/* Pairs must name every GPU of the machine, seen by the process or not, as a permutation.  */
-static CUresult read_pairs(const CUcheckpointRestoreArgs *arguments, uint8_t destination[SIM_MAX_GPUS])
+/* Without pairs each GPU comes back as itself, so it must be here.  */
+static CUresult stay(const struct sim_checkpoint *checkpoint)
+{
+	for (unsigned gpu = 0; gpu < SIM_MAX_GPUS; gpu++)
+		if (checkpoint->state == CU_PROCESS_STATE_CHECKPOINTED && checkpoint->parked_bytes[gpu] &&
+		    !is_here(checkpoint->left[gpu], gpu))
+			return CUDA_ERROR_INVALID_DEVICE;
+	return CUDA_SUCCESS;
+}
+
+/* Pairs must name every GPU of the machine, seen by the process or not, as a permutation; on another machine they go from the GPUs of the
+ * one where the checkpoint was made.  */
+static CUresult read_pairs(const struct sim_checkpoint *checkpoint, const CUcheckpointRestoreArgs *arguments,
+			   uint8_t destination[SIM_MAX_GPUS])
 {
 	unsigned from = 0, to = 0, all = (1u << machine()->gpu_count) - 1;
 
 	for (unsigned gpu = 0; gpu < SIM_MAX_GPUS; gpu++)
 		destination[gpu] = (uint8_t)gpu;
 	if (!arguments || !arguments->gpuPairsCount)
-		return CUDA_SUCCESS;
+		return stay(checkpoint);
 	if (!arguments->gpuPairs || arguments->gpuPairsCount != machine()->gpu_count)
 		return CUDA_ERROR_INVALID_VALUE;
-	for (unsigned i = 0; i < arguments->gpuPairsCount; i++) {
-		int before = gpu_of(&arguments->gpuPairs[i].oldUuid), after = gpu_of(&arguments->gpuPairs[i].newUuid);
-
-		if (before < 0 || after < 0)
-			return CUDA_ERROR_INVALID_VALUE;
-		from |= 1u << before;
-		to |= 1u << after;
-		destination[before] = (uint8_t)after;
-	}
+	for (unsigned i = 0; i < arguments->gpuPairsCount; i++)
+		for (unsigned before = 0; before < machine()->gpu_count; before++)
+			for (unsigned after = 0; after < machine()->gpu_count; after++)
+				if (!memcmp(arguments->gpuPairs[i].oldUuid.bytes, checkpoint->left[before], 16) &&
+				    is_here(arguments->gpuPairs[i].newUuid.bytes, after)) {
+					from |= 1u << before;
+					to |= 1u << after;
+					destination[before] = (uint8_t)after;
+				}
 	return from == all && to == all ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 SIM_API CUresult cuCheckpointProcessRestore(int pid, const CUcheckpointRestoreArgs *arguments)
 {
+	struct sim_process *process;
 	uint8_t destination[SIM_MAX_GPUS];
-	CUresult result = machine() ? read_pairs(arguments, destination) : CUDA_ERROR_NOT_INITIALIZED;
+	CUresult result = machine() ? find(pid, &process) : CUDA_ERROR_NOT_INITIALIZED;
 
+	if (result == CUDA_SUCCESS)
+		result = read_pairs(&process->checkpoint, arguments, destination);
 	if (result != CUDA_SUCCESS)
 		return result;
 	return request("cuCheckpointProcessRestore", pid, CHECKPOINT_RESTORE, 0, destination);

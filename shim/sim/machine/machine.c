@@ -105,11 +105,11 @@ static void make_uuid(uint8_t uuid[16], const char *folder, unsigned gpu)
 	memcpy(uuid, "SIMULATED", 9);
 	uuid[9] = 0;
 	memcpy(uuid + 10, &hash, sizeof(hash));
-	uuid[14] = 0;
+	uuid[14] = (uint8_t)settings()->serial;
 	uuid[15] = (uint8_t)gpu;
 }
 
-static void configure(struct sim_machine *made, const char *folder)
+static void configure(struct sim_machine *made)
 {
 	const struct sim_settings *wanted = settings();
 
@@ -118,7 +118,6 @@ static void configure(struct sim_machine *made, const char *folder)
 	for (unsigned gpu = 0; gpu < SIM_MAX_GPUS; gpu++) {
 		made->gpus[gpu].total_bytes = wanted->memory_bytes;
 		made->gpus[gpu].foreign_bytes = 0;
-		make_uuid(made->gpus[gpu].uuid, folder, gpu);
 	}
 }
 
@@ -132,20 +131,22 @@ static void initialise(struct sim_machine *made, const char *folder)
 	pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
 	pthread_mutex_init(&made->lock, &attributes);
 	pthread_mutexattr_destroy(&attributes);
-	configure(made, folder);
+	configure(made);
+	for (unsigned gpu = 0; gpu < SIM_MAX_GPUS; gpu++)
+		make_uuid(made->gpus[gpu].uuid, folder, gpu);
 	made->size = sizeof(*made);
 	__atomic_store_n(&made->magic, MACHINE_MAGIC, __ATOMIC_RELEASE);
 }
 
 /* A machine that no process uses takes the settings of the next process: tests change its size between runs.  */
-static void reconfigure_if_idle(struct sim_machine *made, const char *folder)
+static void reconfigure_if_idle(struct sim_machine *made)
 {
 	machine_lock();
 	machine_reap();
 	for (unsigned i = 0; i < SIM_MAX_PROCESSES; i++)
 		if (made->processes[i].pid)
 			goto out;
-	configure(made, folder);
+	configure(made);
 out:
 	machine_unlock();
 }
@@ -179,7 +180,7 @@ static int open_machine(const char *folder)
 	if (mapped->magic != MACHINE_MAGIC || mapped->size != sizeof(*mapped))
 		initialise(mapped, folder);
 	else
-		reconfigure_if_idle(mapped, folder);
+		reconfigure_if_idle(mapped);
 out:
 	flock(fd, LOCK_UN); /* the mapping holds the open file, so closing would not */
 	close(fd);

@@ -41,6 +41,7 @@ struct sim_checkpoint {
 	uint64_t caller_start;
 	uint8_t destination[SIM_MAX_GPUS]; /* of a restore: by GPU it was on, the GPU it goes to */
 	uint64_t parked_bytes[SIM_MAX_GPUS]; /* what it held when it was checkpointed, and will need again */
+	uint8_t left[SIM_MAX_GPUS][16];      /* the UUIDs of the machine's GPUs then; zeros: no GPU */
 };
 
 struct sim_process {

@@ -49,6 +49,7 @@ static void read_settings(void)
 	read_once.memory_bytes = bytes_of("AFFINODE_SIM_MEMORY", 4ull << 30) / SIM_GRANULARITY * SIM_GRANULARITY;
 	read_once.context_bytes = bytes_of("AFFINODE_SIM_CONTEXT", 64ull << 20);
 	read_once.copy_rate = bytes_of("AFFINODE_SIM_COPY_RATE", 0);
+	read_once.serial = (unsigned)bytes_of("AFFINODE_SIM_SERIAL", 0);
 	read_once.is_integrated = bytes_of("AFFINODE_SIM_INTEGRATED", 0) != 0;
 	read_once.gpus = gpus > SIM_MAX_GPUS ? SIM_MAX_GPUS : (unsigned)gpus;
 }

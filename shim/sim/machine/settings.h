@@ -3,6 +3,7 @@
  * AFFINODE_SIM_DIR        folder of the machine's shared file; one folder is one machine
  * AFFINODE_SIM_MEMORY     bytes per GPU, with KiB, MiB or GiB; 4GiB
  * AFFINODE_SIM_GPUS       number of GPUs, 1 to 8; 1
+ * AFFINODE_SIM_SERIAL     a number: a machine made with another has other GPUs of the same kind; 0
  * AFFINODE_SIM_CONTEXT    bytes that a context costs; 64MiB
  * AFFINODE_SIM_INTEGRATED 1: the GPUs' memory is said to be the host's; 0
  * AFFINODE_SIM_COPY_RATE  bytes a second between host and GPU, each way, all processes together; no limit
@@ -19,6 +20,7 @@ struct sim_settings {
 	uint64_t context_bytes;
 	uint64_t copy_rate; /* bytes a second; 0: no limit */
 	unsigned gpus;
+	unsigned serial;
 	bool is_integrated; /* so the driver says; the memory is simulated as ever */
 };
 

@@ -89,6 +89,8 @@
 	/* Why it cannot come back on another GPU.  */ \
 	X(NO_OTHER_GPU, "there was no other GPU to go to when the process began") \
 	X(SPREADS, "the process has memory on several GPUs") \
+	X(ONLY_WHERE_IT_WAS, "its GPU is not in this machine, and the driver brings it back on no other") \
+	X(NO_GPU_LIKE_IT, "this machine has no GPU like the one that it left") \
 	X(OTHER_KIND, "the other GPU is of another kind") \
 	X(ONE_DIVIDED, "one of the two GPUs is divided (MIG)") \
 	X(EXCLUSIVE, "the other GPU is set to be used by one process") \

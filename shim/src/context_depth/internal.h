@@ -15,7 +15,8 @@
 enum { PROCESS_RUNNING = 0, PROCESS_LOCKED = 1, PROCESS_CHECKPOINTED = 2, PROCESS_FAILED = 3 };
 
 struct checkpoint_left {
-	struct device *device;  /* the GPU that the context was taken off */
+	struct device *device;  /* that the context was taken off */
+	const uint8_t *gpu;     /* which the driver knows it by; the device may be another by now, where the process was woken elsewhere */
 	uint64_t context_bytes; /* what it needs to come back */
 };
 extern struct checkpoint_left checkpoint_left;

@@ -12,6 +12,7 @@
 #include "context_depth/bookkeeping_gate.h"
 #include "context_depth/deferred_calls.h"
 #include "context_depth/internal.h"
+#include "context_depth/migrate.h"
 #include "context_depth/nvml/nvml_gate.h"
 #include "context_depth/nvml/nvml_probe.h"
 #include "context_depth/shadow/shadow.h"
@@ -193,6 +194,8 @@ enum affinode_status checkpoint_out(bool ends, char *why, size_t size)
 		in_the_way = REASON_HOST_MEMORY_SHORT;
 	if (!in_the_way && call_waits())
 		in_the_way = REASON_CALL_WAITS;
+	if (!in_the_way)
+		migration_leaves(device->uuid);
 	if (!in_the_way && (shadow_devices_take() != 0 || books_close(DRAIN_NS) != 0))
 		in_the_way = REASON_CALL_IN_PROGRESS;
 	if (!in_the_way) {
@@ -210,6 +213,7 @@ enum affinode_status checkpoint_out(bool ends, char *why, size_t size)
 		return AFFINODE_REFUSED;
 	}
 	checkpoint_left.device = device;
+	checkpoint_left.gpu = device->uuid;
 	unknown = gpu_memory_ask(device->uuid, LOOK_TO_GO_NS, &after) != NO_REASON;
 	checkpoint_left.context_bytes = bytes_to_come_back(&before, unknown ? NULL : &after);
 	checkpoint_set_out(true);

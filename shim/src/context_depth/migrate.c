@@ -12,7 +12,7 @@
 #include "memory/blocks/block.h"
 #include "state/depth.h"
 
-#define FIRST_LOOK_NS (5 * S_NS)
+#define LOOK_NS (5 * S_NS)
 #define CONFIRM_NS (2 * S_NS)
 /* Drivers before CUDA 13.0 take no pairs, and would bring the process back where it was, without a word.  */
 #define PAIRS_SINCE 13000
@@ -28,17 +28,32 @@ struct restore_arguments {
 };
 _Static_assert(sizeof(struct restore_arguments) == 64, "CUcheckpointRestoreArgs");
 
-/* The GPUs as of the last look. They are the mover's; before there is a mover, the application's thread's.  */
-static struct gpu_listed gpus[GPUS_LISTED];
-static unsigned gpu_count;
+struct gpu_list {
+	struct gpu_listed gpus[GPUS_LISTED];
+	unsigned count;
+};
+
+/* The GPUs as of the last look, and those of the machine on which the process left its GPU. They are the mover's; before there is
+ * a mover, the application's thread's.  */
+static struct gpu_list here, there_then;
 static struct gpu_pair pairs[GPUS_LISTED];
 static struct restore_arguments arguments;
 
-static const struct gpu_listed *find(const uint8_t uuid[16])
+static enum reason look(uint64_t ns)
 {
-	for (unsigned i = 0; i < gpu_count; i++)
-		if (memcmp(gpus[i].uuid, uuid, sizeof(gpus[i].uuid)) == 0)
-			return &gpus[i];
+	return gpu_memory_list(ns, here.gpus, &here.count);
+}
+
+static bool is_same(const uint8_t uuid[16], const uint8_t other[16])
+{
+	return memcmp(uuid, other, 16) == 0;
+}
+
+static const struct gpu_listed *find(const struct gpu_list *list, const uint8_t uuid[16])
+{
+	for (unsigned i = 0; i < list->count; i++)
+		if (is_same(list->gpus[i].uuid, uuid))
+			return &list->gpus[i];
 	return NULL;
 }
 
@@ -61,20 +76,66 @@ static bool has_pairs(void)
 	return driver.cuDriverGetVersion && driver.cuDriverGetVersion(&version) == CUDA_SUCCESS && version >= PAIRS_SINCE;
 }
 
-void migration_start(void)
+/* Have others heed the locks of the GPUs that this process may come to.  */
+static void make_locks(void)
 {
 	bool found = false;
 
-	if (!has_pairs() || gpu_memory_list(FIRST_LOOK_NS, gpus, &gpu_count))
-		return;
 	for (int device = 0; device < device_count_known(); device++) {
-		const struct gpu_listed *own = find(device_at(device)->uuid);
+		const struct gpu_listed *own = find(&here, device_at(device)->uuid);
 
-		for (unsigned i = 0; own && i < gpu_count; i++)
-			if (&gpus[i] != own && !unlike(own, &gpus[i]) && gpu_lock_make(gpus[i].uuid) == 0)
+		for (unsigned i = 0; own && i < here.count; i++)
+			if (&here.gpus[i] != own && !unlike(own, &here.gpus[i]) && gpu_lock_make(here.gpus[i].uuid) == 0)
 				found = true;
 	}
 	migration_set_possible(found);
+}
+
+void migration_start(void)
+{
+	if (has_pairs() && !look(LOOK_NS))
+		make_locks();
+}
+
+void migration_leaves(const uint8_t gpu[16])
+{
+	there_then.count = 0;
+	if (has_pairs() && (find(&here, gpu) || !look(LOOK_NS)))
+		there_then = here;
+}
+
+static const struct gpu_listed *most_free_like(const struct gpu_listed *gpu)
+{
+	const struct gpu_listed *best = NULL;
+
+	for (unsigned i = 0; i < here.count; i++)
+		if (!unlike(gpu, &here.gpus[i]) && (!best || here.gpus[i].memory.free_bytes > best->memory.free_bytes))
+			best = &here.gpus[i];
+	return best;
+}
+
+enum reason migration_choose(struct device *device, const uint8_t left[16])
+{
+	const struct gpu_listed *then = find(&there_then, left), *best;
+	char text[GPU_UUID_TEXT];
+	enum reason why = look(LOOK_NS);
+
+	if (why)
+		return why;
+	if (!then)
+		return REASON_ONLY_WHERE_IT_WAS;
+	best = find(&here, left);
+	if (!best)
+		best = most_free_like(then);
+	if (!best)
+		return REASON_NO_GPU_LIKE_IT;
+	if (gpu_lock_make(best->uuid) != 0)
+		return REASON_NO_LOCK_FILE;
+	device_is_now(device, best->uuid, gpu_numa_node(best->pci_id));
+	make_locks();
+	gpu_uuid_text(best->uuid, text);
+	log_line("its GPU is not in this machine: it is to come back on %s", text);
+	return NO_REASON;
 }
 
 /* Return whether memory of this process, or access to it, belongs to another of its devices too.  */
@@ -94,61 +155,82 @@ static bool spreads(const struct device *device)
 	return found;
 }
 
-enum reason migration_check(const struct device *from, const uint8_t to[16], uint64_t ns, struct gpu_memory *memory)
+enum reason migration_check(const struct device *device, const uint8_t left[16], const uint8_t to[16], uint64_t ns,
+			    struct gpu_memory *memory)
 {
-	const struct gpu_listed *here, *there;
+	const struct gpu_listed *from, *there;
 	enum reason why;
 
-	if (!migration_is_possible())
-		return REASON_NO_OTHER_GPU;
-	if (spreads(from))
+	if (spreads(device))
 		return REASON_SPREADS;
-	why = gpu_memory_list(ns, gpus, &gpu_count);
+	why = look(ns);
 	if (why)
 		return why;
-	here = find(from->uuid);
-	there = find(to);
-	if (!here || !there)
+	there = find(&here, to);
+	if (!there)
 		return REASON_NVML_NO_OTHER_GPU;
+	from = find(&here, left);
+	if (from && !migration_is_possible())
+		return REASON_NO_OTHER_GPU;
+	if (!from)
+		from = find(&there_then, left);
+	if (!from)
+		return REASON_ONLY_WHERE_IT_WAS;
 	*memory = there->memory;
 	if (!memory->total_bytes)
 		return REASON_NVML_NO_OTHER_FIGURES;
-	return unlike(here, there);
+	return unlike(from, there);
 }
 
-void *migration_arguments(const struct device *from, const uint8_t to[16])
+/* The GPU whose place that one takes. Where the process comes to another machine, the driver knows the GPUs of the one that it left:
+ * these are named, each once, beginning with *next, for those that were not there.  */
+static const uint8_t *place_taken_by(const uint8_t gpu[16], const uint8_t left[16], const uint8_t to[16], unsigned *next)
 {
-	const struct gpu_listed *here = find(from->uuid), *there = find(to);
+	if (is_same(gpu, to))
+		return left;
+	if (is_same(gpu, left))
+		return to;
+	while (!find(&there_then, gpu) && *next < there_then.count) {
+		const uint8_t *other = there_then.gpus[(*next)++].uuid;
 
-	for (unsigned i = 0; i < gpu_count; i++) {
-		const struct gpu_listed *then = &gpus[i] == here ? there : &gpus[i] == there ? here : &gpus[i];
+		if (!is_same(other, left) && !find(&here, other))
+			return other;
+	}
+	return gpu;
+}
 
-		memcpy(pairs[i].from, gpus[i].uuid, sizeof(pairs[i].from));
-		memcpy(pairs[i].to, then->uuid, sizeof(pairs[i].to));
+void *migration_arguments(const uint8_t left[16], const uint8_t to[16])
+{
+	unsigned next = 0;
+
+	for (unsigned i = 0; i < here.count; i++) {
+		memcpy(pairs[i].from, place_taken_by(here.gpus[i].uuid, left, to, &next), sizeof(pairs[i].from));
+		memcpy(pairs[i].to, here.gpus[i].uuid, sizeof(pairs[i].to));
 	}
 	memset(&arguments, 0, sizeof(arguments));
 	arguments.pairs = pairs;
-	arguments.count = gpu_count;
+	arguments.count = here.count;
 	return &arguments;
 }
 
-void migration_restored(struct device *device, const uint8_t to[16])
+const uint8_t *migration_restored(struct device *device, const uint8_t left[16], const uint8_t to[16])
 {
-	const struct gpu_listed *there = find(to);
+	const struct gpu_listed *there = find(&here, to);
 	char before[GPU_UUID_TEXT], now[GPU_UUID_TEXT];
 
-	gpu_uuid_text(device->uuid, before);
+	gpu_uuid_text(left, before);
 	gpu_uuid_text(to, now);
 	log_line("the context was on %s and is on %s", before, now);
 	device_is_now(device, to, there ? gpu_numa_node(there->pci_id) : -1);
 	shadow_devices_moved();
+	return device->uuid;
 }
 
 /* Return whether NVML sees this process on that GPU: it decides where the driver and Restore disagree. In containers NVML may
  * not tell processes apart.  */
 static bool is_seen_on(const uint8_t uuid[16])
 {
-	const struct gpu_listed *gpu = gpu_memory_list(CONFIRM_NS, gpus, &gpu_count) ? NULL : find(uuid);
+	const struct gpu_listed *gpu = look(CONFIRM_NS) ? NULL : find(&here, uuid);
 
 	return gpu && gpu->memory.own_bytes;
 }
@@ -158,7 +240,7 @@ void migration_confirm(struct device *device)
 	uint8_t now[16];
 
 	if (driver.cuDeviceGetUuid(now, device->ordinal) != CUDA_SUCCESS ||
-	    memcmp(now, device->uuid, sizeof(now)) == 0 || !find(now))
+	    is_same(now, device->uuid) || !find(&here, now))
 		return;
 	migration_set_possible(false);
 	if (is_seen_on(device->uuid)) {
@@ -166,5 +248,5 @@ void migration_confirm(struct device *device)
 		return;
 	}
 	log_line("the driver brought the context back on another GPU than it was told");
-	migration_restored(device, now);
+	migration_restored(device, device->uuid, now);
 }

@@ -2,7 +2,8 @@
  *
  * The driver's Restore takes pairs of GPUs, which must name every GPU of the machine as a permutation, also those that this
  * process does not see (NVIDIA/cuda-checkpoint issue 35; so on H200s with driver 580); it changes the two in question for one
- * another, and the GPU that is gone to must be of the same kind. The process's devices keep their numbers.  */
+ * another, and the GPU that is gone to must be of the same kind. The process's devices keep their numbers. A process that was woken
+ * on another machine comes back the same way: the driver knows it by the GPU that it left.  */
 #pragma once
 
 #include <stdbool.h>
@@ -15,15 +16,23 @@
  * gpu_memory_start done.  */
 void migration_start(void);
 
-/* Look at all GPUs anew: NO_REASON, and *memory is what is free on the one with the UUID `to`; or why the process cannot go there
- * from `from`. By the mover.  */
-enum reason migration_check(const struct device *from, const uint8_t to[16], uint64_t ns, struct gpu_memory *memory);
+/* Take note of the machine's GPUs, of which the process leaves that one. While the driver answers; the rest by the mover, too.  */
+void migration_leaves(const uint8_t gpu[16]);
+
+/* The machine has not the GPU that the device is, since the process was woken on another: make it the one that it left, if that is
+ * here, or else the one like it that has most free. NO_REASON, or why there is none.  */
+enum reason migration_choose(struct device *device, const uint8_t left[16]);
+
+/* Look at all GPUs anew: NO_REASON, and *memory is what is free on the one with the UUID `to`; or why the device, which left its GPU as
+ * `left`, cannot come back there.  */
+enum reason migration_check(const struct device *device, const uint8_t left[16], const uint8_t to[16], uint64_t ns,
+			    struct gpu_memory *memory);
 
 /* What Restore is to be called with, after such a look, for going there.  */
-void *migration_arguments(const struct device *from, const uint8_t to[16]);
+void *migration_arguments(const uint8_t left[16], const uint8_t to[16]);
 
-/* Restore says that it has done it: the device is that GPU now.  */
-void migration_restored(struct device *device, const uint8_t to[16]);
+/* Restore says that it has done it: the device is that GPU now, whose UUID is returned, never to be freed.  */
+const uint8_t *migration_restored(struct device *device, const uint8_t left[16], const uint8_t to[16]);
 
 /* Once the driver answers again: if it names another of the machine's GPUs, that is where the device is, and this process goes
  * nowhere any more. cuda-python's tests (cuda_core/tests/test_checkpoint.py) allow for drivers that take the pairs and no notice

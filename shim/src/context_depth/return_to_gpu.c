@@ -24,6 +24,14 @@
 #define BELIEVED_NS S_NS
 #define LOOKS 5
 
+/* Where the process comes back.  */
+struct way {
+	const uint8_t *to; /* another GPU than the one that it left; NULL: that one */
+	bool is_named;     /* by the controller, which may name another */
+};
+
+static bool gpu_is_gone; /* NVML did not know it at the last look */
+
 static uint64_t parked_bytes(const struct device *device)
 {
 	struct block_bytes bytes[AFFINODE_MAX_GPUS];
@@ -45,19 +53,20 @@ static uint64_t bytes_needed(void)
 	return all > sure ? all : sure;
 }
 
-/* Check that the GPU `to`, or the one where it was (NULL), has room for the context and what follows.  */
-static enum affinode_status check_room(const uint8_t *to, char *why, size_t size)
+/* Check that the GPU has room for the context and what follows.  */
+static enum affinode_status check_room(const struct way *way, char *why, size_t size)
 {
-	const uint8_t *gpu = to ? to : checkpoint_left.device->uuid;
+	const uint8_t *gpu = way->to ? way->to : checkpoint_left.gpu;
 	enum reason unknown = REASON_NO_LOCK;
 	struct gpu_memory memory;
 
 	if (gpu_lock_is_held(gpu))
-		unknown = to ? migration_check(checkpoint_left.device, to, LOOK_TO_COME_BACK_NS, &memory)
-			     : gpu_memory_ask(gpu, LOOK_TO_COME_BACK_NS, &memory);
-	if (unknown && to) {
+		unknown = way->to ? migration_check(checkpoint_left.device, checkpoint_left.gpu, gpu, LOOK_TO_COME_BACK_NS, &memory)
+				  : gpu_memory_ask(gpu, LOOK_TO_COME_BACK_NS, &memory);
+	gpu_is_gone = unknown == REASON_NVML_NO_GPU || unknown == REASON_NVML_NO_OTHER_GPU;
+	if (unknown && way->to) {
 		snprintf(why, size, "%s", reason_words(unknown));
-		return AFFINODE_REFUSED;
+		return way->is_named ? AFFINODE_REFUSED : AFFINODE_NO_GPU_ROOM;
 	}
 	if (unknown) {
 		snprintf(why, size, "it is not known how much of the GPU is free: %s", reason_words(unknown));
@@ -82,39 +91,40 @@ static enum affinode_status lost(char *why, size_t size)
 }
 
 /* Check the same with a look at the GPU that has just been made.  */
-static enum affinode_status check_room_just_now(const uint8_t *to, char *why, size_t size)
+static enum affinode_status check_room_just_now(const struct way *way, char *why, size_t size)
 {
 	for (int i = 0; i < LOOKS; i++) {
 		uint64_t begin = clock_ns();
-		enum affinode_status status = check_room(to, why, size);
+		enum affinode_status status = check_room(way, why, size);
 
 		if (status != AFFINODE_OK || clock_ns() - begin < BELIEVED_NS)
 			return status;
 	}
 	snprintf(why, size, "the look at the GPU's memory takes too long");
-	return to ? AFFINODE_REFUSED : AFFINODE_NO_GPU_ROOM;
+	return way->is_named ? AFFINODE_REFUSED : AFFINODE_NO_GPU_ROOM;
 }
 
 /* Have the driver restore the process where there is room for it. Unless the result is AFFINODE_OK, the process is held as
  * before, or lost.  */
-static enum affinode_status restore(const uint8_t *to, char *why, size_t size)
+static enum affinode_status restore(const struct way *way, char *why, size_t size)
 {
 	uint64_t begin = clock_ns(), looked;
-	enum affinode_status status = check_room_just_now(to, why, size);
+	enum affinode_status status = check_room_just_now(way, why, size);
+	const uint8_t *to = way->to;
 	CUresult result;
 	int state;
 
 	if (status != AFFINODE_OK)
 		return status;
 	looked = clock_ns();
-	result = driver.cuCheckpointProcessRestore(getpid(), to ? migration_arguments(checkpoint_left.device, to) : NULL);
+	result = driver.cuCheckpointProcessRestore(getpid(), to ? migration_arguments(checkpoint_left.gpu, to) : NULL);
 	log_line("context: looked for room in %.1f ms, restored in %.1f ms: %d", (double)(looked - begin) / 1e6,
 		 (double)(clock_ns() - looked) / 1e6, result);
 	if (result == CUDA_ERROR_OUT_OF_MEMORY)
 		return lost(why, size);
 	state = checkpoint_state();
 	if (to && (result == CUDA_SUCCESS || state == PROCESS_LOCKED))
-		migration_restored(checkpoint_left.device, to);
+		checkpoint_left.gpu = migration_restored(checkpoint_left.device, checkpoint_left.gpu, to);
 	if (result == CUDA_SUCCESS || state == PROCESS_LOCKED || state == PROCESS_RUNNING)
 		return AFFINODE_OK;
 	if (state == PROCESS_FAILED)
@@ -122,11 +132,11 @@ static enum affinode_status restore(const uint8_t *to, char *why, size_t size)
 	snprintf(why, size, "the driver could not bring the CUDA context back%s (error %d, state %d)",
 		 to ? " on that GPU" : "", result, state);
 	log_line("%s", why);
-	return to && state == PROCESS_CHECKPOINTED ? AFFINODE_REFUSED : AFFINODE_FAILED;
+	return way->is_named && state == PROCESS_CHECKPOINTED ? AFFINODE_REFUSED : AFFINODE_FAILED;
 }
 
 /* Have the driver restore and unlock the process, from whatever state an attempt before this one left.  */
-static enum affinode_status let_go(const uint8_t *to, char *why, size_t size)
+static enum affinode_status let_go(const struct way *way, char *why, size_t size)
 {
 	int state = checkpoint_state();
 	CUresult result = CUDA_SUCCESS;
@@ -134,12 +144,12 @@ static enum affinode_status let_go(const uint8_t *to, char *why, size_t size)
 
 	if (state == PROCESS_FAILED)
 		return lost(why, size);
-	if (to && state != PROCESS_CHECKPOINTED) {
+	if (way->is_named && state != PROCESS_CHECKPOINTED) {
 		snprintf(why, size, "the driver has brought the context back where it was already");
 		return AFFINODE_REFUSED;
 	}
 	if (state == PROCESS_CHECKPOINTED || state < 0) {
-		enum affinode_status status = restore(to, why, size);
+		enum affinode_status status = restore(way, why, size);
 
 		if (status != AFFINODE_OK)
 			return status;
@@ -177,6 +187,40 @@ static int lock_to_come_back(const uint8_t *gpu)
 	return error || gpu_lock_is_held(gpu) ? error : checkpoint_lock_gpus(NULL, LOCK_TO_COME_BACK_NS);
 }
 
+/* Unless the result is AFFINODE_OK, nothing is locked, and the process is held as before, or lost.  */
+static enum affinode_status come_back(const uint8_t *gpu, bool is_named, char *why, size_t size)
+{
+	bool is_same = memcmp(checkpoint_left.gpu, gpu, 16) == 0;
+	struct way way = {is_same ? NULL : gpu, is_named && !is_same};
+	enum affinode_status status;
+
+	gpu_is_gone = false;
+	if (lock_to_come_back(gpu) != 0) {
+		snprintf(why, size, "%s", reason_words(REASON_ANOTHER_RESUMES));
+		return AFFINODE_NO_GPU_ROOM;
+	}
+	status = let_go(&way, why, size);
+	if (status != AFFINODE_OK)
+		gpu_unlock_all();
+	return status;
+}
+
+/* The same where the controller names no GPU: on the one that the device is. If the machine has it no longer, another is chosen, which
+ * the controller is told of, too: where that is full, it makes room there.  */
+static enum affinode_status come_back_anywhere(char *why, size_t size)
+{
+	enum affinode_status status = come_back(checkpoint_left.device->uuid, false, why, size);
+	enum reason none;
+
+	if (status == AFFINODE_OK || !gpu_is_gone)
+		return status;
+	none = migration_choose(checkpoint_left.device, checkpoint_left.gpu);
+	if (!none)
+		return come_back(checkpoint_left.device->uuid, false, why, size);
+	snprintf(why, size, "%s", reason_words(none));
+	return status;
+}
+
 enum affinode_status checkpoint_in(const uint8_t *to, char *why, size_t size)
 {
 	enum affinode_status status;
@@ -188,17 +232,9 @@ enum affinode_status checkpoint_in(const uint8_t *to, char *why, size_t size)
 		snprintf(why, size, "its CUDA context is still on its GPU, so it cannot change the GPU");
 		return AFFINODE_REFUSED;
 	}
-	if (to && memcmp(checkpoint_left.device->uuid, to, 16) == 0)
-		to = NULL;
-	if (lock_to_come_back(to ? to : checkpoint_left.device->uuid) != 0) {
-		snprintf(why, size, "%s", reason_words(REASON_ANOTHER_RESUMES));
-		return AFFINODE_NO_GPU_ROOM;
-	}
-	status = let_go(to, why, size);
-	if (status != AFFINODE_OK) {
-		gpu_unlock_all();
+	status = to ? come_back(to, true, why, size) : come_back_anywhere(why, size);
+	if (status != AFFINODE_OK)
 		return status;
-	}
 	deferred_make();
 	checkpoint_set_out(false);
 	page_set_depth(AFFINODE_DEPTH_MEMORY);
