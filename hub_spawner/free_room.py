@@ -72,9 +72,9 @@ async def free_room_line(nodes: Nodes, size: int) -> str:
         return ""
 
 
-def as_html(line: str) -> str:
-    """Return the line as HTML for an options form; "" stays ""."""
-    return f'<p class="affinode-free-room">{escape(line)}</p>\n' if line else ""
+def as_html(line: str, name: str = "free-room") -> str:
+    """Return the line as HTML for an options form; "" stays "". `name`: of its class, for a site's style sheet."""
+    return f'<p class="affinode-{name}">{escape(line)}</p>\n' if line else ""
 
 
 def _rooms(picture: NodePicture) -> list[int]:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from jupyter_core.paths import ENV_JUPYTER_PATH, SYSTEM_JUPYTER_PATH
 from traitlets import Bool, CaselessStrEnum, Float, Integer, List, TraitError, Unicode, default, validate
 from traitlets.config import Configurable
 
@@ -24,6 +25,7 @@ from .nodes import Nodes
 from .places import kernels_may_stay, starts_here
 from .room import Answer, ask_for_room
 from .story import Closable, Event, Story
+from .warm_kernels import warm_kernels_line
 
 XLA_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 SIMULATION = (
@@ -127,6 +129,13 @@ class GpuPolicy(KeepLimits, _Configurable):  # type: ignore[misc]
         idle kernels when it is stopped.""",
     ).tag(config=True)
 
+    warm_kernelspecs = List(
+        Unicode(),
+        help="""Folders of kernelspecs of which users' servers keep warm kernels, as the Hub can read them, for example
+        the folder of `warm add --from`. The page on which a user chooses a server names them. By default those that the
+        Hub's own environment has, where servers start on its machine.""",
+    ).tag(config=True)
+
     gpu_asks_from_hub = True  # False: another program asks, for example an init container
     gpu_starts_servers = True  # False: another spawner does
     _has_asked = False  # for the start that comes next
@@ -140,6 +149,14 @@ class GpuPolicy(KeepLimits, _Configurable):  # type: ignore[misc]
         have in their environment and the keeper asks with: when the server is stopped, and when it crashed.
         """
         return self.gpu_keeps_kernels()
+
+    @default("warm_kernelspecs")
+    def _default_warm_kernelspecs(self) -> list[str]:
+        return (
+            [f"{path}/kernels" for path in (*ENV_JUPYTER_PATH, *SYSTEM_JUPYTER_PATH)]
+            if self.gpu_starts_here()
+            else []
+        )
 
     @validate("gpu_memory")
     def _check_size(self, proposal: Any) -> str:
@@ -238,11 +255,14 @@ class GpuPolicy(KeepLimits, _Configurable):  # type: ignore[misc]
         return env
 
     async def get_options_form(self) -> Any:
-        """Put a line about free room before the form on which a user chooses a server, where there is one."""
+        """Put lines about free room and warm kernels before the form on which a user chooses a server, where there is
+        one.
+        """
         form = await super().get_options_form()
         if not form:
             return form
-        return as_html(await free_room_line(self.gpu_nodes(), self.gpu_bytes())) + form
+        room = as_html(await free_room_line(self.gpu_nodes(), self.gpu_bytes()))
+        return room + as_html(warm_kernels_line(self.warm_kernelspecs), "warm-kernels") + form
 
     # ---- the policy
 

@@ -1,8 +1,11 @@
-"""The line about free room, where a user chooses a server; without a controller the page is as it was."""
+"""The lines about free room and warm kernels, where a user chooses a server; without a controller and such kernels the
+page is as it was.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from gpu_node import GIB, gpu_node
@@ -112,3 +115,62 @@ def test_what_idle_kernels_would_give_back_counts_as_far_as_host_memory_goes():
 )
 def test_the_line(room, size, line):
     assert room.text(size) == line
+
+
+@pytest.fixture
+def kernelspecs(tmp_path):
+    """`kernelspecs("course", {"count": 1})`: a kernelspec whose metadata say that; the folder that it is in."""
+
+    def make(name, warm):
+        (tmp_path / name).mkdir()
+        model = {"argv": [], "display_name": f"<{name}>", "language": "python"}
+        model["metadata"] = {} if warm is None else {"affinode": {"warm": warm}}
+        (tmp_path / name / "kernel.json").write_text(json.dumps(model))
+        return str(tmp_path)
+
+    return make
+
+
+def warm_line_of(folders):
+    """What the form's line says about warm kernels, for a spawner whose servers start on another machine."""
+    form = form_of(
+        SimpleLocalProcessSpawner,
+        "/",
+        options_form="<select></select>",
+        gpu_room_at="nowhere",
+        warm_kernelspecs=folders,
+    )
+    assert form.endswith("<select></select>")
+    return form.removesuffix("<select></select>")
+
+
+def test_kernels_that_are_kept_ready_are_named(kernelspecs, tmp_path):
+    kernelspecs("plain", None)
+    kernelspecs("none", {"count": 0})
+    assert warm_line_of([str(tmp_path)]) == ""
+    kernelspecs("model", {"count": 2, "prelude": "prelude.py"})
+    folder = kernelspecs("course", {})
+    assert warm_line_of([folder, str(tmp_path / "missing"), folder]) == (
+        '<p class="affinode-warm-kernels">Kernels kept ready: &lt;course&gt;, &lt;model&gt; (2).'
+        " They are made once your server has started.</p>\n"
+    )
+
+
+def test_a_kernelspec_that_cannot_be_read_is_left_out(kernelspecs, tmp_path, caplog):
+    kernelspecs("many", {"count": "many"})
+    folder = kernelspecs("course", {})
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "kernel.json").write_text("{")
+    (tmp_path / "file").touch()
+    assert "ready: &lt;course&gt;." in warm_line_of([folder, str(tmp_path / "file")])
+    assert all(
+        name in caplog.text for name in ("many/kernel.json", "cut/kernel.json", "kernelspecs cannot be read")
+    )
+
+
+def test_by_default_the_environment_of_the_hub_says_it(kernelspecs, tmp_path, monkeypatch):
+    kernelspecs("kernels", None)
+    monkeypatch.setattr("hub_spawner.spawner_mixin.ENV_JUPYTER_PATH", [str(tmp_path)])
+    (tmp_path / "kernels" / "course").mkdir()
+    (tmp_path / "kernels" / "course" / "kernel.json").write_text('{"metadata": {"affinode": {"warm": {}}}}')
+    assert "ready: course." in form_of(SimpleLocalProcessSpawner, "/", options_form="<select></select>")
