@@ -103,10 +103,15 @@ enum affinode_notice_kind {
 	AFFINODE_NOTIFY_LOT_END = 6,   /* the process has nothing in a lot any more; epoch = its number */
 };
 
+enum affinode_notify_flags {
+	/* ROOM: the memory is there, but another process that comes back has the GPU's lock, and needs it, perhaps. It may be stopped.  */
+	AFFINODE_NOTIFY_LOCKED = 1 << 0,
+};
+
 struct affinode_notify {
 	struct affinode_header header;
 	uint32_t kind;
-	uint32_t reserved;
+	uint32_t flags;
 	uint64_t bytes;
 	uint8_t gpu_uuid[16];
 };

@@ -79,7 +79,7 @@ class Allocations:
             self._log.info("deny room to %s: %s", kernel.id, "too many requests" if known else "unknown GPU")
             process.connection.command(CommandKind.ROOM, request=message.number, argument=0)
             return
-        room = WaitingAllocation(message.gpu_uuid, message.bytes, now)
+        room = WaitingAllocation(message.gpu_uuid, message.bytes, now, is_locked=message.is_locked)
         granted = [number for number, old in process.allocations.items() if old.granted_at is not None]
         failed_again = _remember(process, kernel, message.number, room)
         if failed_again:

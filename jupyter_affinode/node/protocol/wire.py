@@ -64,6 +64,9 @@ class NotifyKind(enum.IntEnum):
     LOT_END = 6
 
 
+NOTIFY_LOCKED = 1 << 0  # enum affinode_notify_flags
+
+
 class CommandKind(enum.IntEnum):
     """`enum affinode_command_kind`."""
 
@@ -162,12 +165,15 @@ class Hello:
 
 @dataclass(frozen=True)
 class Notify:
-    """A shim's report of a change. `number` is the request's, of ROOM and ROOM_END."""
+    """A shim's report of a change. `number` is the request's, of ROOM and ROOM_END. `is_locked`, of ROOM: not the GPU
+    is full, but another process that comes back has its lock.
+    """
 
     number: int
     kind: NotifyKind
     bytes: int
     gpu_uuid: str
+    is_locked: bool = False
 
 
 @dataclass(frozen=True)
@@ -299,12 +305,12 @@ def _hello(
     )
 
 
-def _notify(number: int, kind: int, _reserved: int, bytes_: int, raw_uuid: bytes) -> Notify:
+def _notify(number: int, kind: int, flags: int, bytes_: int, raw_uuid: bytes) -> Notify:
     if kind not in NotifyKind.__members__.values():
         raise WireError(f"a NOTIFY of kind {kind}")
     if bytes_ > LARGEST_BYTES:
         raise WireError(f"a NOTIFY of {bytes_} bytes of GPU memory")
-    return Notify(number, NotifyKind(kind), bytes_, gpu_uuid(raw_uuid))
+    return Notify(number, NotifyKind(kind), bytes_, gpu_uuid(raw_uuid), bool(flags & NOTIFY_LOCKED))
 
 
 def _reply(epoch: int, command: int, status: int, bytes_: int, ns: int, text: bytes) -> Reply:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ...settings.policy import Settings
 from ..model.snapshot import Gpu, HostUse, Kernel, Node, Reservation, Residency, RoomRequest
 from ..protocol.page import Depth, PageGpu, State, UnmovableReason
-from .gpus.context_depth import freed_with_context, kernel_depth, kernel_needs, open_gpus, other_gpus
+from .gpus.context_depth import freed_with_context, kernel_needs, open_gpus, other_gpus
 from .gpus.gpu_processes import bear_out
 from .gpus.gpu_table import GpuTable
 from .gpus.transfer_speeds import park_copies, resume_copies
@@ -224,7 +224,7 @@ def _request_fields(state: NodeState, kernel: KernelRecord, now: float) -> Field
         "retry_pause_s": kernel.failures.park.pause_s,
         "resume_retry_at": kernel.failures.resume.retry_at,
         "reclaim_after": kernel.failures.room.retry_at,
-        "allocations_fail": _allocations_fail(state, kernel, now),
+        "allocations_fail": _allocations_fail(kernel, now),
         "expected_until": expected_until(kernel),
     }
 
@@ -333,21 +333,16 @@ def _rooms(kernel: KernelRecord) -> tuple[RoomRequest, ...]:
     )
 
 
-def _allocations_fail(state: NodeState, kernel: KernelRecord, now: float) -> bool:
+def _allocations_fail(kernel: KernelRecord, now: float) -> bool:
     """Return whether its allocations fail again and again although there is room.
 
-    While a process's context comes back that process has the GPU's lock. Other processes of its user then take no room
-    that it may need (shim/src/context_depth/allocation_guard.c), so that their failures prove nothing.
+    While a process's context comes back that process has the GPU's lock. Others then take no room that it may need
+    (shim/src/context_depth/allocation_guard.c), and say so: their failures prove nothing.
     """
     failed = kernel.failures.room
     if failed.failures < FAILED_GRANTS_MAX or now - failed.since < FAILING_AFTER_S:
         return False
-    return not any(
-        other.residency is Residency.RESUMING
-        and kernel_depth(other) is Depth.CONTEXT
-        and other.account.charged_user == kernel.account.charged_user
-        for other in state.kernels.values()
-    )
+    return not any(room.is_locked for each in kernel.processes.values() for room in each.allocations.values())
 
 
 def _may_be_preempted(processes: Sorted) -> bool:

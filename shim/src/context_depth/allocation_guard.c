@@ -128,7 +128,8 @@ static W call_int(const struct thunk_target *target, INT_PARAMETERS)
 	W result;
 
 	note_graphs(target->what);
-	if (!share_for(target->what, a1, (const CUmemAllocationProp *)a2, &shared) && !leaves_enough(target->what, a1)) {
+	gpu_lock_in_the_way = !share_for(target->what, a1, (const CUmemAllocationProp *)a2, &shared) && !leaves_enough(target->what, a1);
+	if (gpu_lock_in_the_way) {
 		unshare_all(shared);
 		return CUDA_ERROR_OUT_OF_MEMORY; /* which asks for room, and is tried again */
 	}

@@ -39,7 +39,7 @@ static struct gpu_list here, there_then;
 static struct gpu_pair pairs[GPUS_LISTED];
 static struct restore_arguments arguments;
 
-static enum reason look(uint64_t ns)
+static enum reason list_gpus(uint64_t ns)
 {
 	return gpu_memory_list(ns, here.gpus, &here.count);
 }
@@ -93,14 +93,14 @@ static void make_locks(void)
 
 void migration_start(void)
 {
-	if (has_pairs() && !look(LOOK_NS))
+	if (has_pairs() && !list_gpus(LOOK_NS))
 		make_locks();
 }
 
 void migration_leaves(const uint8_t gpu[16])
 {
 	there_then.count = 0;
-	if (has_pairs() && (find(&here, gpu) || !look(LOOK_NS)))
+	if (has_pairs() && (find(&here, gpu) || !list_gpus(LOOK_NS)))
 		there_then = here;
 }
 
@@ -118,7 +118,7 @@ enum reason migration_choose(struct device *device, const uint8_t left[16])
 {
 	const struct gpu_listed *then = find(&there_then, left), *best;
 	char text[GPU_UUID_TEXT];
-	enum reason why = look(LOOK_NS);
+	enum reason why = list_gpus(LOOK_NS);
 
 	if (why)
 		return why;
@@ -163,7 +163,7 @@ enum reason migration_check(const struct device *device, const uint8_t left[16],
 
 	if (spreads(device))
 		return REASON_SPREADS;
-	why = look(ns);
+	why = list_gpus(ns);
 	if (why)
 		return why;
 	there = find(&here, to);
@@ -230,7 +230,7 @@ const uint8_t *migration_restored(struct device *device, const uint8_t left[16],
  * not tell processes apart.  */
 static bool is_seen_on(const uint8_t uuid[16])
 {
-	const struct gpu_listed *gpu = look(CONFIRM_NS) ? NULL : find(&here, uuid);
+	const struct gpu_listed *gpu = list_gpus(CONFIRM_NS) ? NULL : find(&here, uuid);
 
 	return gpu && gpu->memory.own_bytes;
 }

@@ -41,6 +41,7 @@ struct lock {
 };
 
 static OF_PROCESS pthread_mutex_t lock_lock = PTHREAD_MUTEX_INITIALIZER;
+__thread bool gpu_lock_in_the_way __attribute__((tls_model("initial-exec")));
 static OF_PROCESS struct lock locks[MAX_LOCKS];
 static OF_PROCESS _Atomic int locks_known;
 static OF_PROCESS bool all_held;

@@ -44,6 +44,9 @@ bool gpu_locks_are_used(void);
 int gpu_share(const uint8_t gpu[16], uint64_t ns);
 void gpu_unshare(const uint8_t gpu[16]);
 
+/* Whether this thread's last allocation was not tried, since another process has the lock and may need the memory.  */
+extern __thread bool gpu_lock_in_the_way __attribute__((tls_model("initial-exec")));
+
 /* Close the files, of which this process holds none: it becomes an image, and the next machine has others.  */
 void gpu_locks_close(void);
 void gpu_locks_close_in_child(void);

@@ -12,6 +12,7 @@
 #include "base/per_process.h"
 #include "gate/gate.h"
 #include "gate/sigint.h"
+#include "gpu/gpu_lock.h"
 #include "state/controller.h"
 #include "state/shim_state.h"
 #include "state/status_page.h"
@@ -39,6 +40,7 @@ enum { ASK_FREE = 0, ASK_UNSENT, ASK_SENT, ASK_ENDED, ASK_ANSWERED };
 struct ask {
 	int stage;
 	bool is_room;
+	bool is_locked; /* of a room: enum affinode_notify_flags */
 	uint32_t number;
 	uint32_t kind;
 	uint64_t argument; /* bytes of a room, argument of a request */
@@ -67,6 +69,7 @@ static struct ask *ask_begin(bool is_room, uint32_t kind, uint64_t argument, con
 		memset(ask, 0, sizeof(*ask));
 		ask->stage = ASK_UNSENT;
 		ask->is_room = is_room;
+		ask->is_locked = is_room && gpu_lock_in_the_way;
 		ask->number = next_number++;
 		ask->kind = kind;
 		ask->argument = argument;
@@ -171,7 +174,7 @@ static CUresult wait_for_answer(struct ask *ask, struct room_wait *wait, uint32_
 			break;
 		if (ask_is_answered(ask)) {
 			result = ask->status ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-			wait->promises++;
+			wait->promises += !gpu_lock_in_the_way; /* its holder may be stopped for long */
 			break;
 		}
 		look_for_new_controller(wait);
@@ -254,6 +257,7 @@ static void notify_for(const struct ask *ask, uint32_t kind, struct affinode_not
 	memset(notify, 0, sizeof(*notify));
 	notify->header.epoch = ask->number;
 	notify->kind = kind;
+	notify->flags = ask->is_locked ? AFFINODE_NOTIFY_LOCKED : 0;
 	notify->bytes = ask->argument;
 	memcpy(notify->gpu_uuid, ask->gpu_uuid, sizeof(notify->gpu_uuid));
 }

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import time
 
 import fake_shim
-import pytest
+from fake_nvml import FakeNvml
 from fake_shim import MIB, NO_GPU_ROOM, PARKED, ROOM_ANSWER
 
 from jupyter_affinode.node.execution import allocations as rooms
-from jupyter_affinode.node.model.snapshot import Residency
-from jupyter_affinode.node.protocol.page import Depth
+from jupyter_affinode.node.protocol import wire
 from jupyter_affinode.node.state import snapshot_builder
-from jupyter_affinode.node.state.records.kernel import KernelRecord
 
 
 def test_calls_wait_first_come_first_served_and_hear_their_place(node, shim, wait_until):
@@ -120,29 +118,24 @@ def test_allocations_that_fail_with_room_evict_more_slowly_and_are_denied_in_the
     assert any(victim.state == PARKED for victim in victims)
 
 
-@pytest.mark.parametrize(
-    ("residency", "depth", "user", "prove"),
-    [
-        (Residency.RESUMING, Depth.CONTEXT, "ann", False),
-        (Residency.RESUMING, Depth.CONTEXT, "bob", True),
-        (Residency.RESUMING, Depth.MEMORY, "ann", True),
-        (Residency.PARKED, Depth.CONTEXT, "ann", True),
-    ],
-)
-def test_allocations_that_fail_while_a_context_of_their_user_comes_back_prove_nothing(
-    residency, depth, user, prove
-):
-    """Its process has the GPU's lock, and is stopped, perhaps: they are tried again, and are not out of memory."""
-    asker, other = KernelRecord("asker"), KernelRecord("other", residency=residency)
-    for kernel, charged in ((asker, "ann"), (other, user)):
-        kernel.account = SimpleNamespace(charged_user=charged)
-    other.processes[1] = SimpleNamespace(data=SimpleNamespace(depth=depth))
-    for _ in range(snapshot_builder.FAILED_GRANTS_MAX):
-        asker.failures.room.fail(0.0)
-    state = SimpleNamespace(kernels={kernel.id: kernel for kernel in (asker, other)})
-    now = snapshot_builder.FAILING_AFTER_S
-    assert snapshot_builder._allocations_fail(state, asker, now) is prove
-    assert not snapshot_builder._allocations_fail(state, other, now)
+def test_allocations_that_fail_since_another_has_the_gpus_lock_are_never_denied(node, shim, wait_until):
+    """Its process comes back, and is stopped, perhaps: they are tried again, and are not out of memory."""
+    node(nvml=FakeNvml(1000 * MIB))
+    asker = shim("asker", resident=100 * MIB)
+    began = time.monotonic()
+
+    def denied_within(seconds, flags):
+        while time.monotonic() - began < seconds:
+            number = len(asker.heard.of(ROOM_ANSWER))
+            asker.send(fake_shim.notify(fake_shim.ROOM, 450 * MIB, number=number, flags=flags))
+            wait_until(lambda number=number: len(asker.heard.of(ROOM_ANSWER)) > number)
+            asker.send(fake_shim.notify(fake_shim.ROOM_END, 450 * MIB, number=number))
+            if asker.heard.of(ROOM_ANSWER)[-1].argument == 0:
+                return True
+        return False
+
+    assert not denied_within(snapshot_builder.FAILING_AFTER_S + 0.5, wire.NOTIFY_LOCKED)
+    assert denied_within(120.0, 0)
 
 
 def test_an_allocation_on_an_unknown_gpu_is_denied(node, shim, wait_until):

@@ -65,9 +65,9 @@ def grant_pieces(grant: str) -> list[bytes]:
     ]
 
 
-def notify(kind: int, size: int = 0, *, number: int = 0, gpu: bytes = GPU) -> bytes:
+def notify(kind: int, size: int = 0, *, number: int = 0, gpu: bytes = GPU, flags: int = 0) -> bytes:
     """A NOTIFY."""
-    return message(NOTIFY, struct.pack("=IIQ16s", kind, 0, size, gpu), epoch=number)
+    return message(NOTIFY, struct.pack("=IIQ16s", kind, flags, size, gpu), epoch=number)
 
 
 def reply(command: int, epoch: int, status: int, size: int = 0, text: str = "") -> bytes:

@@ -402,6 +402,8 @@ void controller_trim(void)
 	PAGE_UNTIL(page.heartbeat_ns > seen_ns && page.retained_bytes == 0); /* not what was there before the last move */
 }
 
+uint32_t controller_noticed_flags;
+
 uint32_t controller_noticed(uint32_t kind, uint64_t *bytes)
 {
 	for (;;) {
@@ -415,6 +417,7 @@ uint32_t controller_noticed(uint32_t kind, uint64_t *bytes)
 			notify->kind = 0; /* each is noticed once */
 			if (bytes)
 				*bytes = notify->bytes;
+			controller_noticed_flags = notify->flags;
 			return notify->header.epoch;
 		}
 		poll(&fd, 1, 100);

@@ -73,6 +73,7 @@ void controller_trim(void);
 #define CHECK_RESUMES() CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_OK)
 /* Wait for the next notice of that kind: its number, its bytes.  */
 uint32_t controller_noticed(uint32_t kind, uint64_t *bytes);
+extern uint32_t controller_noticed_flags; /* of that notice */
 /* Notices of that kind that came since, each counted once.  */
 unsigned controller_count(uint32_t kind);
 /* Read what came, if anything did; false: the shim closed the link.  */
