@@ -61,7 +61,6 @@ def hibernate(kernel: LoneKernel) -> None:
 def wake(kernel: LoneKernel) -> None:
     """Wake it where another kernel fills the GPU, and use what it had; then once more, from an image of this place."""
     kernel.load()
-    kernel.start_keeper()
     fills_gpu = LoneKernel(kernel.machine, "fills", cells=FULL, beside=kernel)
     fills_gpu.start()
     kernel.wake()

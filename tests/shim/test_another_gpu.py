@@ -171,8 +171,9 @@ def test_where_its_gpu_is_no_longer_it_comes_back_on_one_of_its_kind(gpus: Gpus)
         assert not set(here) & set(there_then)
         for edit, words, shown in (
             (unlike, "no GPU like the one that it left", there_then),
+            (full, "comes back on another GPU", here),
             (full, "the GPU is full", here),
-            (unlike, "another kind", here),
+            (unlike, "no GPU like the one that it left", here),
         ):
             gpus.say(edit)
             refused = running.peer.resume()
@@ -185,10 +186,11 @@ def test_where_its_gpu_is_no_longer_it_comes_back_on_one_of_its_kind(gpus: Gpus)
         assert running.ask("check") is True
         park_deep(running)
         gpus.become_others(2)
-        gpus.say(full)
-        assert running.peer.resume().status == NO_GPU_ROOM
+        assert "comes back on another GPU" in running.peer.resume().text
         gpus.become_others(1)
-        gpus.say("")
+        assert (
+            "comes back on another GPU" in running.peer.resume().text
+        )  # the one that it left, as it turns out
         assert running.peer.resume().status == OK
         assert paged(running)[0] == here[0]
         assert running.ask("check") is True

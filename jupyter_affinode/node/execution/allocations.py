@@ -79,11 +79,12 @@ class Allocations:
             self._log.info("deny room to %s: %s", kernel.id, "too many requests" if known else "unknown GPU")
             process.connection.command(CommandKind.ROOM, request=message.number, argument=0)
             return
-        room = WaitingAllocation(message.gpu_uuid, message.bytes, now, is_locked=message.is_locked)
+        room = WaitingAllocation(message.gpu_uuid, message.bytes, now)
         granted = [number for number, old in process.allocations.items() if old.granted_at is not None]
-        failed_again = _remember(process, kernel, message.number, room)
+        failed_again = _remember(process, kernel, message.number, room, is_locked=message.is_locked)
         if failed_again:
             self._log.info("%s: an allocation failed although it was granted room", kernel.id)
+        if failed_again or message.is_locked:
             for number in granted:
                 self._state.reservations.finish_grant((process.key, number), now, failed=True)
         self._state.gpus.take_failure(message.gpu_uuid, message.bytes, again=failed_again)
@@ -97,10 +98,14 @@ class Allocations:
         return sum(len(process.allocations) for kernel in kernels for process in kernel.processes.values())
 
 
-def _remember(process: Process, kernel: KernelRecord, number: int, room: WaitingAllocation) -> bool:
+def _remember(
+    process: Process, kernel: KernelRecord, number: int, room: WaitingAllocation, *, is_locked: bool
+) -> bool:
     """Record an allocation that waits for room; return whether it failed although it was granted room before.
 
     Such an allocation keeps its place. A shim numbers each try anew, so it is recognised by its size and time.
+    While a process's context comes back it has the GPU's lock, and others take no room that it may need
+    (shim/src/context_depth/allocation_guard.c): `is_locked`, and their failure proves nothing.
     """
     failed = None
     for old_number, old in list(process.allocations.items()):
@@ -115,6 +120,7 @@ def _remember(process: Process, kernel: KernelRecord, number: int, room: Waiting
     if failed is None:
         kernel.failures.room.succeed()
         return False
-    kernel.failures.room.fail(room.since)
+    if not is_locked:
+        kernel.failures.room.fail(room.since)
     room.since = failed.since
-    return True
+    return not is_locked

@@ -334,15 +334,9 @@ def _rooms(kernel: KernelRecord) -> tuple[RoomRequest, ...]:
 
 
 def _allocations_fail(kernel: KernelRecord, now: float) -> bool:
-    """Return whether its allocations fail again and again although there is room.
-
-    While a process's context comes back that process has the GPU's lock. Others then take no room that it may need
-    (shim/src/context_depth/allocation_guard.c), and say so: their failures prove nothing.
-    """
+    """Return whether its allocations fail again and again although there is room."""
     failed = kernel.failures.room
-    if failed.failures < FAILED_GRANTS_MAX or now - failed.since < FAILING_AFTER_S:
-        return False
-    return not any(room.is_locked for each in kernel.processes.values() for room in each.allocations.values())
+    return failed.failures >= FAILED_GRANTS_MAX and now - failed.since >= FAILING_AFTER_S
 
 
 def _may_be_preempted(processes: Sorted) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from ...settings.policy import Settings
 from ..model.gpu import NvmlGpu
 from ..model.reasons import StuckReason
-from ..protocol.page import State
+from ..protocol.page import Depth, State
 from ..system.peers import is_stopped, parent_of
 from .records.kernel import KernelRecord
 from .records.process import Process
@@ -49,8 +49,10 @@ def _cannot_resume(process: Process, measured: Mapping[str, NvmlGpu]) -> StuckRe
         return None
     for gpu in process.data.gpus:
         known = measured.get(gpu.uuid)
-        if gpu.parked_bytes and known is None:
-            return StuckReason.GPU_GONE
+        if gpu.parked_bytes and known is None and process.data.depth is not Depth.CONTEXT:
+            return (
+                StuckReason.GPU_GONE
+            )  # with its context it comes back on another, where it was woken elsewhere
         if known is not None and gpu.parked_bytes > known.total_bytes:
             return StuckReason.GPU_TOO_SMALL
     return None

@@ -114,9 +114,9 @@ static const struct gpu_listed *most_free_like(const struct gpu_listed *gpu)
 	return best;
 }
 
-enum reason migration_choose(struct device *device, const uint8_t left[16])
+enum reason migration_choose(struct device *device, const uint8_t left[16], uint64_t needed)
 {
-	const struct gpu_listed *then = find(&there_then, left), *best;
+	const struct gpu_listed *then = find(&there_then, left), *now, *best;
 	char text[GPU_UUID_TEXT];
 	enum reason why = list_gpus(LOOK_NS);
 
@@ -124,11 +124,17 @@ enum reason migration_choose(struct device *device, const uint8_t left[16])
 		return why;
 	if (!then)
 		return REASON_ONLY_WHERE_IT_WAS;
+	now = find(&here, device->uuid);
 	best = find(&here, left);
-	if (!best)
+	if (!best) {
 		best = most_free_like(then);
+		if (best && now && !unlike(then, now) && best->memory.free_bytes < needed)
+			best = now;
+	}
 	if (!best)
 		return REASON_NO_GPU_LIKE_IT;
+	if (best == now)
+		return NO_REASON;
 	if (gpu_lock_make(best->uuid) != 0)
 		return REASON_NO_LOCK_FILE;
 	device_is_now(device, best->uuid, gpu_numa_node(best->pci_id));
@@ -213,11 +219,25 @@ void *migration_arguments(const uint8_t left[16], const uint8_t to[16])
 	return &arguments;
 }
 
+/* On another machine all devices of the process are others, as the pairs say. Where Restore exchanges two of a machine, device_is_now
+ * does.  */
+static void rename_others(const struct device *device)
+{
+	for (int d = 0; d < device_count_known(); d++)
+		for (unsigned i = 0; i < here.count && device_at(d) != device; i++)
+			if (is_same(device_at(d)->uuid, pairs[i].from)) {
+				device_is_now(device_at(d), pairs[i].to, gpu_numa_node(here.gpus[i].pci_id));
+				break;
+			}
+}
+
 const uint8_t *migration_restored(struct device *device, const uint8_t left[16], const uint8_t to[16])
 {
 	const struct gpu_listed *there = find(&here, to);
 	char before[GPU_UUID_TEXT], now[GPU_UUID_TEXT];
 
+	if (!find(&here, left))
+		rename_others(device);
 	gpu_uuid_text(left, before);
 	gpu_uuid_text(to, now);
 	log_line("the context was on %s and is on %s", before, now);

@@ -19,9 +19,10 @@ void migration_start(void);
 /* Take note of the machine's GPUs, of which the process leaves that one. While the driver answers; the rest by the mover, too.  */
 void migration_leaves(const uint8_t gpu[16]);
 
-/* The machine has not the GPU that the device is, since the process was woken on another: make it the one that it left, if that is
- * here, or else the one like it that has most free. NO_REASON, or why there is none.  */
-enum reason migration_choose(struct device *device, const uint8_t left[16]);
+/* The machine has not the GPU that the device left, since the process was woken on another: make the device the one like it that has
+ * most free, or, where it is one of this machine already, another that has the bytes needed. If the machine has the GPU that was left,
+ * it is that again. NO_REASON, or why there is none.  */
+enum reason migration_choose(struct device *device, const uint8_t left[16], uint64_t needed);
 
 /* Look at all GPUs anew: NO_REASON, and *memory is what is free on the one with the UUID `to`; or why the device, which left its GPU as
  * `left`, cannot come back there.  */

@@ -205,19 +205,21 @@ static enum affinode_status come_back(const uint8_t *gpu, bool is_named, char *w
 	return status;
 }
 
-/* The same where the controller names no GPU: on the one that the device is. If the machine has it no longer, another is chosen, which
- * the controller is told of, too: where that is full, it makes room there.  */
+/* The same where the controller names no GPU: on the one that the device is. If the machine has it no longer, another is chosen for the
+ * next resume: until then the controller, which the page tells of it, has made room there.  */
 static enum affinode_status come_back_anywhere(char *why, size_t size)
 {
-	enum affinode_status status = come_back(checkpoint_left.device->uuid, false, why, size);
+	const uint8_t *gpu = checkpoint_left.device->uuid;
+	enum affinode_status status = come_back(gpu, false, why, size);
 	enum reason none;
 
-	if (status == AFFINODE_OK || !gpu_is_gone)
+	if (status != AFFINODE_NO_GPU_ROOM || (!gpu_is_gone && memcmp(gpu, checkpoint_left.gpu, 16) == 0))
 		return status;
-	none = migration_choose(checkpoint_left.device, checkpoint_left.gpu);
-	if (!none)
-		return come_back(checkpoint_left.device->uuid, false, why, size);
-	snprintf(why, size, "%s", reason_words(none));
+	none = migration_choose(checkpoint_left.device, checkpoint_left.gpu, bytes_needed());
+	if (none)
+		snprintf(why, size, "%s", reason_words(none));
+	else if (checkpoint_left.device->uuid != gpu)
+		snprintf(why, size, "it was woken on another machine, and comes back on another GPU");
 	return status;
 }
 

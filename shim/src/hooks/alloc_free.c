@@ -7,6 +7,7 @@
 #include "driver/real_driver.h"
 #include "driver/symbol_finder.h"
 #include "gpu/contexts.h"
+#include "gpu/gpu_lock.h"
 #include "hooks/gated_hook.h"
 #include "memory/blocks/block.h"
 #include "memory/managed_memory.h"
@@ -95,7 +96,7 @@ CUresult after_out_of_memory(uint64_t bytes, struct room_wait *wait)
 	/* What no GPU of this kind has is not waited for.  */
 	if (!device || (device->total_bytes && bytes > device->total_bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (is_refused_by_another(whole_pages(device, bytes))) /* the memory may have come free since: once more */
+	if (!gpu_lock_in_the_way && is_refused_by_another(whole_pages(device, bytes))) /* the memory may have come free since: once more */
 		return wait->refused++ ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 	return ask_for_room(device, whole_pages(device, bytes), wait);
 }

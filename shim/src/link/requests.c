@@ -34,6 +34,9 @@
 #define MAX_PROMISES 100
 #define PROMISES_AT_ONCE 40
 #define PROMISE_AGAIN_NS (300 * MS_NS)
+/* Who has the GPU's lock may be stopped: ten minutes.  */
+#define MAX_LOCKED 12000
+#define LOCKED_AGAIN_NS (50 * MS_NS)
 
 enum { ASK_FREE = 0, ASK_UNSENT, ASK_SENT, ASK_ENDED, ASK_ANSWERED };
 
@@ -174,7 +177,7 @@ static CUresult wait_for_answer(struct ask *ask, struct room_wait *wait, uint32_
 			break;
 		if (ask_is_answered(ask)) {
 			result = ask->status ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-			wait->promises += !gpu_lock_in_the_way; /* its holder may be stopped for long */
+			gpu_lock_in_the_way ? wait->locked++ : wait->promises++;
 			break;
 		}
 		look_for_new_controller(wait);
@@ -214,8 +217,10 @@ CUresult ask_for_room(const struct device *device, uint64_t bytes, struct room_w
 
 	if (!wait->since_ns)
 		wait->since_ns = clock_ns();
-	if (wait->promises >= MAX_PROMISES || !shim_is_on())
+	if (wait->promises >= MAX_PROMISES || wait->locked >= MAX_LOCKED || !shim_is_on())
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (wait->locked)
+		clock_sleep_ns(LOCKED_AGAIN_NS);
 	if (wait->promises > PROMISES_AT_ONCE)
 		clock_sleep_ns(PROMISE_AGAIN_NS);
 	ask = ask_begin(true, 0, bytes, device);

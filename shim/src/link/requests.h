@@ -14,6 +14,7 @@
 /* One call's wait for room, over all its attempts; begins as zeros.  */
 struct room_wait {
 	unsigned promises; /* how often room was granted and the GPU was full again */
+	unsigned locked;   /* how often it was granted and another process had the GPU's lock */
 	uint64_t since_ns;
 	uint32_t controllers;
 	uint64_t alone_ns; /* how long no controller has been there, since the last one */

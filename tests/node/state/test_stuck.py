@@ -21,7 +21,7 @@ from jupyter_affinode.node.execution import cleanup
 from jupyter_affinode.node.identity.access import EveryUserAccess
 from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.model.reasons import StuckReason
-from jupyter_affinode.node.protocol.page import PageGpu, State
+from jupyter_affinode.node.protocol.page import Depth, PageGpu, State
 from jupyter_affinode.node.protocol.wire import PROTOCOL_VERSION, Hello, HelloFlag, gpu_uuid
 from jupyter_affinode.node.state.gpus import gpu_processes
 from jupyter_affinode.node.state.records.kernel import KernelRecord, Past, ServerSide
@@ -83,6 +83,10 @@ def test_a_kernel_that_cannot_resume_is_stuck():
     assert slug(waiting, measured=gpu(MIB)) == "gpu-too-small"
     other = {"GPU-other": replace(gpu(MIB)[UUID], uuid="GPU-other")}
     assert slug(waiting, measured=other) == "gpu-gone"
+    without_context = process(data=replace(waiting.data, depth=Depth.CONTEXT))
+    assert (
+        slug(without_context, measured=other) is None
+    )  # where it was woken elsewhere it comes back on another
     waiting.failed_resumes = 2
     assert slug(waiting) is None
     waiting.failed_resumes = 3

@@ -28,7 +28,6 @@ class WaitingAllocation:
     since: float
     granted_at: float | None = None
     resident_before: int = 0  # what the process had on the GPU when it was granted
-    is_locked: bool = False  # by another process that comes back: it proves nothing about the GPU
 
 
 @dataclass

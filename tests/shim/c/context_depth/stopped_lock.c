@@ -6,7 +6,7 @@
 
 #include "depth.h"
 
-#define GRANTS 120
+#define GRANTS 105
 
 static struct call call;
 static _Atomic int allocated;
