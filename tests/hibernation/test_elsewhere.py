@@ -72,7 +72,7 @@ def step(
     timeout: int = 200,
     gpu: int = 0,
 ) -> str:
-    """Do one step of elsewhere.py, on the machine whose GPU has that serial number, and return what it says."""
+    """Run one step of elsewhere.py, and return what it prints. `gpu`: the serial number of the machine's GPU."""
     as_user = ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--"] if uid else []
     script = (
         f"{before}\necho {FIRST_PID} >/proc/sys/kernel/ns_last_pid\n"

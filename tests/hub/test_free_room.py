@@ -119,7 +119,9 @@ def test_the_line(room, size, line):
 
 @pytest.fixture
 def kernelspecs(tmp_path):
-    """`kernelspecs("course", {"count": 1})`: a kernelspec whose metadata say that; the folder that it is in."""
+    """`kernelspecs("course", {"count": 1})`: make a kernelspec with this section on warm kernels; return the folder
+    above it.
+    """
 
     def make(name, warm):
         (tmp_path / name).mkdir()
@@ -132,7 +134,7 @@ def kernelspecs(tmp_path):
 
 
 def warm_line_of(folders):
-    """What the form's line says about warm kernels, for a spawner whose servers start on another machine."""
+    """Return the form's line about warm kernels; the spawner's servers start on another machine."""
     form = form_of(
         SimpleLocalProcessSpawner,
         "/",

@@ -182,7 +182,7 @@ def test_where_its_gpu_is_no_longer_it_comes_back_on_one_of_its_kind(gpus: Gpus)
             assert paged(running)[0] == shown[0]
         gpus.say("")
         assert running.peer.resume().status == OK
-        assert paged(running)[0] == here[0] and gpus.used()[0] > 0
+        assert paged(running) == here and gpus.used()[0] > 0
         assert running.ask("check") is True
         park_deep(running)
         gpus.become_others(2)

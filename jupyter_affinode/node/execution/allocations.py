@@ -87,7 +87,8 @@ class Allocations:
         if failed_again or message.is_locked:
             for number in granted:
                 self._state.reservations.finish_grant((process.key, number), now, failed=True)
-        self._state.gpus.take_failure(message.gpu_uuid, message.bytes, again=failed_again)
+        if not message.is_locked:
+            self._state.gpus.take_failure(message.gpu_uuid, message.bytes, again=failed_again)
         self._log.info("%s waits for %s of room", kernel.id, bytes_in_words(message.bytes))
 
     def _count_of(self, charged_user: str | None) -> int:

@@ -49,10 +49,9 @@ def _cannot_resume(process: Process, measured: Mapping[str, NvmlGpu]) -> StuckRe
         return None
     for gpu in process.data.gpus:
         known = measured.get(gpu.uuid)
+        # A process without a context that was woken on another machine comes back on another GPU.
         if gpu.parked_bytes and known is None and process.data.depth is not Depth.CONTEXT:
-            return (
-                StuckReason.GPU_GONE
-            )  # with its context it comes back on another, where it was woken elsewhere
+            return StuckReason.GPU_GONE
         if known is not None and gpu.parked_bytes > known.total_bytes:
             return StuckReason.GPU_TOO_SMALL
     return None

@@ -188,9 +188,9 @@ enum reason migration_check(const struct device *device, const uint8_t left[16],
 	return unlike(from, there);
 }
 
-/* The GPU whose place that one takes. Where the process comes to another machine, the driver knows the GPUs of the one that it left:
- * these are named, each once, beginning with *next, for those that were not there.  */
-static const uint8_t *place_taken_by(const uint8_t gpu[16], const uint8_t left[16], const uint8_t to[16], unsigned *next)
+/* Return which GPU the driver is to replace by `gpu`: each is replaced once. The driver knows the GPUs of the machine that the process
+ * left. For a GPU that was not there, take the next of those, from *next on, that is not here.  */
+static const uint8_t *replaced_by(const uint8_t gpu[16], const uint8_t left[16], const uint8_t to[16], unsigned *next)
 {
 	if (is_same(gpu, to))
 		return left;
@@ -210,7 +210,7 @@ void *migration_arguments(const uint8_t left[16], const uint8_t to[16])
 	unsigned next = 0;
 
 	for (unsigned i = 0; i < here.count; i++) {
-		memcpy(pairs[i].from, place_taken_by(here.gpus[i].uuid, left, to, &next), sizeof(pairs[i].from));
+		memcpy(pairs[i].from, replaced_by(here.gpus[i].uuid, left, to, &next), sizeof(pairs[i].from));
 		memcpy(pairs[i].to, here.gpus[i].uuid, sizeof(pairs[i].to));
 	}
 	memset(&arguments, 0, sizeof(arguments));
@@ -219,8 +219,8 @@ void *migration_arguments(const uint8_t left[16], const uint8_t to[16])
 	return &arguments;
 }
 
-/* On another machine all devices of the process are others, as the pairs say. Where Restore exchanges two of a machine, device_is_now
- * does.  */
+/* On another machine Restore replaces the GPUs of all devices: note those of the other devices, too. Where it exchanges two GPUs of
+ * one machine, device_is_now notes both.  */
 static void rename_others(const struct device *device)
 {
 	for (int d = 0; d < device_count_known(); d++)

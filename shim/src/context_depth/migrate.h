@@ -32,7 +32,7 @@ enum reason migration_check(const struct device *device, const uint8_t left[16],
 /* What Restore is to be called with, after such a look, for going there.  */
 void *migration_arguments(const uint8_t left[16], const uint8_t to[16]);
 
-/* Restore says that it has done it: the device is that GPU now, whose UUID is returned, never to be freed.  */
+/* Note that Restore has succeeded: the device is that GPU now. Return its UUID, which stays valid.  */
 const uint8_t *migration_restored(struct device *device, const uint8_t left[16], const uint8_t to[16]);
 
 /* Once the driver answers again: if it names another of the machine's GPUs, that is where the device is, and this process goes

@@ -34,7 +34,7 @@
 #define MAX_PROMISES 100
 #define PROMISES_AT_ONCE 40
 #define PROMISE_AGAIN_NS (300 * MS_NS)
-/* Who has the GPU's lock may be stopped: ten minutes.  */
+/* The process that has the GPU's lock may be stopped: an allocation waits ten minutes for it.  */
 #define MAX_LOCKED 12000
 #define LOCKED_AGAIN_NS (50 * MS_NS)
 

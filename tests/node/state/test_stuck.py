@@ -83,10 +83,8 @@ def test_a_kernel_that_cannot_resume_is_stuck():
     assert slug(waiting, measured=gpu(MIB)) == "gpu-too-small"
     other = {"GPU-other": replace(gpu(MIB)[UUID], uuid="GPU-other")}
     assert slug(waiting, measured=other) == "gpu-gone"
-    without_context = process(data=replace(waiting.data, depth=Depth.CONTEXT))
-    assert (
-        slug(without_context, measured=other) is None
-    )  # where it was woken elsewhere it comes back on another
+    elsewhere = process(data=replace(waiting.data, depth=Depth.CONTEXT))  # it comes back on another GPU
+    assert slug(elsewhere, measured=other) is None
     waiting.failed_resumes = 2
     assert slug(waiting) is None
     waiting.failed_resumes = 3
