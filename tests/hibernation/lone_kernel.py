@@ -22,6 +22,7 @@ from gpu_cells import SETUP
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.connect import write_connection_file
 from live_machine import Machine
+from live_server import free_port
 from waiting import wait_until
 
 from jupyter_affinode.keeping.processes import name_of
@@ -72,6 +73,7 @@ block, kept, count = Block(8, seed=7), {{"a": [1, 2]}}, 0
 print(os.getpid(), id(kept), block.checksum())
 """
 NEXT_CELL = "count += 1; print(os.getpid(), id(kept), block.checksum(), count)"
+CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 REMEMBERED = ("pid", "kept", "checksum", "cells")
 PATIENCE_S = 120.0
 numbers = itertools.count(1)
@@ -137,7 +139,8 @@ class LoneKernel:
     def start(self) -> None:
         """Start the kernel anew, and give it to the keeper."""
         connection = self.folder / "connection.json"
-        write_connection_file(str(connection), transport="tcp", ip="127.0.0.1", key=b"key")
+        ports = {f"{channel}_port": free_port() for channel in CHANNELS}
+        write_connection_file(str(connection), transport="tcp", ip="127.0.0.1", key=b"key", **ports)
         with (self.folder / "kernel.log").open("ab") as log:
             self.machine.start(
                 "setsid", "--fork", sys.executable, "-c", LAUNCH, str(connection), self.id,
