@@ -25,8 +25,9 @@ install = pip install --quiet uv && uv pip install --quiet --python $(BIN)/pytho
 
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Node.js from PyPI then trusts the certificates that pip trusts.
+# Node.js from PyPI and uv then trust the certificates that pip trusts.
 export NODE_USE_SYSTEM_CA ?= 1
+export UV_SYSTEM_CERTS ?= 1
 # Tests start hundreds of Python processes: what an image forbids would have each of them compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -94,15 +95,15 @@ before-tests:
 	@mkdir -p build
 
 # An earlier JupyterHub for tests/hub; it shares the dependencies of the newest.
-$(HUB_5): | $(VENV)/bin/python
+$(HUB_5): | $(VENV)/.python
 	pip install --quiet --no-deps --target $@ jupyterhub==5.5.4
 
-$(CULLER_1): | $(VENV)/bin/python
+$(CULLER_1): | $(VENV)/.python
 	pip install --quiet --no-deps --target $@ jupyterhub-idle-culler==1.4.0
 
 # Programs that start kernels by a kernelspec's name. Apart, since servers would load Voilà's extension; they share all other
 # dependencies.
-$(PROGRAMS): | $(VENV)/bin/python
+$(PROGRAMS): | $(VENV)/.python
 	pip install --quiet --no-deps --target $@ voila papermill jupyter-console websockets ansicolors click entrypoints tenacity tqdm
 
 # Zero to JupyterHub's chart, whose repository has the sources of it alone; tests that need it are skipped without it.
@@ -110,7 +111,7 @@ $(Z2JH):
 	git clone --quiet --depth=1 https://github.com/jupyterhub/zero-to-jupyterhub-k8s $@
 
 # The Littlest JupyterHub, which is on no package index, for a Hub of $(HUB_5); with what it needs beside the Hub.
-$(TLJH): | $(VENV)/bin/python
+$(TLJH): | $(VENV)/.python
 	pip install --quiet --no-deps --target $@ git+https://github.com/jupyterhub/the-littlest-jupyterhub@2.0.0 \
 		'ruamel.yaml==0.18.*' backoff filelock bcrypt toml 'jupyterhub-traefik-proxy==2.*' jupyterhub-firstuseauthenticator
 
