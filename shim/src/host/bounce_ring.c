@@ -14,7 +14,7 @@
 #include "driver/real_driver.h"
 #include "gate/gate.h"
 #include "host/memory_limits.h"
-#include "host/spill_file.h"
+#include "host/packs/spill_file.h"
 
 /* Each copy of the GPU's costs 3 µs beside its bytes, and a ring larger than this one no longer stays in the CPU's caches.
  * 32 GiB into an H200 by 8 threads: 660 to 730 ms by 24 pieces of 4 MiB, 690 to 710 by 32, 700 to 820 by 16 of 8 MiB, 900 by

@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "host/spill_file.h"
+#include "host/packs/spill_file.h"
 
 struct copy *copy_new(size_t bytes)
 {

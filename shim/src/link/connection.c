@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/monotonic_futex.h"
 #include "host/lent_memory.h"
-#include "host/spill_file.h"
+#include "host/packs/spill_file.h"
 #include "link/drop_caches.h"
 #include "link/grant.h"
 #include "link/internal.h"

@@ -9,7 +9,7 @@
 #include "host/host_copy.h"
 #include "host/lent_memory.h"
 #include "host/memory_limits.h"
-#include "host/memory_packs.h"
+#include "host/packs/memory_packs.h"
 #include "host/slabs.h"
 #include "memory/blocks/block.h"
 #include "mover/internal.h"

@@ -5,7 +5,7 @@
 #include "base/monotonic_futex.h"
 #include "driver/real_driver.h"
 #include "host/bounce_ring.h"
-#include "host/spill_file.h"
+#include "host/packs/spill_file.h"
 
 /* Eight stretches of 32 MiB are 5 ms at 50 GiB/s: that long a revoked park goes on.  */
 _Static_assert(TRANSFERS_UNDER_WAY * SLAB_BYTES <= 256ull << 20, "a revoked park would go on for too long");

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "host/pack.h"
+#include "host/packs/pack.h"
 
 #include <errno.h>
 #include <fcntl.h>

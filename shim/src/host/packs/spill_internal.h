@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #include "base/per_process.h"
-#include "host/pack.h"
+#include "host/packs/pack.h"
 
 #define PACKS 4096 /* a TiB */
 

@@ -8,9 +8,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "host/shared_packs.h"
-#include "host/spill_file.h"
-#include "host/spill_internal.h"
+#include "host/packs/shared_packs.h"
+#include "host/packs/spill_file.h"
+#include "host/packs/spill_internal.h"
 
 static bool is_pack(const struct pack *pack, const struct shared_pack *shared)
 {

@@ -17,7 +17,7 @@
 #include <sys/types.h>
 
 #include "host/chunk.h"
-#include "host/disk_file.h"
+#include "host/packs/disk_file.h"
 
 #define PACK_PLACES 128
 #define PACK_BYTES (PACK_PLACES * CHUNK_BYTES)

@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "host/pack.h"
+#include "host/packs/pack.h"
 
 #define OFFERS "offers"
 #define OFFERS_MAX (1u << 20) /* 2 TiB of contents */

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "host/chunk.h"
-#include "host/pack.h"
+#include "host/packs/pack.h"
 
 /* Threads that read or write at a time: what a local disk needs to be at work all the time.  */
 #define SPILL_THREADS 8

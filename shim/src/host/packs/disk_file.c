@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "host/disk_file.h"
+#include "host/packs/disk_file.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "host/pack.h"
+#include "host/packs/pack.h"
 
 /* Begin to share: look at what the user's other processes have below `folder`, and keep them from doing so meanwhile. What is written from
  * now on goes to packs in memory. Return 0, or a negative errno and `why` in words; -EBUSY: another process does so now.  */

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "host/memory_packs.h"
+#include "host/packs/memory_packs.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -13,9 +13,9 @@
 
 #include "base/log.h"
 #include "base/monotonic_futex.h"
-#include "host/disk_file.h"
-#include "host/shared_packs.h"
-#include "host/spill_internal.h"
+#include "host/packs/disk_file.h"
+#include "host/packs/shared_packs.h"
+#include "host/packs/spill_internal.h"
 
 #define LOOK_NS (500 * MS_NS)
 

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "host/shared_packs.h"
+#include "host/packs/shared_packs.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "host/spill_file.h"
+#include "host/packs/spill_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,10 +17,10 @@
 
 #include "base/log.h"
 #include "base/per_process.h"
-#include "host/disk_file.h"
-#include "host/memory_packs.h"
-#include "host/pack.h"
-#include "host/spill_internal.h"
+#include "host/packs/disk_file.h"
+#include "host/packs/memory_packs.h"
+#include "host/packs/pack.h"
+#include "host/packs/spill_internal.h"
 
 #define TMPFS_MAGIC 0x01021994
 #define RAMFS_MAGIC 0x858458f6
