@@ -1,47 +1,37 @@
-"""Kernels that no server has had yet: the keeper makes them, and gives each to the one notebook that takes it.
+"""Kernels that no server has had yet: the keeper has them made, and gives each to the one notebook that takes it.
 
-A warm kernel is a kept kernel with an entry (warm_entry.py). It is parked and hibernates as other kept kernels do. The
-program that takes it is told which it is, hands it over itself (provisioning/taking.py), and says so; where it hangs up
-before, the kernel is ended, since it may have been handed over in part.
+A warm kernel is a kept kernel with an entry (warm_entry.py), which warm_making.py makes. It is parked and hibernates as
+other kept kernels do. The program that takes it is told which it is, hands it over itself (provisioning/taking.py), and
+says so; where it hangs up before, the kernel is ended, since it may have been handed over in part.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .. import environment
-from ..client.errors import ControllerRefused, ControllerUnavailable
+from ..client.errors import ControllerUnavailable
 from ..client.kernel_messages import KernelMessages
-from ..python_command import module_command
-from ..threads import on_own_thread
 from ..time_of_day import since_boot_s
 from ..units import bytes_in_words
 from .at_hub import AtHub
-from .processes import Adopted, ProcessName, name_of, resident_bytes
-from .records import Owner, Record
-from .warm_entry import CONNECTION, ENTRY, LAUNCHED, OFFERED, READY, Entry, entries_in
-from .warm_pool import Holder, Pool, nothing_made, why_stale, without_hub
-from .warm_spec import WarmSpec, first_changed, read_at_start, read_spec, why_unfit
+from .processes import Adopted, ProcessName, name_of
+from .warm_entry import ENTRY, LAUNCHED, OFFERED, READY, Entry, entries_in
+from .warm_making import WarmMaker
+from .warm_pool import POOLS, Holder, Pool, end_kernel, place_of, process_bytes, view_of, why_stale
+from .warm_spec import WarmSpec, read_at_start, read_spec, why_unfit
 
-FOLDER_NAME, POOLS = "warm", "pools"
-OWNER = Owner("warm", "")  # no server has this name: a Hub's end with a slash
+FOLDER_NAME = "warm"
 LOOK_EVERY_S = 2.0
 CHECK_EVERY_S = 30.0  # whether what kernels are made of has changed
-STARTS_WITHIN_S = 60.0  # a kernel that has not said that it runs by then never began
-POLL_S = 0.1
 MAKE_AFTER_S = 1.5  # another is taken: its notebook's first cell needs the processors more
-PARK_AGAIN_S, PARK_TRIES = 3.0, 20
-TRY_AGAIN_S = 600.0  # to make a kernel whose process ended by itself
 KEEP_S = 3600.0
 PER_USER = 4
 
@@ -61,11 +51,11 @@ class WarmPools:
         # Kernels that may be their taker's: an earlier keeper offered them, or their server has not told of them yet.
         self._on_their_way: dict[str, Entry] = {}
         self._wanting: dict[asyncio.StreamWriter, set[str]] = {}
-        self._making: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()  # that go on beside the looks
         self._was_empty = True
         self._has_begun = False  # whether it is known which kernels an earlier keeper had
         self._changed = asyncio.Event()
+        self._maker = WarmMaker(holder, folder, log, on_end=self._changed.set)
+        self._making: asyncio.Task[None] | None = None
         self._checked_at = 0.0
         self._make_at = 0.0
 
@@ -81,7 +71,7 @@ class WarmPools:
         """Take what an earlier keeper had: kernels that are ready, and those that will be."""
         for path in sorted((self._folder / POOLS).glob("*.json")):
             with contextlib.suppress(OSError, ValueError, TypeError):
-                known = Pool(**json.loads(path.read_text(encoding="utf-8")))
+                known = Pool.read(path)
                 self._pools[known.spec] = known
         entries = list(entries_in(self._folder))
         for store in {entry.told(ENTRY)["settings"].get("hibernate_dir", "") for entry in entries}:
@@ -93,14 +83,10 @@ class WarmPools:
                 if (kernel := self._holder.held(entry.kernel_id)) is not None:
                     kernel.take()  # it may be a notebook's: nothing is done with it here
             elif pool is None:
-                self._end(entry, "its kernelspec is not known any more")
+                end_kernel(self._holder, entry, "its kernelspec is not known any more")
             else:
                 pool.entries[entry.kernel_id] = entry
-                if entry.read(READY) is not None:
-                    await self._hold(pool, entry)
-                else:
-                    following = self._follow(pool, entry, of_before=True)
-                    self._tasks.add(asyncio.get_running_loop().create_task(following))
+                await self._maker.go_on(pool, entry)
         self._has_begun = True
         self.end_unknown()
 
@@ -135,7 +121,7 @@ class WarmPools:
             pool.at_hub = AtHub(**request["at_hub"])
         if request.get("again"):  # its user says so
             pool.failed = None
-        self._save(pool)
+        pool.save(self._folder, self._log)
         self._changed.set()
         return pool
 
@@ -146,7 +132,7 @@ class WarmPools:
         spec = read_spec(pool.spec)
         if spec is None:
             raise LookupError(f"{pool.spec} has no warm kernels any more")
-        failed = self._failure(pool, spec)
+        failed = self._maker.failure(pool, spec)
         if failed is not None and pool.failed is not None and pool.failed["again_at"] is None:
             self._changed.set()
             return {"offer": None, "why": "its prelude failed", "failed": str(failed)}
@@ -154,7 +140,7 @@ class WarmPools:
         for entry in self._ready(pool):
             stale = await asyncio.to_thread(why_stale, entry, spec.digest())
             if stale is not None and entry.kernel_id in pool.entries:
-                self._end_of(pool, entry, f"it is stale: {stale}")
+                pool.end(self._holder, entry, f"it is stale: {stale}")
             if (unfit := stale or self._why_unfit(entry, request)) is not None:
                 why = unfit
                 continue
@@ -165,9 +151,7 @@ class WarmPools:
             del pool.entries[entry.kernel_id]
             try:
                 offer = await self._made_ready(entry)
-            except (
-                Exception
-            ) as error:  # an image that cannot be used, for example: the notebook is to open all the same
+            except Exception as error:  # an unusable image, for example: the notebook is to open all the same
                 self._log.exception("warm kernel %s cannot be taken", entry.kernel_id)
                 self._discard(writer, entry, f"it could not be taken: {error}")
                 why = f"it could not be taken: {error}"
@@ -183,18 +167,12 @@ class WarmPools:
         found = [
             entry
             for entry in pool.entries.values()
-            if not self._holder.is_moving(entry.kernel_id) and self._place(entry) is not None
+            if not self._holder.is_moving(entry.kernel_id) and place_of(self._holder, entry) is not None
         ]
         return sorted(
-            found, key=lambda entry: (self._place(entry) != "process", entry.told(ENTRY)["made_at"])
+            found,
+            key=lambda entry: (place_of(self._holder, entry) != "process", entry.told(ENTRY)["made_at"]),
         )
-
-    def _place(self, entry: Entry) -> str | None:
-        """Return where a ready kernel is, "process" or "image"; None for one that is not ready, or ends."""
-        kernel = self._holder.held(entry.kernel_id)
-        if kernel is not None:
-            return "process" if kernel.dying is None else None
-        return "image" if self._holder.image_bytes(entry.kernel_id) is not None else None
 
     def _why_unfit(self, entry: Entry, request: Answer) -> str | None:
         launched = entry.told(LAUNCHED)
@@ -249,16 +227,19 @@ class WarmPools:
         for spec in self._wanting.pop(writer, set()):
             if spec in self._pools:
                 self._pools[spec].wanted_at = since_boot_s()
-                self._save(self._pools[spec])
+                self._pools[spec].save(self._folder, self._log)
         self._changed.set()
 
     def _discard(self, writer: asyncio.StreamWriter, entry: Entry, why: str) -> None:
         self._offers.get(writer, {}).pop(entry.kernel_id, None)
-        self._end(entry, why)
+        end_kernel(self._holder, entry, why)
 
     async def list_all(self, writer: asyncio.StreamWriter, request: Answer) -> list[Answer]:
         """Say what there is, by kernelspec."""
         return [await self._view(pool) for pool in self._pools.values()]
+
+    async def _view(self, pool: Pool) -> Answer:
+        return {**await view_of(self._holder, pool), "is_wanted": self._is_wanted(pool)}
 
     def drop(self, writer: asyncio.StreamWriter, request: Answer) -> None:
         """End a kernelspec's warm kernels, and make none any more."""
@@ -269,44 +250,7 @@ class WarmPools:
         pool = self._pools.pop(spec, None)
         if pool is not None:
             self._empty(pool, "its kernelspec is removed")
-            (self._folder / POOLS / f"{pool.id}.json").unlink(missing_ok=True)
-
-    async def _view(self, pool: Pool) -> Answer:
-        held = {kernel_id: self._holder.held(kernel_id) for kernel_id in pool.entries}
-        pids = {
-            kernel_id: kernel.record.process.pid for kernel_id, kernel in held.items() if kernel is not None
-        }
-        sizes = await asyncio.to_thread(resident_bytes, list(pids.values())) if pids else {}
-        kernels = [
-            {
-                "id": entry.kernel_id,
-                "place": place,
-                "made_at": entry.told(ENTRY)["made_at"],
-                "took_s": entry.told(READY)["took_s"],
-                "bytes": sizes.get(pids.get(entry.kernel_id, -1), 0)
-                if place == "process"
-                else self._holder.image_bytes(entry.kernel_id),
-            }
-            for entry in pool.entries.values()
-            if (place := self._place(entry)) is not None
-        ]
-        spec, problem = None, None
-        try:
-            spec = read_spec(pool.spec)
-        except ValueError as error:
-            problem = str(error)
-        return {
-            **nothing_made(pool.spec, spec),
-            "problem": problem,
-            "is_wanted": self._is_wanted(pool),
-            "ready": len(kernels),
-            "making": len(pool.entries) - len(kernels),
-            "failed": pool.failed and pool.failed["words"],
-            "note": pool.note,
-            "kernels": kernels,
-            "taken": pool.taken,
-            "misses": pool.misses,
-        }
+            pool.path(self._folder).unlink(missing_ok=True)
 
     # ---- what goes on by itself
 
@@ -326,7 +270,6 @@ class WarmPools:
 
     async def _look(self) -> None:
         self._look_at_those_on_their_way()
-        self._tasks = {task for task in self._tasks if not task.done()}
         if not self._pools:
             return
         now = time.monotonic()
@@ -336,7 +279,7 @@ class WarmPools:
             if not os.path.exists(os.path.join(pool.spec, "kernel.json")):
                 self._drop(pool.spec)
                 continue
-            spec = self._spec(pool)
+            spec = pool.read_spec()
             if not self._is_wanted(pool) or spec is None or spec.count == 0:
                 self._empty(
                     pool,
@@ -350,13 +293,6 @@ class WarmPools:
             if (self._making is None or self._making.done()) and now >= self._make_at:
                 await self._maybe_make(pool, spec)
 
-    def _spec(self, pool: Pool) -> WarmSpec | None:
-        try:
-            return read_spec(pool.spec)
-        except ValueError as error:
-            pool.note = str(error)
-            return None
-
     def _is_wanted(self, pool: Pool) -> bool:
         if any(pool.spec in specs for specs in self._wanting.values()):
             return True
@@ -368,7 +304,7 @@ class WarmPools:
             process = entry.process
             if "process" not in entry.told(OFFERED):  # the keeper was killed before its taker got an answer
                 del self._on_their_way[kernel_id]
-                self._end(entry, "it was never handed over")
+                end_kernel(self._holder, entry, "it was never handed over")
                 continue
             if process is None or self._holder.is_anothers(process, kernel_id):
                 del self._on_their_way[kernel_id]
@@ -378,17 +314,17 @@ class WarmPools:
                 Adopted(ProcessName(**entry.told(OFFERED)["taker"])).close()
                 continue  # it still lives, and has the kernel, or will end it
             del self._on_their_way[kernel_id]
-            self._end(entry, "the program that was to take it has ended")
+            end_kernel(self._holder, entry, "the program that was to take it has ended")
 
     async def _end_stale(self, pool: Pool, spec: WarmSpec) -> None:
         digest = await asyncio.to_thread(spec.digest)
         for entry in list(pool.entries.values()):
-            if self._place(entry) is None or self._holder.is_moving(entry.kernel_id):
+            if place_of(self._holder, entry) is None or self._holder.is_moving(entry.kernel_id):
                 continue
             stale = await asyncio.to_thread(why_stale, entry, digest)
             stale = stale or why_unfit(entry.told(LAUNCHED)["environ"], self._launch_environ(entry, pool))
             if stale is not None and entry.kernel_id in pool.entries:
-                self._end_of(pool, entry, f"it is stale: {stale}")
+                pool.end(self._holder, entry, f"it is stale: {stale}")
 
     def _launch_environ(self, entry: Entry, pool: Pool) -> Mapping[str, str]:
         """Return what a kernel's environment would be if it was made now, as far as its pool's has changed."""
@@ -401,28 +337,26 @@ class WarmPools:
         }
 
     def _end_beyond(self, pool: Pool, spec: WarmSpec) -> None:
-        beyond = len(pool.entries) - spec.count
-        for entry in [each for each in pool.entries.values() if self._place(each) is not None][
-            : max(beyond, 0)
-        ]:
-            self._end_of(pool, entry, f"{spec.name} has {spec.count} warm kernels")
+        ready = [entry for entry in pool.entries.values() if place_of(self._holder, entry) is not None]
+        for entry in ready[: max(len(pool.entries) - spec.count, 0)]:
+            pool.end(self._holder, entry, f"{spec.name} has {spec.count} warm kernels")
 
     async def _end_beyond_memory(self, pool: Pool) -> None:
         """End the newest of a pool's kernels while the user's have more host memory than they may."""
         most_bytes = pool.settings.get("most_bytes", 0)
-        ready = [entry for entry in pool.entries.values() if self._place(entry) == "process"]
+        ready = [entry for entry in pool.entries.values() if place_of(self._holder, entry) == "process"]
         if not most_bytes or not ready:
             return
         everything = [entry for each in self._pools.values() for entry in each.entries.values()]
-        if await self._bytes(everything) > most_bytes and ready[-1].kernel_id in pool.entries:
-            pool.one_bytes = await self._bytes(ready[-1:])
-            self._end_of(pool, ready[-1], "its user's warm kernels have more host memory than they may")
+        if await process_bytes(self._holder, everything) > most_bytes and ready[-1].kernel_id in pool.entries:
+            pool.one_bytes = await process_bytes(self._holder, ready[-1:])
+            pool.end(self._holder, ready[-1], "its user's warm kernels have more host memory than they may")
 
     async def _maybe_make(self, pool: Pool, spec: WarmSpec) -> None:
         if len(pool.entries) >= spec.count:
             pool.note = None
             return
-        if self._failure(pool, spec) is not None:
+        if self._maker.failure(pool, spec) is not None:
             return
         everything = [entry for each in self._pools.values() for entry in each.entries.values()]
         most = pool.settings.get("per_user", PER_USER)
@@ -430,143 +364,11 @@ class WarmPools:
             pool.note = f"a user may have {most} at a time"
             return
         most_bytes = pool.settings.get("most_bytes", 0)
-        if most_bytes and await self._bytes(everything) + pool.one_bytes > most_bytes:
+        if most_bytes and await process_bytes(self._holder, everything) + pool.one_bytes > most_bytes:
             pool.note = f"a user's warm kernels may have {bytes_in_words(most_bytes)}"
             return
         pool.note = None
-        self._making = asyncio.get_running_loop().create_task(self._make(pool, spec))
-
-    async def _bytes(self, entries: list[Entry]) -> int:
-        held = [kernel for entry in entries if (kernel := self._holder.held(entry.kernel_id)) is not None]
-        sizes = await asyncio.to_thread(resident_bytes, [kernel.record.process.pid for kernel in held])
-        return sum(sizes.values())
-
-    # ---- making one
-
-    async def _make(self, pool: Pool, spec: WarmSpec) -> None:
-        entry = Entry.new(
-            self._folder,
-            {
-                "spec": pool.spec,
-                "digest": await asyncio.to_thread(spec.digest),
-                "environ": without_hub(pool.environ),
-                "made_at": time.time(),
-                "settings": pool.settings,
-                "prelude": spec.prelude,
-            },
-        )
-        pool.entries[entry.kernel_id] = entry
-        self._log.info("a warm kernel of %s is made: %s", spec.name, entry.kernel_id)
-        try:
-            await self._start(entry, pool)
-        except OSError as error:
-            return self._failed(pool, entry, f"It could not be started: {error}", again=True)
-        await self._follow(pool, entry)
-        return None
-
-    async def _start(self, entry: Entry, pool: Pool) -> None:
-        """Start its process, by a program that ends then. Raises OSError."""
-        log = self._folder / "making.log"
-        with log.open("wb") as said:
-            maker = subprocess.Popen(
-                module_command("jupyter_affinode.provisioning.making", str(entry.folder)),
-                env={**pool.environ, environment.FOLDER: str(self._folder.parent)},
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-            )
-        status = await asyncio.to_thread(maker.wait)
-        if status != 0:
-            lines = log.read_text(errors="replace").strip().splitlines()
-            raise OSError(lines[-1] if lines else f"its start ended with status {status}")
-
-    async def _follow(self, pool: Pool, entry: Entry, *, of_before: bool = False) -> None:
-        """Wait until a kernel is ready. `of_before`: an earlier keeper began it, and may not have come to start it."""
-        try:
-            await self._until_ready(pool, entry, of_before)
-        except (OSError, LookupError) as error:
-            self._failed(pool, entry, f"It could not be kept: {error}", again=True)
-        self._changed.set()
-
-    async def _until_ready(self, pool: Pool, entry: Entry, of_before: bool) -> None:
-        """Wait for the end of its prelude, and hold it then."""
-        began = time.monotonic()
-        while entry.kernel_id in pool.entries and (ready := entry.read(READY)) is None:
-            has_begun = entry.read("started.json") is not None
-            if has_begun and entry.process is None and entry.read(READY) is None:
-                return self._failed(pool, entry, "Its process ended before the prelude did.", again=True)
-            if not has_begun and time.monotonic() - began > STARTS_WITHIN_S:
-                if of_before:
-                    return self._end_of(pool, entry, "it was never started")
-                return self._failed(
-                    pool, entry, "Its kernel did not run start-up code: is it ipykernel's?", again=True
-                )
-            await asyncio.sleep(POLL_S)
-        if entry.kernel_id not in pool.entries:
-            return None  # it was ended meanwhile
-        assert ready is not None
-        if ready["error"]:
-            return self._failed(pool, entry, ready["error"])
-        pool.failed = None
-        self._save(pool)
-        await self._hold(pool, entry)
-        return None
-
-    async def _hold(self, pool: Pool, entry: Entry) -> None:
-        """Keep a kernel that is ready, off the GPU."""
-        if self._place(entry) is not None:
-            return  # it is kept, or in an image
-        process = entry.process
-        kernel = None if process is None else await self._holder.hold(self._record(pool, entry, process))
-        if kernel is None:
-            pool.entries.pop(entry.kernel_id, None)
-            entry.remove()
-            return
-        kernel.at_hub = pool.at_hub
-        if kernel.record.is_managed:
-            self._tasks.add(asyncio.get_running_loop().create_task(self._park(entry)))
-        pool.one_bytes = await self._bytes([entry])
-
-    async def _park(self, entry: Entry) -> None:
-        """Have a kernel's GPU memory parked, if it has any: again for a while, since its controller may be new."""
-        for _ in range(PARK_TRIES):
-            kernel = self._holder.held(entry.kernel_id)
-            if kernel is None or not kernel.is_kept:
-                return
-            with contextlib.suppress(ControllerUnavailable, ControllerRefused):
-                await on_own_thread(KernelMessages(entry.kernel_id).park, timeout_s=None)
-                return
-            await asyncio.sleep(PARK_AGAIN_S)
-
-    def _record(self, pool: Pool, entry: Entry, process: ProcessName) -> Record:
-        spec = self._spec(pool)
-        settings = entry.told(ENTRY)["settings"]
-        images = (
-            {} if not settings.get("hibernate_dir") else {"hibernate_after_s": settings["hibernate_after_s"]}
-        )
-        return Record(
-            kernel_id=entry.kernel_id,
-            kernel_name=os.path.basename(pool.spec),
-            owner=OWNER,
-            process=process,
-            process_group=os.getpgid(process.pid),
-            connection_file=str(entry.folder / CONNECTION),
-            connection=entry.connection,
-            is_managed=entry.told(READY)["has_shim"],
-            description={
-                "name": spec.display_name if spec is not None else None,
-                "language": spec.language if spec is not None else None,
-                "path": None,
-                **images,
-            },
-            hibernate_dir=settings.get("hibernate_dir", ""),
-            hibernate_after_s=settings.get("hibernate_after_s", 0.0),
-            image_bytes_max=settings.get("image_bytes_max", 0),
-            image_spare_bytes=settings.get("image_spare_bytes", 0),
-            warm=pool.spec,
-        )
+        self._making = asyncio.get_running_loop().create_task(self._maker.make(pool, spec))
 
     # ---- the end
 
@@ -580,53 +382,7 @@ class WarmPools:
                 entry.remove()
                 self._changed.set()
 
-    def _failed(self, pool: Pool, entry: Entry, words: str, *, again: bool = False) -> None:
-        self._log.warning("a warm kernel of %s failed: %s", os.path.basename(pool.spec), words)
-        pool.failed = {
-            "words": words,
-            "digest": entry.told(ENTRY)["digest"],
-            "folders": (entry.read(READY) or {}).get("folders", {}),
-            "again_at": since_boot_s() + TRY_AGAIN_S if again else None,
-        }
-        self._save(pool)
-        self._end_of(pool, entry, "its prelude failed")
-
-    def _failure(self, pool: Pool, spec: WarmSpec) -> Path | None:
-        """Return a file that says why none can be made, until that may have changed; None: one can be tried."""
-        failed = pool.failed
-        if failed is None:
-            return None
-        is_due = failed["again_at"] is not None and since_boot_s() >= failed["again_at"]
-        if is_due or failed["digest"] != spec.digest() or first_changed(failed["folders"]) is not None:
-            pool.failed = None
-            return None
-        path = self._folder / f"failed-{pool.id}.txt"
-        path.write_text(failed["words"], encoding="utf-8")
-        return path
-
     def _empty(self, pool: Pool, why: str) -> None:
         for entry in list(pool.entries.values()):
             if not self._holder.is_moving(entry.kernel_id):
-                self._end_of(pool, entry, why)
-
-    def _end_of(self, pool: Pool, entry: Entry, why: str) -> None:
-        pool.entries.pop(entry.kernel_id, None)
-        self._end(entry, why)
-
-    def _end(self, entry: Entry, why: str) -> None:
-        """End a kernel, also one that is being made. Its folder is removed once nothing else tells of its process."""
-        if self._place(entry) is not None:
-            self._holder.end_now(entry.kernel_id, why)
-        else:
-            entry.kill()
-        entry.remove()
-
-    def _save(self, pool: Pool) -> None:
-        try:
-            environment.make_folder(self._folder / POOLS)
-            path = self._folder / POOLS / f"{pool.id}.json"
-            path.with_suffix(".new").touch(mode=0o600)
-            path.with_suffix(".new").write_text(json.dumps(pool.to_json()), encoding="utf-8")
-            os.replace(path.with_suffix(".new"), path)
-        except OSError as error:  # a full disk: it is in memory
-            self._log.error("the pool of %s would be lost with this keeper: %s", pool.spec, error)
+                pool.end(self._holder, entry, why)

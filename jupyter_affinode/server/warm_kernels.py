@@ -23,7 +23,7 @@ class WarmKernels:
     """Asks the keeper for warm kernels as long as this server runs. Without warm kernelspecs it does nothing."""
 
     def __init__(self, kernel_specs: Any, settings: dict[str, Any], log: logging.Logger):
-        """`settings`: how kernels are made and bounded (keeping/warm_pools.py)."""
+        """`settings`: how kernels are made (keeping/warm_making.py) and bounded (keeping/warm_pools.py)."""
         self._kernel_specs = kernel_specs
         self._settings = settings
         self._log = log
