@@ -27,7 +27,7 @@ from ..hibernation.tree import tree_of
 from ..threads import on_own_thread
 from ..units import bytes_in_words
 from .earlier_folder import folder_of, stand_in_for
-from .kept_kernel import KeptKernel
+from .kept_kernel import CLOSED, KeptKernel
 from .messages import Undelivered
 from .processes import ProcessName
 from .records import IMAGE, PROCESS, Owner, Record, from_json, to_json
@@ -82,6 +82,18 @@ class Hibernated:
     def announced_end(self) -> float | None:
         """When its image is deleted by age, once that has been said."""
         return None if self.image.warned_at is None else self.deleted_at
+
+    def view(self) -> dict[str, Any]:
+        """Return what a client is told of it."""
+        return {
+            "record": to_json(self.record),
+            "kept_since": self.since,
+            "state": CLOSED,
+            "quiet_s": time.time() - self.since,
+            "bytes": self.bytes,
+            "deleted_at": self.announced_end,
+            "objection": self.objection,
+        }
 
 
 class PortsHeld:

@@ -35,7 +35,7 @@ from .messages import (
     signed_request,
 )
 from .processes import Adopted
-from .records import KEPT_SINCE, WARM_SINCE, Record
+from .records import KEPT_SINCE, WARM_SINCE, Record, to_json
 
 CONNECTED_S = 1.0  # how long a connection to a kernel on this machine may take
 POLITE_S, TERM_S = 5.0, 5.0  # until SIGTERM, and from then until SIGKILL
@@ -93,6 +93,15 @@ class KeptKernel:
     def kept_for_s(self) -> float:
         """For how long no server has had it."""
         return since_boot_s() - self._kept_at if self._kept_at is not None else 0.0
+
+    def view(self) -> dict[str, Any]:
+        """Return what a client is told of it."""
+        return {
+            "record": to_json(self.record),
+            "kept_since": time.time() - self.kept_for_s,
+            "state": OPEN if self.open_cells else CLOSED,
+            "quiet_s": time.monotonic() - self.heard_at,
+        }
 
     def belongs_to(self, record: Record) -> None:
         """Take a newer record of it; its ports stay while its process is the same."""
