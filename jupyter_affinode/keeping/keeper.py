@@ -131,14 +131,22 @@ class Keeper:
             writer.close()
             self.warm.hung_up(writer)
             self.transitions.hung_up(had)
-            for kernel_id in had & self._known.running.keys() - self.transitions.on_their_way.keys():
-                if not self._known.running[kernel_id].is_kept:
-                    self._log.info("kernel %s is kept: its server is gone", kernel_id)
-                    await self._known.running[kernel_id].keep()
+            await asyncio.gather(*map(self._keep_left, had - self.transitions.on_their_way.keys()))
             for kernel_id in had & self._known.ended_under_server.keys():
                 self._known.note_end(self._known.ended_under_server.pop(kernel_id))
             self.oversight.hold_to_quota()
             self.maybe_leave()
+
+    async def _keep_left(self, kernel_id: str) -> None:
+        """Keep a kernel whose server has ended, unless the kernel has too, or another server has it by now."""
+        kernel = self._known.running.get(kernel_id)
+        if kernel is None or kernel.is_kept or self._known.server_of(kernel_id) is not None:
+            return
+        self._log.info("kernel %s is kept: its server is gone", kernel_id)
+        try:
+            await kernel.keep()
+        except Exception:  # the others are to be kept
+            self._log.exception("kernel %s is not listened to", kernel_id)
 
     async def _answer(self, writer: asyncio.StreamWriter, line: bytes) -> Answer | None:
         try:

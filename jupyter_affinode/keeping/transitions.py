@@ -141,8 +141,9 @@ class Transitions:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             for kernel_id, kernel in list(self._known.running.items()):
-                if not kernel.is_kept:
-                    continue
+                is_adopted = self._known.server_of(kernel_id) is not None
+                if self._known.running.get(kernel_id) is not kernel or not kernel.is_kept or is_adopted:
+                    continue  # also where that changed while another was written
                 after_s, now = kernel.record.hibernate_after_s, time.monotonic()
                 is_due = after_s and min(kernel.kept_for_s, now - kernel.heard_at) >= after_s
                 is_due = is_due or kernel.hibernate_asked is not None
@@ -178,7 +179,8 @@ class Transitions:
         try:
             hibernated = await self._known.hibernated.hibernate(kernel)
         except BaseException:
-            if self._known.server_of(kernel_id) is None:  # its server has ended meanwhile
+            is_known = self._known.running.get(kernel_id) is kernel
+            if is_known and self._known.server_of(kernel_id) is None:  # its server has ended meanwhile
                 await kernel.keep()
             raise
         self._known.has_hibernated(kernel_id)
@@ -211,7 +213,7 @@ class Transitions:
             await kernel.keep()
             return self._known.hibernated.is_heard(hibernated)
         await kernel.is_heard_within(HEARD_S)
-        if server is None:
+        if server is None or self._known.server_of(kernel_id) is None:  # its server has ended meanwhile
             await asyncio.sleep(max(began + RECONNECTED_S - time.monotonic(), 0))
             kernel.put_before(hibernated.undelivered)
             await kernel.keep()

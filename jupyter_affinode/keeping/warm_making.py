@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from .. import environment
 from ..client.errors import ControllerRefused, ControllerUnavailable
@@ -47,17 +48,19 @@ class WarmMaker:
 
     async def make(self, pool: Pool, spec: WarmSpec) -> None:
         """Make a kernel for a pool, which has it from its start on; return once it is ready or has failed."""
-        entry = Entry.new(
-            self._folder,
-            {
-                "spec": pool.spec,
-                "digest": await asyncio.to_thread(spec.digest),
-                "environ": without_hub(pool.environ),
-                "made_at": time.time(),
-                "settings": pool.settings,
-                "prelude": spec.prelude,
-            },
-        )
+        digest = await asyncio.to_thread(spec.digest)
+        told = {
+            "spec": pool.spec,
+            "digest": digest,
+            "environ": without_hub(pool.environ),
+            "made_at": time.time(),
+            "settings": pool.settings,
+            "prelude": spec.prelude,
+        }
+        try:
+            entry = Entry.new(self._folder, told)
+        except OSError as error:  # a full disk
+            return self._note(pool, digest, f"It could not be started: {error}", {}, again=True)
         pool.entries[entry.kernel_id] = entry
         self._log.info("a warm kernel of %s is made: %s", spec.name, entry.kernel_id)
         try:
@@ -182,15 +185,18 @@ class WarmMaker:
         )
 
     def _failed(self, pool: Pool, entry: Entry, words: str, *, again: bool = False) -> None:
+        if entry.kernel_id not in pool.entries:
+            return  # it was ended meanwhile, and failed by that
+        folders = (entry.read(READY) or {}).get("folders", {})
+        self._note(pool, entry.told(ENTRY)["digest"], words, folders, again=again)
+        pool.end(self._holder, entry, words)
+
+    def _note(self, pool: Pool, digest: str, words: str, folders: dict[str, Any], *, again: bool) -> None:
+        """Remember why a kernel could not be made of what has this digest. `again`: it can be tried after a while."""
         self._log.warning("a warm kernel of %s failed: %s", os.path.basename(pool.spec), words)
-        pool.failed = {
-            "words": words,
-            "digest": entry.told(ENTRY)["digest"],
-            "folders": (entry.read(READY) or {}).get("folders", {}),
-            "again_at": since_boot_s() + TRY_AGAIN_S if again else None,
-        }
+        again_at = since_boot_s() + TRY_AGAIN_S if again else None
+        pool.failed = {"words": words, "digest": digest, "folders": folders, "again_at": again_at}
         pool.save(self._folder, self._log)
-        pool.end(self._holder, entry, "its prelude failed")
 
     def failure(self, pool: Pool, spec: WarmSpec) -> Path | None:
         """Return a file that says why none can be made, until that may have changed; None: one can be tried."""

@@ -34,6 +34,7 @@ CHECK_EVERY_S = 30.0  # whether what kernels are made of has changed
 MAKE_AFTER_S = 1.5  # another is taken: its notebook's first cell needs the processors more
 KEEP_S = 3600.0
 PER_USER = 4
+REMOVED = "its kernelspec is removed"
 
 Answer = dict[str, Any]
 
@@ -55,6 +56,7 @@ class WarmPools:
         self._has_begun = False  # whether it is known which kernels an earlier keeper had
         self._changed = asyncio.Event()
         self._maker = WarmMaker(holder, folder, log, on_end=self._changed.set)
+        self._dropped: list[Pool] = []  # that have kernels which are being made, or moved
         self._making: asyncio.Task[None] | None = None
         self._checked_at = 0.0
         self._make_at = 0.0
@@ -63,7 +65,8 @@ class WarmPools:
     def is_empty(self) -> bool:
         """Whether nothing is held and nothing is to be made."""
         pools = self._pools.values()
-        return not self._on_their_way and not any(pool.entries or self._is_wanted(pool) for pool in pools)
+        has_some = any(pool.entries or self._is_wanted(pool) for pool in pools)
+        return not (self._on_their_way or self._dropped or has_some)
 
     # ---- the start
 
@@ -236,7 +239,7 @@ class WarmPools:
 
     async def list_all(self, writer: asyncio.StreamWriter, request: Answer) -> list[Answer]:
         """Say what there is, by kernelspec."""
-        return [await self._view(pool) for pool in self._pools.values()]
+        return [await self._view(pool) for pool in list(self._pools.values())]
 
     async def _view(self, pool: Pool) -> Answer:
         return {**await view_of(self._holder, pool), "is_wanted": self._is_wanted(pool)}
@@ -249,7 +252,8 @@ class WarmPools:
     def _drop(self, spec: str) -> None:
         pool = self._pools.pop(spec, None)
         if pool is not None:
-            self._empty(pool, "its kernelspec is removed")
+            self._dropped.append(pool)
+            self._empty(pool, REMOVED)
             pool.path(self._folder).unlink(missing_ok=True)
 
     # ---- what goes on by itself
@@ -270,6 +274,9 @@ class WarmPools:
 
     async def _look(self) -> None:
         self._look_at_those_on_their_way()
+        for pool in self._dropped:
+            self._empty(pool, REMOVED)
+        self._dropped = [pool for pool in self._dropped if pool.entries or self._is_making]
         if not self._pools:
             return
         now = time.monotonic()
@@ -290,8 +297,12 @@ class WarmPools:
                 await self._end_stale(pool, spec)
             self._end_beyond(pool, spec)
             await self._end_beyond_memory(pool)
-            if (self._making is None or self._making.done()) and now >= self._make_at:
+            if not self._is_making and now >= self._make_at:
                 await self._maybe_make(pool, spec)
+
+    @property
+    def _is_making(self) -> bool:
+        return self._making is not None and not self._making.done()
 
     def _is_wanted(self, pool: Pool) -> bool:
         if any(pool.spec in specs for specs in self._wanting.values()):
@@ -347,10 +358,14 @@ class WarmPools:
         ready = [entry for entry in pool.entries.values() if place_of(self._holder, entry) == "process"]
         if not most_bytes or not ready:
             return
+        newest = ready[-1]
         everything = [entry for each in self._pools.values() for entry in each.entries.values()]
-        if await process_bytes(self._holder, everything) > most_bytes and ready[-1].kernel_id in pool.entries:
-            pool.one_bytes = await process_bytes(self._holder, ready[-1:])
-            pool.end(self._holder, ready[-1], "its user's warm kernels have more host memory than they may")
+        one_bytes = await process_bytes(self._holder, [newest])
+        is_too_much = await process_bytes(self._holder, everything) > most_bytes
+        is_here = newest.kernel_id in pool.entries and place_of(self._holder, newest) == "process"
+        if is_too_much and is_here and not self._holder.is_moving(newest.kernel_id):
+            pool.one_bytes = one_bytes
+            pool.end(self._holder, newest, "its user's warm kernels have more host memory than they may")
 
     async def _maybe_make(self, pool: Pool, spec: WarmSpec) -> None:
         if len(pool.entries) >= spec.count:
