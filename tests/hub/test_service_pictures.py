@@ -66,7 +66,7 @@ def write_past(node: GpuNode) -> None:
 @pytest.fixture(scope="module")
 def stage():
     """A Hub with the service, and a busy machine: (hub, node)."""
-    with gpu_node(idle_timeout_s=3600.0) as node:
+    with gpu_node(idle_timeout_s=3600.0, contended_idle_timeout_s=3600.0) as node:
         node.shims["notes"].become(QUEUED)
         node.shims["notes"].send(notify(WANT))
         write_past(node)

@@ -490,9 +490,8 @@ def test_a_user_keeps_no_more_than_the_quota(keeping_machine, wait_until):
     server.process.terminate()
     server.process.wait(timeout=60)
     wait_until(lambda: not exists(pids[1]))
-    assert [kept.stem for kept in Path(machine.environment["AFFINODE_FOLDER"], "kept").glob("*.json")] == [
-        busy.id
-    ]
+    folder = Path(machine.environment["AFFINODE_FOLDER"], "kept")
+    wait_until(lambda: [kept.stem for kept in folder.glob("*.json")] == [busy.id])
     busy.close()
     others[1].close()
 
