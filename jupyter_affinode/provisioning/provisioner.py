@@ -171,7 +171,7 @@ class AffinodeProvisioner(LocalProvisioner):
                 kwargs["env"] = {**kwargs["env"], PRELUDE_FAILED: found.failed}
                 del kwargs["env"][PRELUDE]
             return await super().launch_kernel(cmd, **kwargs)
-        self.process = Adopted(found.process)  # type: ignore[assignment]  # as Popen
+        self.process = found.process  # type: ignore[assignment]  # as Popen
         self.pid, self.pgid, self.cwd = found.process.pid, found.process_group, cwd
         self.managed = self.managed and found.has_shim
         self.log.info("Kernel %s was ready: it is a warm one of %s.", self.kernel_id, self._warm.name)

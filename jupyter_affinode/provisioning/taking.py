@@ -53,7 +53,7 @@ class Launch:
 class Taken:
     """A warm kernel that is this program's."""
 
-    process: ProcessName
+    process: Adopted
     process_group: int | None
     has_shim: bool
 
@@ -104,16 +104,18 @@ async def _taken(keeper: Keeper, want: dict[str, Any], launch: Launch) -> Taken 
                 os.killpg(process.pid, signal.SIGKILL)  # with what its prelude started
         found.kill()
         await on_own_thread(lambda: found.wait(ENDS_WITHIN_S), timeout_s=None)
+        found.close()
         if isinstance(error, (OSError, RuntimeError, zmq.ZMQError)):
             return NoneReady(f"it could not be handed over: {error}")
         raise
-    finally:
-        found.close()
     with contextlib.suppress(
         KeeperUnavailable, KeeperRefused
     ):  # it sees by this process that the kernel is taken
         await keeper.has_warm(offer["id"], outlives=launch.outlives_us)
-    return Taken(process, offer["process_group"], offer["has_shim"])
+    if found.poll() is not None:
+        found.close()
+        return NoneReady("its process ended as it was handed over")
+    return Taken(found, offer["process_group"], offer["has_shim"])
 
 
 def hand_over(offer: dict[str, Any], launch: Launch) -> None:
