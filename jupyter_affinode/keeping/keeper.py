@@ -138,7 +138,7 @@ class Keeper:
             self.maybe_leave()
 
     async def _keep_left(self, kernel_id: str) -> None:
-        """Keep a kernel whose server has ended, unless the kernel has too, or another server has it by now."""
+        """Keep a kernel after its server has ended, unless it has ended, too, or another server has it."""
         kernel = self._known.running.get(kernel_id)
         if kernel is None or kernel.is_kept or self._known.server_of(kernel_id) is not None:
             return

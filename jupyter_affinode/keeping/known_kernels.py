@@ -41,7 +41,7 @@ class KnownKernels:
         self._ends: dict[str, tuple[Record, float]] = {}
 
     def read_records(self) -> None:
-        """Know the kernels that an earlier keeper knew; note the ends of those whose processes are gone."""
+        """Know the kernels that an earlier keeper knew; note which of them have ended since."""
         for record in list(self.records.all(self._log)):
             if self.know(record) is not None:
                 continue
@@ -118,7 +118,7 @@ class KnownKernels:
         return ended
 
     def drop(self, kernel_id: str) -> None:
-        """Forget a kernel, whose process may go on, and what its record and its servers say of it."""
+        """Forget a kernel, its record, and which server has it. The process may go on."""
         kernel = self.running.pop(kernel_id, None)
         if kernel is not None:
             kernel.close()

@@ -41,7 +41,7 @@ class Transitions:
         self.on_their_way: dict[str, asyncio.Task[Any]] = {}  # kernels that are being hibernated, or woken
         # By kernel: what was asked of the server that has it.
         self._wishes: dict[str, asyncio.Future[None]] = {}
-        # Kernels that were woken, and whose server has not said that it hears them.
+        # Woken kernels; their servers have not said yet that they hear them.
         self._unheard: dict[str, Hibernated] = {}
 
     async def hibernate(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:

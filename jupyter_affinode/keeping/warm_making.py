@@ -32,7 +32,7 @@ OWNER = Owner("warm", "")  # no server has this name: a Hub's end with a slash
 STARTS_WITHIN_S = 60.0  # a kernel that has not said that it runs by then never began
 POLL_S = 0.1
 PARK_AGAIN_S, PARK_TRIES = 3.0, 20
-TRY_AGAIN_S = 600.0  # to make a kernel whose process ended by itself
+TRY_AGAIN_S = 600.0  # until another try, after a process ended by itself
 
 
 class WarmMaker:

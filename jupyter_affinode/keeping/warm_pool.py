@@ -135,7 +135,7 @@ def place_of(holder: Holder, entry: Entry) -> str | None:
 
 
 async def process_bytes(holder: Holder, entries: list[Entry]) -> int:
-    """Return the host memory of those of some kernels whose processes run."""
+    """Return the host memory of these kernels' processes. A kernel in an image has none."""
     held = [kernel for entry in entries if (kernel := holder.held(entry.kernel_id)) is not None]
     sizes = await asyncio.to_thread(resident_bytes, [kernel.record.process.pid for kernel in held])
     return sum(sizes.values())
