@@ -342,12 +342,14 @@ def test_room_for_allocations_that_never_take_it_is_not_made_each_time(neighbour
             shims[0].send(notify(ROOM_END, 500 * MIB, number=number))
 
     began = time.monotonic()
-    while len(pauses := given_no_room(neighbours.machine)) < 3:
+    # A user who was judged too late for the next pause to follow the one before begins with one second again.
+    pauses = []
+    while [round(lasts_s) for _, lasts_s in pauses[-3:]] != [1, 2, 4]:
         assert time.monotonic() - began < 120, pauses
         attack()
         neighbours.back()
+        pauses = given_no_room(neighbours.machine)
     # How soon each is judged depends on NVML's next look, so there are some parks before each pause. In it is none.
-    assert [round(lasts_s) for _, lasts_s in pauses] == [1, 2, 4]
     parks = parked_at(neighbours.machine)
     assert parks
     for at, lasts_s in pauses:
