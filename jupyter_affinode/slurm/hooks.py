@@ -213,6 +213,8 @@ def task_prolog(folder: Path) -> None:
             print(f"export {name}={value}")
         for name in HUBS_GRANT if variables else ():
             print(f"unset {name}")
+        if why := objection_to_task(os.environ, site):
+            print(f"print affinode: {why}")
     except SiteRefused as refused:
         print(f"print affinode: {refused}")
 
@@ -254,6 +256,21 @@ def task_environment(environ: Mapping[str, str], site: Site, folder: Path) -> di
             variables[environment.CRIU] = site.criu
     chosen = {name for name in TASK_VARIABLES if environ.get(name)}
     return {name: value for name, value in variables.items() if name not in chosen}
+
+
+def objection_to_task(environ: Mapping[str, str], site: Site) -> str | None:
+    """Return why a notebook with a GPU is not managed, though it should be; None if it is.
+
+    Slurm before 23.02 looks only every two seconds for jobs that it has forgotten, so it runs no Prolog for one that
+    begins anew within two seconds of its end: `_clear_expired_job_states` in src/common/slurm_cred.c of 22.05.
+    """
+    has_gpu = environ.get("CUDA_VISIBLE_DEVICES") and _is_notebook(environ, site)
+    if not has_gpu or (JOBS / environ.get("SLURM_JOB_ID", "") / GRANT_NAME).exists():
+        return None
+    return (
+        "the GPU of this job is not managed, and its notebooks of before are not here: this node's Prolog made nothing"
+        " for it. slurmd's log says why; if it says nothing and the job was requeued, requeue it once more"
+    )
 
 
 def _is_notebook(environ: Mapping[str, str], site: Site) -> bool:

@@ -109,7 +109,8 @@ def test_a_job_that_is_requeued_has_its_notebooks_again(cluster: Cluster, ana: J
     cluster.root("scontrol", "requeue", str(ana.job_id))
     wait_until(lambda: ana.state() == "PENDING", message=ana.log)
     assert ana.images() == [kernel.id] and not cluster.processes("ana")
-    cluster.root("scontrol", "update", f"JobId={ana.job_id}", "StartTime=now")  # Slurm waits for two minutes
+    # By itself it waits for two minutes. Within two seconds it would run no Prolog: see `objection_to_task`.
+    cluster.root("scontrol", "update", f"JobId={ana.job_id}", "StartTime=now+4seconds")
     wait_until(lambda: ana.state() == "RUNNING" and cluster.job(ana.job_id)["Restarts"] == "1", 120, ana.log)
     ana.is_up().again(kernel)
     assert run_in_tab(ana, kernel.id, "print(block.checksum(), kept)").endswith(told)

@@ -173,10 +173,13 @@ def test_only_notebooks_and_jobs_that_opted_in_are_managed(site: Path, jobs: Pat
         return hooks.task_environment({**NOTEBOOK, **environ}, chosen, site)
 
     assert variables() == {}, "its node knows nothing of it"
+    assert hooks.objection_to_task(NOTEBOOK, chosen) is None, "it has no GPU"
+    assert "Prolog" in (hooks.objection_to_task({**NOTEBOOK, "CUDA_VISIBLE_DEVICES": "0"}, chosen) or "")
     (jobs / "7").mkdir(parents=True)
     links = jobs / f"user-{os.getuid()}"
     links.mkdir()
     (jobs / "7" / "grant").touch()
+    assert hooks.objection_to_task({**NOTEBOOK, "CUDA_VISIBLE_DEVICES": "0"}, chosen) is None
     found = variables(LD_PRELOAD="/lib/other.so")
     shim = str(environment.shim_path({}))
     assert found[environment.GRANT_FILE] == str(links / "7" / "grant")
