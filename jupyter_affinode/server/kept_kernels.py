@@ -235,7 +235,8 @@ class KeptKernels:
             if self._was_signalled:
                 return  # Slurm signals a job twice; ending again would stop what the first has begun
             self._was_signalled = True
-            stop(number, frame)
+            # Not within the handler: it logs, and raises where the signal came in the midst of another line.
+            self._app.io_loop.add_callback_from_signal(stop, number, frame)
 
         self._app._signal_stop = noted
         signal.signal(signal.SIGTERM, noted)
