@@ -13,6 +13,8 @@ BIN := $(CURDIR)/$(VENV)/bin
 WORKERS ?= 2
 # Many tests wait for something most of the time.
 TEST_WORKERS ?= 6
+# Long ones work.
+LONG_WORKERS ?= 4
 
 # jsonschema does without them. Their import takes two seconds of each Jupyter server and each Hub, and nothing here asks for
 # their checks of internationalised links and of durations.
@@ -60,11 +62,13 @@ demo-headless: $(VENV)/.demo
 demo-hub: $(VENV)/.demo-hub
 	python binder/demo_hub.py $(HUB_OPTIONS)
 
-PYTEST = pytest --durations=20 --numprocesses=$(TEST_WORKERS) --dist=loadscope --no-loadscope-reorder \
+PYTEST = pytest --durations=20 --numprocesses=$(1) --dist=loadscope --no-loadscope-reorder \
 	$$(python binder/has_gpu.py || echo --ignore=tests/gpu)
 
 # What needs packages of its own: Kubernetes' schemas, Helm, Sphinx.
 APART := tests/kubernetes tests/docs/test_building.py
+# Suites of other projects, some of whose tests fail on a machine that is busy with others.
+TIMED := tests/upstream
 
 # The C tests mostly wait: they run beside all else.
 test: before-tests
@@ -86,7 +90,8 @@ test-all: before-tests
 	@$(MAKE) --no-print-directory $(Z2JH) || echo "Tests with Zero to JupyterHub's chart will be skipped." >&2
 	@$(MAKE) --no-print-directory $(TLJH) || echo 'Tests with The Littlest JupyterHub itself will be skipped.' >&2
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab
-	TEST_STRIDE=1 $(PYTEST)
+	TEST_STRIDE=1 $(call PYTEST,$(LONG_WORKERS)) --ignore=$(TIMED); first=$$?; \
+		$(call PYTEST,$(WORKERS)) $(TIMED) && exit $$first
 
 before-tests:
 	@binder/need.sh cc >/dev/null
@@ -126,7 +131,7 @@ c-tests: native
 		{ cat build/c-tests.log; exit 1; }
 
 tests-quick: tests-bytecode
-	MAKEFLAGS= $(PYTEST) -m 'not long' $(APART:%=--ignore=%)
+	MAKEFLAGS= $(call PYTEST,$(TEST_WORKERS)) -m 'not long' $(APART:%=--ignore=%)
 
 # Written once, rather than by each of pytest's workers, kernels and servers that begin at the same time; what cannot be collected
 # these will say.

@@ -84,7 +84,9 @@ async def cycles(server: JupyterServer, tab: Tab, count: int) -> None:
         asked = tab.send("complete_request", {"code": "done.app", "cursor_pos": 8})
         await until(lambda: all(map(tab.is_done, sent)) and asked in tab.replies)  # noqa: B023
         assert tab.replies[asked]["status"] == "ok"
-    assert [tab.text(each) for each in sent] == [f"line {n}\n{2 * n}" for n in range(len(sent))]
+    # Other programs of this machine may have one of its process ids for a moment, and then it says so first.
+    said = [tab.text(each).rpartition("It is tried again.\n")[-1] for each in sent]
+    assert said == [f"line {n}\n{2 * n}" for n in range(len(sent))]
     assert await result(tab, "print(done == list(range(len(done))), len(done))") == f"True {len(sent)}\n"
     assert int(await result(tab, "print(os.getpid())")) == pid
 
