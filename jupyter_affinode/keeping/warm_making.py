@@ -22,6 +22,7 @@ from ..client.kernel_messages import KernelMessages
 from ..python_command import module_command
 from ..threads import on_own_thread
 from ..time_of_day import since_boot_s
+from ..units import duration_in_words
 from .processes import ProcessName
 from .records import Owner, Record
 from .warm_entry import CONNECTION, ENTRY, READY, STARTED, Entry
@@ -29,6 +30,7 @@ from .warm_pool import Holder, Pool, place_of, process_bytes, without_hub
 from .warm_spec import WarmSpec, first_changed
 
 OWNER = Owner("warm", "")  # no server has this name: a Hub's end with a slash
+PRELUDE_S = 1800.0  # where a server of an earlier release says nothing else
 STARTS_WITHIN_S = 60.0  # a kernel that has not said that it runs by then never began
 POLL_S = 0.1
 PARK_AGAIN_S, PARK_TRIES = 3.0, 20
@@ -110,7 +112,7 @@ class WarmMaker:
 
     async def _until_ready(self, pool: Pool, entry: Entry, of_before: bool) -> None:
         """Wait for the end of its prelude, and hold it then."""
-        began = time.monotonic()
+        began, most_s = time.monotonic(), pool.settings.get("prelude_s", PRELUDE_S)
         while entry.kernel_id in pool.entries and (ready := entry.read(READY)) is None:
             has_begun = entry.read(STARTED) is not None
             if has_begun and entry.process is None and entry.read(READY) is None:
@@ -121,6 +123,9 @@ class WarmMaker:
                 return self._failed(
                     pool, entry, "Its kernel did not run start-up code: is it ipykernel's?", again=True
                 )
+            if time.monotonic() - began > most_s:
+                lasts = duration_in_words(most_s)
+                return self._failed(pool, entry, f"Its prelude had not ended after {lasts} (warm_prelude_s).")
             await asyncio.sleep(POLL_S)
         if entry.kernel_id not in pool.entries:
             return None  # it was ended meanwhile

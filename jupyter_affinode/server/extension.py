@@ -135,6 +135,13 @@ class AffinodeExtension(
         memory included; empty: any. Where one more would be beyond that, it is not made.""",
     ).tag(config=True)
 
+    warm_prelude_s = Float(
+        1800.0,
+        min=1.0,
+        help="""For how many seconds the prelude of a warm kernel may run. One that does not end would keep a user's
+        other warm kernels from being made: it is ended, and counts as a prelude that failed.""",
+    ).tag(config=True)
+
     _follows = False  # whether kernels and controller are followed
     default_provisioner = DefaultProvisioner("local-provisioner", "the extension has not been loaded")
 
@@ -276,6 +283,7 @@ class AffinodeExtension(
             "keep_s": self.warm_for_s,
             "per_user": self.warm_per_user,
             "most_bytes": size_in_bytes(self.warm_memory or "0"),
+            "prelude_s": self.warm_prelude_s,
             "depth": depth,
             "hibernate_dir": self.hibernate_dir,
             "hibernate_after_s": self.hibernate_after_s,

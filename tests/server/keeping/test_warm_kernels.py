@@ -421,6 +421,18 @@ def test_a_warm_kernel_hibernates_and_is_woken_when_it_is_taken(native, stage, c
 
 
 @pytest.mark.long
+def test_a_prelude_without_an_end_keeps_no_other_kernels_from_being_made(stage, server):
+    stage.write("endless", "while True: pass")
+    stage.write("warm", "prepared = 42")
+    server.start("--AffinodeExtension.warm_prelude_s=10")
+    assert stage.until("endless", "failed", True)["failed"].startswith("Its prelude had not ended after 10 s")
+    stage.until("warm", "ready")
+    assert len(stage.pids()) == 1
+    kernel = server.start_kernel("endless")
+    assert "Its prelude had not ended after 10 s" in kernel.run("1 + 1").stderr
+
+
+@pytest.mark.long
 def test_warm_kernels_stay_within_their_bounds(stage, server):
     stage.write("many", "prepared = 42", count=3)
     server.start("--AffinodeExtension.warm_per_user=1", "--AffinodeExtension.warm_for_s=3")
