@@ -180,9 +180,10 @@ class DiskTransfers(Kind[DiskTransfer]):
         if forgets and on_disk_bytes(kernel) >= transfer.before_bytes:
             transfer.problem = "it keeps on disk what it should forget"
         if transfer.problem is not None:
-            again = duration_in_words(kernel.host.spill_backoff.fail(now))
-            what = WORDS[transfer.command]
-            self._log.warning("%s %s failed: %s; tried again in %s", what, kernel.id, transfer.problem, again)
+            what, again = WORDS[transfer.command], ""
+            if not transfer.hibernates:  # the keeper decides when that is tried again
+                again = f"; tried again in {duration_in_words(kernel.host.spill_backoff.fail(now))}"
+            self._log.warning("%s %s failed: %s%s", what, kernel.id, transfer.problem, again)
         elif transfer.moved_bytes:
             kernel.host.spill_backoff.succeed()
         if not forgets:
