@@ -8,6 +8,8 @@ PACKAGES='libhwloc15 liblua5.1-0 libmariadb3 libmunge2 munge slurm-wlm-basic-plu
 
 mkdir -p "$1"
 folder=$(cd "$1" && pwd)
+exec 9>"$folder/lock"
+flock 9 # tests that run side by side
 if [ ! -x "$folder/usr/sbin/slurmd" ]; then
 	work=$(mktemp -d)
 	trap 'rm -rf "$work"' EXIT

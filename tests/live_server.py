@@ -143,6 +143,10 @@ class JupyterServer:
         """End it as a person's Ctrl-C does, kernels included."""
         for kernel in self.kernels:
             kernel.close()
+        self.terminate()
+
+    def terminate(self) -> None:
+        """End its process as a Hub does."""
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             try:

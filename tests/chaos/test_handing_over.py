@@ -63,7 +63,7 @@ def test_two_kernels_change_places_with_host_memory_for_one_copy(native, machine
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)  # it copies for a minute, alone
 def test_a_kernel_on_a_full_disk_is_read_back_and_changes_places(native, machine: Machine, monkeypatch):
     """Host memory has no room for the kernel on the GPU, and the disk has room for the one that it has already."""
     simulate(machine, monkeypatch, LARGE_MIB)

@@ -24,12 +24,6 @@ def server(gpu_machine, lab):
         server.request("DELETE", f"/api/kernels/{model['id']}")
 
 
-def stop(server):
-    """End a server as a Hub does."""
-    server.process.terminate()
-    server.process.wait(timeout=60)
-
-
 def start(server):
     """Start it again, where it was."""
     server.start(*LAB, KEEP, application="jupyterlab", port=server.port)
@@ -47,7 +41,7 @@ def test_a_tab_goes_on_by_itself_with_a_cell_that_ran_through_its_servers_restar
     expect(page.page.locator(".jp-CodeConsole")).to_be_visible()
     notebook.start_cell(1)
     wait_until(lambda: "5" in notebook.output(1).split())
-    stop(server)
+    server.terminate()
     start(server)
     notebook.wait_for_cell(1, timeout_s=180)
     dismiss_error(page)
@@ -87,7 +81,7 @@ def test_a_reloaded_notebook_has_what_its_cells_printed_and_drew_without_a_serve
     notebook.start_cell(1)
     wait_until(lambda: "5" in notebook.output(0).split())
     page.command("docmanager:save")
-    stop(server)
+    server.terminate()
     wait_until((server.machine.work / "done").exists)
     start(server)
     page.load()
@@ -126,7 +120,7 @@ def test_a_plot_that_was_drawn_without_a_server_is_in_the_tab_and_stays_after_a_
     notebook = page.open_notebook("plot.ipynb", PLOT, "plt.plot(range(3))")
     notebook.start_cell(0)
     wait_until((work / "begun").exists)
-    stop(server)
+    server.terminate()
     (work / "drawn").touch()
     start(server)
     notebook.wait_for_cell(0, timeout_s=180)
@@ -156,7 +150,7 @@ def test_a_widget_works_after_a_restart_of_the_server_and_after_a_reload(server,
     slider = page.page.get_by_role("slider")
     notebook.run_cell(0)
     expect(slider).to_have_attribute("aria-valuenow", re.compile("^3"))
-    stop(server)
+    server.terminate()
     is_connected = """isConnected => [...window.jupyterapp.shell.widgets('main')].some(({ sessionContext: context }) =>
         (context?.session.kernel.connectionStatus === 'connected') === isConnected && context)"""
     page.page.wait_for_function(is_connected, arg=False)
@@ -189,7 +183,7 @@ def test_the_panel_lists_kernels_that_no_notebook_shows_and_opens_and_ends_them(
     page.show_panel()
     section = page.panel.locator("section").filter(has=page.page.locator("#jp-affinode-section-kept"))
     expect(section).to_have_count(0)
-    stop(server)
+    server.terminate()
     (server.machine.work / "gone.ipynb").unlink()
     start(server)
     page.load()
