@@ -288,7 +288,11 @@ class HostRoom:
         needs = self.needs(kernel)
         is_known = kernel.host.park_takes_bytes is not None
         anew = needs.probable_bytes if is_known else needs.least_bytes
-        place = min(self.places(kernel), key=lambda each: self._left[each])
+
+        def spare_bytes(place: str) -> int:
+            return self._left[place] - (needs.lot_bytes if self.has_lots(place) else 0)
+
+        place = min(self.places(kernel), key=spare_bytes)
         left = max(self._left[place], 0)
         anew += needs.lot_bytes if self.has_lots(place) else 0  # which are counted as left, too
         words = f"freeing it needs {bytes_in_words(anew)} of host memory and "

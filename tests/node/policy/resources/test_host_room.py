@@ -140,6 +140,17 @@ def test_a_cgroup_near_its_limit_has_its_own_kernels_give_back():
     assert action.keep_bytes == 2 * GIB - (8 * GIB // 10 - 100 * MIB)
 
 
+def test_a_refusal_names_the_place_that_lacks_it_though_another_has_less_left():
+    """Lots take memory of the machine, and none of the kernel's own limit."""
+    limits = {"headroom_bytes": {"/user": 3 * GIB}, "limit_bytes": {"/user": 4 * GIB}}
+    kernel = resident("k", 8 * GIB, cgroups=("/user",), use=keeps(0, takes=8 * GIB), park_requested=NOW)
+    machine = node(
+        kernel, available=GIB // 2, lot_bytes=8 * GIB, lot_cgroups=frozenset({"/controller"}), **limits
+    )
+    (refused,) = decide(NOW, machine, IDLE)
+    assert isinstance(refused, RefusePark) and "beyond the reserve" in refused.reason, refused
+
+
 def test_a_park_leaves_a_part_of_its_cgroup_free():
     """At its very limit the kernel would be killed at its next allocation, with its tensors."""
     limits = {"headroom_bytes": {"/user": 3 * GIB}, "limit_bytes": {"/user": 8 * GIB}}
