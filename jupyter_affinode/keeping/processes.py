@@ -106,11 +106,16 @@ class Adopted:
         self.send_signal(signal.SIGTERM)
 
     def _looked(self, timeout: float | None) -> int | None:
-        if self.returncode is None and (
-            self._descriptor < 0 or select.select([self._descriptor], [], [], timeout)[0]
-        ):
+        if self.returncode is None and (self._descriptor < 0 or _is_readable(self._descriptor, timeout)):
             self.returncode = 0
         return self.returncode
+
+
+def _is_readable(descriptor: int, timeout_s: float | None) -> bool:
+    """Return whether a descriptor can be read within a time; select.select() takes none above 1,023."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(None if timeout_s is None else timeout_s * 1000))
 
 
 class InImage:

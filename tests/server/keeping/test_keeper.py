@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import struct
 import subprocess
@@ -21,7 +22,7 @@ from waiting import until
 
 from jupyter_affinode import environment
 from jupyter_affinode.keeping import client
-from jupyter_affinode.keeping.processes import name_of
+from jupyter_affinode.keeping.processes import Adopted, name_of
 from jupyter_affinode.keeping.records import Owner, Record, to_json
 
 CLOCK = Path(__file__).parents[2] / "chaos" / "clock.c"
@@ -302,3 +303,24 @@ async def test_tabs_that_came_and_went_take_no_place_from_those_that_read(kernel
     async with a_server() as keeper:
         await adopted(keeper, record.owner)
         assert (await keeper.take(record.kernel_id)).messages.keys() == {"notebook"}
+
+
+def test_a_process_is_watched_where_a_server_has_many_descriptors():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip(f"a process may have {hard} descriptors here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    others = [os.dup(0) for _ in range(1100)]
+    process = subprocess.Popen(["sleep", "600"])
+    try:
+        adopted = Adopted(name_of(process.pid))
+        assert adopted.fileno() > 1023 and adopted.poll() is None
+        adopted.kill()
+        assert (adopted.wait(60), adopted.poll()) == (0, 0)
+        adopted.close()
+    finally:
+        process.kill()
+        process.wait()
+        for other in others:
+            os.close(other)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
