@@ -13,7 +13,7 @@ BIN := $(CURDIR)/$(VENV)/bin
 WORKERS ?= 2
 # Many tests wait for something most of the time.
 TEST_WORKERS ?= 6
-# Long ones work.
+# Long tests compute most of the time.
 LONG_WORKERS ?= 4
 
 # jsonschema does without them. Their import takes two seconds of each Jupyter server and each Hub, and nothing here asks for

@@ -30,7 +30,7 @@ from .warm_pool import Holder, Pool, place_of, process_bytes, without_hub
 from .warm_spec import WarmSpec, first_changed
 
 OWNER = Owner("warm", "")  # no server has this name: a Hub's end with a slash
-PRELUDE_S = 1800.0  # where a server of an earlier release says nothing else
+PRELUDE_S = 1800.0  # where no server has said how long a prelude may run
 STARTS_WITHIN_S = 60.0  # a kernel that has not said that it runs by then never began
 POLL_S = 0.1
 PARK_AGAIN_S, PARK_TRIES = 3.0, 20
@@ -123,7 +123,7 @@ class WarmMaker:
                 return self._failed(
                     pool, entry, "Its kernel did not run start-up code: is it ipykernel's?", again=True
                 )
-            if time.monotonic() - began > most_s:
+            if has_begun and time.monotonic() - began > most_s:
                 lasts = duration_in_words(most_s)
                 return self._failed(pool, entry, f"Its prelude had not ended after {lasts} (warm_prelude_s).")
             await asyncio.sleep(POLL_S)

@@ -81,8 +81,10 @@ OPENED = Opened()
 
 
 def assert_none_uncaught(errors: list[Error]) -> None:
-    """Fail for errors that nothing in the page caught; not for a request of JupyterLab's own, whose failure it never
-    catches: it asks how notebooks can be exported whenever a kernel has changed, and the server may be away.
+    """Fail if the page left an error uncaught.
+
+    One of JupyterLab's own does not count: whenever a kernel has changed, it asks the server how notebooks can be
+    exported, and it does not catch that the server is away.
     """
     stacks = [error.stack or str(error) for error in errors]
     uncaught = [stack for stack in stacks if "fetchExportFormats" not in stack]
