@@ -2,6 +2,7 @@ import { JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { bannerPlugin } from './notebook/banner';
 import { browserTabPlugin } from './notebook/browserTab';
 import { chipPlugin } from './notebook/chip';
+import { earlyCellPlugin } from './notebook/earlyCell';
 import { focusPlugin } from './notebook/focus';
 import { missedOutputPlugin } from './notebook/missedOutput';
 import { readyPlugin } from './notebook/ready';
@@ -27,6 +28,7 @@ const plugins: JupyterFrontEndPlugin<unknown>[] = [
   announcementsPlugin,
   focusPlugin,
   missedOutputPlugin,
+  earlyCellPlugin,
   readyPlugin,
   statusBarPlugin,
   runningPlugin

@@ -88,3 +88,29 @@ def test_a_page_finds_its_server_again(gpu_machine, lab, open_lab):
     expect(page.state_of("again.ipynb")).to_have_text("On the GPU: 64 MiB")
     # JupyterLab's own requests while no server was there.
     page.errors[:] = [error for error in page.errors if error.message != "Failed to fetch"]
+
+
+def test_a_cell_that_is_run_while_the_page_is_loading_runs_in_the_notebooks_kernel(page, open_lab):
+    """JupyterLab by itself would end that kernel: it starts another for the cell, and has two then."""
+    page = open_lab(at=page.server)
+    notebook = page.open_notebook("early.ipynb", "kept = 7", "print(kept)")
+    notebook.run_cell(0)
+    kernel = notebook.kernel_id()
+    page.command("docmanager:save")
+    asked = []
+
+    def hold_back_the_second(route):
+        """The first answer restores the page; the second connects the notebook."""
+        if route.request.method == "GET":
+            asked.append(route)
+        if route.request.method != "GET" or len(asked) != 2:
+            route.continue_()
+
+    page.page.route("**/api/sessions?*", hold_back_the_second)
+    page.page.reload()
+    notebook.start_cell(1)
+    assert len(asked) == 2, "the notebook was connected before its cell was run"
+    asked[1].continue_()
+    notebook.wait_for_cell(1)
+    assert notebook.output(1) == "7"
+    assert notebook.kernel_id() == kernel
