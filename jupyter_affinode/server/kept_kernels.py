@@ -472,6 +472,8 @@ class KeptKernels:
         self._stay = {*(stay := await self._staying(records))}
         if not stay:
             return
+        # A page that asked on a connection which it has would be told that these kernels are gone, and drop them.
+        await self._app.http_server.close_all_connections()
         # From now on the server puts the messages of open tabs aside, as for a tab that is closed.
         await self._app.kernel_websocket_connection_class.close_all()
         for kernel_id in stay:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
+import json
 import os
 import re
 import signal
@@ -85,6 +88,47 @@ async def test_a_cell_that_runs_through_a_restart_completes_in_its_tab(server, h
     assert tab.text(after) == "as it was counted\n"
     assert kernel.pid == pid
     await tab.close()
+
+
+ENDS_SLOWLY = """
+import asyncio
+from jupyter_server.extension.application import ExtensionApp
+
+class EndsSlowly(ExtensionApp):
+    name = "ends_slowly"
+
+    async def stop_extension(self):
+        await asyncio.sleep(1)
+
+def _jupyter_server_extension_points():
+    return [{"module": "ends_slowly", "app": EndsSlowly}]
+"""
+
+
+def test_a_server_that_ends_tells_no_page_that_its_kernels_are_gone(server, monkeypatch):
+    """JupyterLab asks again and again on connections that it has, and drops kernels that are not listed."""
+    machine = server.machine
+    (machine.work / "ends_slowly.py").write_text(ENDS_SLOWLY)
+    enabled = Path(machine.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.d", "slow.json")
+    enabled.parent.mkdir(exist_ok=True)
+    enabled.write_text('{"ServerApp": {"jpserver_extensions": {"ends_slowly": true}}}')
+    monkeypatch.setitem(machine.environment, "PYTHONPATH", str(machine.work))
+    again(server)
+    kernel, told = server.start_kernel(path="work.ipynb"), set()
+    page = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    page.request("GET", f"/api/kernels/{kernel.id}", headers={"Authorization": f"token {server.token}"})
+    assert page.getresponse().read()
+    server.process.terminate()
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        while True:
+            for path in ("kernels", "sessions"):
+                page.request("GET", f"/api/{path}", headers={"Authorization": f"token {server.token}"})
+                told.add((path, len(json.loads(page.getresponse().read()))))
+    server.process.wait(timeout=60)
+    enabled.unlink()
+    server.start(KEEP, port=server.port)
+    assert told <= {("kernels", 1), ("sessions", 1)}
+    assert kernel.run("1 + 1").text == "2"
 
 
 @pytest.mark.long
