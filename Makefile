@@ -67,8 +67,8 @@ PYTEST = pytest --durations=20 --numprocesses=$(1) --dist=loadscope --no-loadsco
 
 # What needs packages of its own: Kubernetes' schemas, Helm, Sphinx.
 APART := tests/kubernetes tests/docs/test_building.py
-# Suites of other projects, some of whose tests fail on a machine that is busy with others.
-TIMED := tests/upstream
+# Suites of other projects, some of whose tests fail on a machine that is busy with others, and what needs most of its memory.
+TIMED := tests/upstream tests/kubernetes/test_parked_memory.py
 
 # The C tests mostly wait: they run beside all else.
 test: before-tests
@@ -90,7 +90,7 @@ test-all: before-tests
 	@$(MAKE) --no-print-directory $(Z2JH) || echo "Tests with Zero to JupyterHub's chart will be skipped." >&2
 	@$(MAKE) --no-print-directory $(TLJH) || echo 'Tests with The Littlest JupyterHub itself will be skipped.' >&2
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync lint test-lab
-	TEST_STRIDE=1 $(call PYTEST,$(LONG_WORKERS)) --ignore=$(TIMED); first=$$?; \
+	TEST_STRIDE=1 $(call PYTEST,$(LONG_WORKERS)) $(TIMED:%=--ignore=%); first=$$?; \
 		$(call PYTEST,$(WORKERS)) $(TIMED) && exit $$first
 
 before-tests:
