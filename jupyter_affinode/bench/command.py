@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -242,13 +242,3 @@ def _size(text: str) -> int:
         return whole_chunks(str(gib))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run `python -m jupyter_affinode.bench`; return its exit status."""
-    parser = argparse.ArgumentParser(prog="jupyter affinode bench", description=__doc__)
-    add_options(parser)
-    try:
-        return run(parser.parse_args(argv))
-    except KeyboardInterrupt:
-        return 130

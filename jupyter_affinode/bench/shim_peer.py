@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..node.protocol import wire
-from ..node.protocol.page import PageGpu
+from ..node.protocol.page import PageData
 from ..node.system.mapped_page import Page
 
 LINK_NAME = "link.sock"
@@ -110,11 +110,6 @@ class ShimPeer:
         self._epoch += 1
         self._send(wire.pack_command(self._epoch, decision, request=move))
 
-    def say_dying(self) -> None:
-        """Tell the process that it is to end: its calls need not wait for the GPU any more."""
-        self._epoch += 1
-        self._send(wire.pack_command(self._epoch, wire.CommandKind.DYING))
-
     def give_lot(self, descriptor: int, size: int, *, is_forgotten: bool = False) -> int:
         """Lend touched host memory for its copies, as a controller does; the shim maps it soon, and unmaps it after its
         use if that `is_forgotten`. Return its number.
@@ -130,18 +125,14 @@ class ShimPeer:
         command = wire.pack_command(self._epoch, kind, request=self._lots, argument=size)
         socket.send_fds(self._socket, [command], [descriptor])
 
-    def gpus(self) -> tuple[PageGpu, ...]:
-        """Return the process's memory by GPU, as its page shows it."""
-        return self._page.read().gpus
+    def page(self) -> PageData:
+        """Return the process's page."""
+        return self._page.read()
 
     def private_bytes(self) -> int:
         """Return the shim's own host memory, without lots."""
-        page = self._page.read()
+        page = self.page()
         return max(page.copy_bytes + page.retained_bytes - page.lot_bytes, 0)
-
-    def retained_bytes(self) -> int:
-        """Return the host memory that the shim retains for a park, lots included."""
-        return self._page.read().retained_bytes
 
     def take(self, timeout_s: float = 0.0) -> None:
         """Read what the shim has sent, waiting up to `timeout_s` for a first message."""

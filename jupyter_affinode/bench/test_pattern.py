@@ -62,12 +62,6 @@ class Content:
         )
         return int(found.value)
 
-    def free(self) -> None:
-        """Free all of it."""
-        for address, _ in self._blocks:
-            self._driver.free(address)
-        self._driver.free(self._differing)
-
     def _fill(self, chosen: list[bool]) -> None:
         for address, words, state in self._runs(chosen):
             self._driver.launch("affinode_random_u64", words, address, words, state)

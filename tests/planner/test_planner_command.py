@@ -76,15 +76,11 @@ def test_what_cannot_be_planned_is_explained_in_one_line(arguments, words, capsy
 
 
 def bench_report(tmp_path: Path, **changes):
-    def row(name, seconds, depth="memory"):
-        shown = {"name": name, "bytes": 8 * GIB, "block_bytes": GIB, "depth": depth, "host": "private"}
-        return {**shown, "median_s": seconds}
+    def row(name, seconds, size=8 * GIB):
+        return {"name": name, "bytes": size, "median_s": seconds}
 
     rows = [row("first park", 4.0), row("park, all changed", 2.0), row("resume", 1.0)]
-    rows += [
-        row("park, all changed, context depth", 2.5, "context"),
-        row("resume, context depth", 1.25, "context"),
-    ]
+    rows += [row("resume", 9.0, GIB)]
     machine = {"gpu": "Card", "date": "2026-01-01"}
     path = tmp_path / "bench.json"
     path.write_text(json.dumps({"simulated": False, "ours": rows, "machine": machine, **changes}))
@@ -94,7 +90,6 @@ def bench_report(tmp_path: Path, **changes):
 def test_speeds_come_from_a_bench(tmp_path, capsys):
     speeds = speeds_from_bench(bench_report(tmp_path))
     assert speeds.first_park_bytes_per_s == 2 * GIB and speeds.resume_bytes_per_s == 8 * GIB
-    assert speeds.context_park_s == 0.5 and speeds.context_resume_s == 0.25
     assert speeds.wake_s == Speeds().wake_s
     assert main([*SMALL, "--bench", str(tmp_path / "bench.json")]) == 0
     assert "Card, measured on 2026-01-01" in capsys.readouterr().out

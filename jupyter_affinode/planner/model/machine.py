@@ -95,42 +95,22 @@ def speeds_from_bench(path: Path) -> Speeds:
             raise BenchUnusable(
                 f"{path} was made with the simulated GPU: its figures are no GPU's performance"
             )
-        rows = [row for row in report["ours"] if row["host"] == "private" and "zeros" not in row["name"]]
-        found = _of_depth(rows, "memory")
-        if found is None:
-            raise BenchUnusable(f"{path} has no park and resume at memory depth (part `ours`)")
-        size, times = found
-        speeds = replace(
+        if "script" in report:
+            raise BenchUnusable(f"{path} is of another program than `jupyter affinode bench`")
+        size = max((row["bytes"] for row in report["ours"]), default=0)
+        if not size:
+            raise BenchUnusable(f"{path} has no park and resume (part `ours`)")
+        times = {row["name"]: float(row["median_s"]) for row in report["ours"] if row["bytes"] == size}
+        return replace(
             Speeds(),
             first_park_bytes_per_s=size / times["first park"],
             park_bytes_per_s=size / times["park, all changed"],
             resume_bytes_per_s=size / times["resume"],
             source=f"{report['machine']['gpu']}, measured on {report['machine']['date']} ({path.name})",
         )
-        deep = _of_depth(rows, "context")
-        if deep is not None and deep[0] == size:
-            speeds = replace(
-                speeds,
-                context_park_s=max(deep[1]["park, all changed"] - times["park, all changed"], 0.0),
-                context_resume_s=max(deep[1]["resume"] - times["resume"], 0.0),
-            )
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         if isinstance(error, BenchUnusable):
             raise
         raise BenchUnusable(
             f"{path} is not a report of `jupyter affinode bench --json` ({type(error).__name__}: {error})"
         ) from None
-    return speeds
-
-
-def _of_depth(rows: list[dict[str, Any]], depth: str) -> tuple[int, dict[str, float]] | None:
-    """Return the largest size at a depth, and the median times by name in its largest blocks."""
-    of_depth = [row for row in rows if row["depth"] == depth]
-    size = max((row["bytes"] for row in of_depth), default=0)
-    block = max((row["block_bytes"] for row in of_depth if row["bytes"] == size), default=0)
-    times = {
-        row["name"].split(", context")[0]: float(row["median_s"])
-        for row in of_depth
-        if (row["bytes"], row["block_bytes"]) == (size, block)
-    }
-    return (size, times) if times else None

@@ -146,7 +146,8 @@ class Moves(command.Bench):
             try:
                 child.peer.give_lot(lot.descriptor, lot_size)
                 deadline = time.monotonic() + LOT_WITHIN_S
-                while child.peer.retained_bytes() < lot_size:  # mapped, and made ready for the GPU's copies
+                # Mapped, and made ready for the GPU's copies.
+                while child.peer.page().retained_bytes < lot_size:
                     child.peer.take(0.02)
                     if time.monotonic() > deadline:
                         raise MoveFailed("the shim did not make its lot ready")

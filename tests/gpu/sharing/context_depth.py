@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from linked import LinkedProgram, park
 from jupyter_affinode import environment
 from jupyter_affinode.bench.shim_peer import Move, MoveFailed
 from jupyter_affinode.node.protocol.page import Depth
+from jupyter_affinode.node.protocol.wire import CommandKind
 
 CYCLES = 3
 ENDS_WITHIN_S = 12.0
@@ -221,7 +223,7 @@ def one(program: str, log: Path) -> dict[str, Any]:
 
 def ends_in_time_on_a_full_gpu(linked: LinkedProgram) -> float:
     """It cannot come back for its end."""
-    return end_within(linked, linked.connect().say_dying, "on a full GPU ")
+    return end_within(linked, partial(linked.connect().begin, CommandKind.DYING, 0), "on a full GPU ")
 
 
 def seconds(values: list[float]) -> str:

@@ -113,7 +113,7 @@ class Watched:
 
     def expect(self, peer: ShimPeer, where: Gpu, least_bytes: int) -> None:
         """Its memory is on that GPU alone, and its page says so. Raises Wrong."""
-        paged = [gpu.uuid for gpu in peer.gpus() if gpu.resident_bytes]
+        paged = [gpu.uuid for gpu in peer.page().gpus if gpu.resident_bytes]
         if paged != [where.uuid]:
             raise Wrong(f"its page says that it is on {paged}, not on {where.uuid}")
         for uuid, grown in self.grown().items():
@@ -210,7 +210,7 @@ def second_device(linked: LinkedProgram, watched: Watched, found: Found) -> None
     peer.resume()
     grown, paged = (
         watched.grown(),
-        {gpu.uuid: gpu.resident_bytes for gpu in peer.gpus() if gpu.resident_bytes},
+        {gpu.uuid: gpu.resident_bytes for gpu in peer.page().gpus if gpu.resident_bytes},
     )
     if set(paged) != {watched.first.uuid, watched.other.uuid}:
         raise Wrong(f"with memory on devices 0 and 1, its page says that it is on {sorted(paged)}")
