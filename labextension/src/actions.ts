@@ -121,7 +121,8 @@ function remedy(blocker: IBlocker, other: IKernel): NamedAction | null {
   return canPark(other) ? 'park' : null;
 }
 
-const RULES: Record<Possible, (kernel: IKernel) => boolean> = {
+/** For which kernels each action is possible. */
+export const RULES: Record<Possible, (kernel: IKernel) => boolean> = {
   park: canPark,
   resume: canResume,
   hold: canHold,

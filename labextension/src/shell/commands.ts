@@ -4,20 +4,7 @@ import { ServerConnection } from '@jupyterlab/services';
 import { ITranslator, nullTranslator, TranslationBundle } from '@jupyterlab/translation';
 import { LabIcon } from '@jupyterlab/ui-components';
 import { ReadonlyPartialJSONObject } from '@lumino/coreutils';
-import {
-  BY_JUPYTER,
-  canHibernate,
-  canHold,
-  canPark,
-  canRelease,
-  canRestart,
-  canResume,
-  canStay,
-  canStopWaiting,
-  canWake,
-  endable,
-  offered
-} from '../actions';
+import { BY_JUPYTER, canPark, endable, offered, Possible, RULES } from '../actions';
 import { AffinodeError } from '../api';
 import { gpuIcon, keepIcon, residencyIcons } from '../icons';
 import { Action, IKeptKernel, IKernel } from '../status';
@@ -35,6 +22,7 @@ import {
   stuckText,
   title
 } from '../words';
+import { commandOf } from './commandOf';
 import { kernelIdOf, openKernel } from './openKernel';
 
 /** The arguments that all kernel commands take, for `describedBy`. */
@@ -52,12 +40,10 @@ const KERNEL_ARGUMENT = {
 
 /** One command that acts on a kernel. */
 interface IKernelCommand {
-  id: string;
-  action: NamedAction;
+  action: Possible;
   /** In palette and menus, where no notebook's name stands beside it. */
   label: () => string;
   icon: LabIcon;
-  possible: (kernel: IKernel) => boolean;
   execute: (kernel: IKernel, args: ReadonlyPartialJSONObject) => Promise<void>;
 }
 
@@ -78,91 +64,74 @@ class KernelCommands {
     this._addEnd();
     this._affinode.actionsChanged.connect((_, actions) => this._notify(commands, actions));
     this._app.shell.currentChanged?.connect(() => this._notify(commands));
-    return commands.map(command => command.id);
+    return commands.map(({ action }) => commandOf[action]);
   }
 
   private _list(): IKernelCommand[] {
     const trans = this._trans;
     return [
       {
-        id: CommandIDs.park,
         action: 'park',
         label: () => trans.__('Free the GPU of This Notebook'),
         icon: residencyIcons.parked,
-        possible: canPark,
         execute: kernel => this._act(kernel, 'park')
       },
       {
-        id: CommandIDs.resume,
         action: 'resume',
         label: () => trans.__('Get the GPU Back for This Notebook'),
         icon: residencyIcons.resident,
-        possible: canResume,
         execute: kernel => this._act(kernel, 'resume')
       },
       {
-        id: CommandIDs.hold,
         action: 'hold',
         label: () => trans.__('Keep the GPU for This Notebook (%1)', span(this._holdS, trans)),
         icon: keepIcon,
-        possible: canHold,
         execute: (kernel, args) =>
           this._act(kernel, 'hold', {
             duration_s: typeof args.minutes === 'number' ? args.minutes * 60 : this._holdS
           })
       },
       {
-        id: CommandIDs.release,
         action: 'release',
         label: () => trans.__('Stop Keeping the GPU for This Notebook'),
         icon: gpuIcon,
-        possible: canRelease,
         execute: kernel => this._act(kernel, 'release')
       },
-      ...this._moves().map(([action, icon, possible, label]) => ({
-        id: CommandIDs[action],
-        action,
-        label: () => label,
-        icon,
-        possible,
-        execute: (kernel: IKernel) => this._act(kernel, action)
-      })),
       {
-        id: CommandIDs.stopWaiting,
+        action: 'hibernate',
+        label: () => trans.__('Hibernate the Kernel of This Notebook'),
+        icon: residencyIcons.hibernated,
+        execute: kernel => this._act(kernel, 'hibernate')
+      },
+      {
+        action: 'wake',
+        label: () => trans.__('Wake the Kernel of This Notebook'),
+        icon: residencyIcons.resident,
+        execute: kernel => this._act(kernel, 'wake')
+      },
+      {
+        action: 'stay',
+        label: () => trans.__('Leave the Kernel of This Notebook Where It Was'),
+        icon: residencyIcons.resuming,
+        execute: kernel => this._act(kernel, 'stay')
+      },
+      {
         action: 'cancel-wait',
         label: () => trans.__('Stop Waiting for the GPU'),
         icon: residencyIcons.queued,
-        possible: canStopWaiting,
         execute: kernel => this._affinode.interrupt(kernel.id)
       },
       {
-        id: CommandIDs.restartLost,
         action: 'restart',
         label: () => trans.__('Restart the Kernel Whose GPU State Is Lost'),
         icon: residencyIcons.lost,
-        possible: canRestart,
         execute: kernel => this._restart(kernel)
       }
     ];
   }
 
-  /** To disk and back. */
-  private _moves(): ['hibernate' | 'wake' | 'stay', LabIcon, IKernelCommand['possible'], string][] {
-    const { hibernated, resident, resuming } = residencyIcons;
-    const trans = this._trans;
-    return [
-      ['hibernate', hibernated, canHibernate, trans.__('Hibernate the Kernel of This Notebook')],
-      ['wake', resident, canWake, trans.__('Wake the Kernel of This Notebook')],
-      ['stay', resuming, canStay, trans.__('Leave the Kernel of This Notebook Where It Was')]
-    ];
-  }
-
   private _add(command: IKernelCommand): void {
-    const possible = (args: ReadonlyPartialJSONObject) => {
-      const kernel = this._kernelOf(args);
-      return kernel !== undefined && command.possible(kernel);
-    };
-    this._app.commands.addCommand(command.id, {
+    this._app.commands.addCommand(commandOf[command.action], {
       describedBy: {
         args: {
           type: 'object',
@@ -188,10 +157,11 @@ class KernelCommands {
       isEnabled: args => {
         const kernel = this._kernelOf(args);
         return (
-          possible(args) &&
+          kernel !== undefined &&
+          RULES[command.action](kernel) &&
           this._mayAct &&
           (!this._affinode.stale || BY_JUPYTER.has(command.action)) &&
-          this._affinode.pending(kernel?.id ?? '') === null
+          this._affinode.pending(kernel.id) === null
         );
       },
       execute: async args => {
@@ -370,9 +340,9 @@ class KernelCommands {
 
   /** Tell of each command alone, and only of those that changed. */
   private _notify(commands: IKernelCommand[], actions?: ReadonlySet<NamedAction>): void {
-    for (const { action, id } of commands) {
+    for (const { action } of commands) {
       if (actions === undefined || actions.has(action)) {
-        this._app.commands.notifyCommandChanged(id);
+        this._app.commands.notifyCommandChanged(commandOf[action]);
       }
     }
   }
