@@ -300,10 +300,10 @@ class KeptKernels:
         async with self._telling:
             try:
                 await self._tell_changes()
-            except (KeeperUnavailable, KeeperRefused) as error:
+            except KeeperUnavailable as error:
                 self._log.warning("The keeper of this server's kernels is to be reached anew: %s", error)
                 await self._reconnect()
-                with contextlib.suppress(KeeperUnavailable, KeeperRefused):
+                with contextlib.suppress(KeeperUnavailable):
                     await self._tell_changes()
 
     async def _tell_changes(self) -> None:
@@ -327,8 +327,8 @@ class KeptKernels:
         try:
             await self._keeper.own(record, at_hub())
         except KeeperRefused as refused:
-            if record.place != IMAGE:
-                raise
+            if record.place != IMAGE:  # its process has just ended
+                return
             self._log.error("Kernel %s is in no image that can be used: %s", record.kernel_id, refused)
         self._told[record.kernel_id] = record
 
@@ -477,10 +477,15 @@ class KeptKernels:
         # From now on the server puts the messages of open tabs aside, as for a tab that is closed.
         await self._app.kernel_websocket_connection_class.close_all()
         for kernel_id in stay:
-            await self._keeper.hand_over(records[kernel_id], at_hub())
+            try:
+                await self._keeper.hand_over(records[kernel_id], at_hub())
+            except KeeperRefused as refused:  # its process has just ended: the others are to be kept
+                self._log.warning("Kernel %s is not kept: %s", kernel_id, refused)
+                self._stay.discard(kernel_id)
+                continue
             await self._keeper.deliver(kernel_id, self._undelivered(kernel_id))
             self._taken_out(kernel_id)
-        self._log.info("%d kernels outlive this server.", len(stay))
+        self._log.info("%d kernels outlive this server.", len(self._stay))
 
     def _undelivered(self, kernel_id: str) -> Undelivered:
         """Return what tabs did not get: those that have not attached again, and the last that was closed."""

@@ -131,6 +131,27 @@ def test_a_server_that_ends_tells_no_page_that_its_kernels_are_gone(server, monk
     assert kernel.run("1 + 1").text == "2"
 
 
+@pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
+def test_a_kernel_that_has_just_ended_takes_no_other_with_it(server, wait_until, how):
+    """Nor does it keep the keeper from being told of the others. Nobody has noticed its end: it is not restarted."""
+    server.stop()
+    server.start(KEEP, "--KernelManager.autorestart=False", port=server.port)
+    ended, lives = (server.start_kernel(path=f"{name}.ipynb") for name in ("ended", "lives"))
+    lives.run("kept = 7")
+    sessions = {each["kernel"]["id"]: each["id"] for each in server.request("GET", "/api/sessions")[1]}
+    os.kill(ended.pid, signal.SIGKILL)
+    for kernel in (ended, lives):
+        assert (
+            server.request("PATCH", f"/api/sessions/{sessions[kernel.id]}", {"path": "moved.ipynb"})[0] == 200
+        )
+    (record,) = Path(server.machine.environment["AFFINODE_FOLDER"]).rglob(f"*{lives.id}*.json")
+    wait_until(lambda: "moved.ipynb" in record.read_text(), message=server.log)
+    assert "reached anew" not in server.log()
+    again(server, how)
+    assert [each["id"] for each in server.request("GET", "/api/kernels")[1]] == [lives.id], server.log()
+    assert lives.run("kept").text == "7"
+
+
 @pytest.mark.long
 async def test_a_server_that_hangs_and_is_killed_loses_no_output(server):
     """Nor does the next one that is killed before the tab is back, nor one that had no tab open at the time."""
