@@ -23,7 +23,7 @@ from ..hibernation.image import Image, ImageRefused, Manifest
 from ..hibernation.machine import objection_to_waking
 from ..hibernation.seen import Seen
 from ..hibernation.store import Bounds, deletion_at, image_of, images_in, notice_s
-from ..hibernation.tree import tree_of
+from ..hibernation.tree import lives, tree_of
 from ..threads import on_own_thread
 from ..units import bytes_in_words
 from .earlier_folder import folder_of, stand_in_for
@@ -183,11 +183,12 @@ class HibernatedKernels:
                     recovered = await images.recover(image)
                     if recovered.manifest is not None:
                         self._take_manifest(image, recovered.manifest)
-                    if recovered.manifest is not None and recovered.process is not None:
-                        woken.append(
-                            self._has_woken(recovered.manifest.record["kernel_id"], recovered.process)
-                        )
-                    if recovered.manifest is None:
+                        if recovered.process is None:
+                            self._claims.note_nowhere(image)
+                        else:
+                            kernel_id = recovered.manifest.record["kernel_id"]
+                            woken.append(self._has_woken(kernel_id, recovered.process))
+                    else:
                         self._claims.release(image)
                 except (ImageRefused, ValueError, LookupError, OSError) as refused:
                     self._log.error("the image %s cannot be used: %s", image.folder, refused)
@@ -307,6 +308,8 @@ class HibernatedKernels:
         except BaseException:
             if not image.folder.exists():
                 self._claims.release(image)
+            elif image.was_woken and lives(record.process):  # it was refused before anything was done
+                self._await_gpu(record.kernel_id, image)
             await self._tell_bytes(record, None)  # its processes may have left already, and it may have none
             raise
         self._claims.note_nowhere(image)
@@ -366,6 +369,8 @@ class HibernatedKernels:
 
     def is_heard(self, hibernated: Hibernated) -> None:
         """Let a kernel that was woken publish its output, since it is heard. Without GPU memory its image goes."""
+        if hibernated.record.kernel_id in self:
+            return  # it has ended again, and the image counts
         hibernated.image.let_speak()
         if not hibernated.has_cuda:
             self._give_up(hibernated.image)

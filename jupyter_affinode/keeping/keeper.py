@@ -188,10 +188,7 @@ class Keeper:
         if kernel.is_kept:  # the keeper before was killed, and the server has had it all the time
             kernel.take()
         kernel.at_hub = AtHub(**request["at_hub"]) if request.get("at_hub") else None
-        try:
-            self._known.records.write(record)
-        except OSError as error:  # a full disk, for example: it is in memory
-            self._log.error("kernel %s would be lost with this keeper: %s", kernel_id, error)
+        self._known.write(record)
 
     def _delivered(self, writer: asyncio.StreamWriter, request: Answer) -> None:
         """Note that a server passed a kernel's message on to its tab."""
@@ -306,7 +303,7 @@ class Keeper:
         """Know a kernel and keep it; return None if its process has ended."""
         kernel = self._known.know(record)
         if kernel is not None:
-            self._known.records.write(record)
+            self._known.write(record)
             await kernel.keep()
         return kernel
 

@@ -69,6 +69,13 @@ class KnownKernels:
         self.running[record.kernel_id] = kernel
         return kernel
 
+    def write(self, record: Record) -> None:
+        """Write a kernel's record, for a later keeper."""
+        try:
+            self.records.write(record)
+        except OSError as error:  # a full disk, for example: it is in memory
+            self._log.error("kernel %s would be lost with this keeper: %s", record.kernel_id, error)
+
     def _ended(self, kernel: KeptKernel) -> None:
         kernel_id = kernel.record.kernel_id
         if self.running.get(kernel_id) is not kernel:

@@ -25,6 +25,7 @@ TRY_AGAIN_S = 600.0  # one that could not be
 HEARD_S = 2.0  # until a woken kernel must have heard that the keeper listens
 RECONNECTED_S = 0.25  # other clients' sockets try again every tenth of a second
 ON_ITS_WAY = "it is on its way already"
+ENDED_AT_ONCE = "its process ended at once"
 
 Answer = dict[str, Any]
 T = TypeVar("T")
@@ -66,7 +67,7 @@ class Transitions:
             await self._ask_server(server, "wake", kernel_id)
         undelivered = await self.ensure_awake(kernel_id)
         if kernel_id not in self._known.running:
-            raise CannotWake("its process ended at once")
+            raise CannotWake(ENDED_AT_ONCE)
         return {**self._known.running[kernel_id].view(), "undelivered": undelivered.to_json()}
 
     async def _ask_server(self, server: asyncio.StreamWriter, wish: str, kernel_id: str) -> None:
@@ -205,16 +206,20 @@ class Transitions:
         server = self._known.server_of(kernel_id)
         kernel = self._known.know(record)
         if kernel is None:
-            raise CannotWake("its process ended at once")
+            raise CannotWake(ENDED_AT_ONCE)
         if server is not None:
             self._known.servers[server].add(kernel_id)
-        self._known.records.write(record)
+        self._known.write(record)
         if record.warm:  # no client has ever heard it, and what it says of itself is no notebook's
             await kernel.keep()
             return self._known.hibernated.is_heard(hibernated)
         await kernel.is_heard_within(HEARD_S)
-        if server is None or self._known.server_of(kernel_id) is None:  # its server has ended meanwhile
+        if server is None or self._known.server_of(kernel_id) is None:
             await asyncio.sleep(max(began + RECONNECTED_S - time.monotonic(), 0))
+        if self._known.running.get(kernel_id) is not kernel:  # its image counts again
+            self._known.ended_under_server.pop(kernel_id, None)
+            raise CannotWake(ENDED_AT_ONCE)
+        if server is None or self._known.server_of(kernel_id) is None:  # its server has ended meanwhile
             kernel.put_before(hibernated.undelivered)
             await kernel.keep()
             self._known.hibernated.is_heard(hibernated)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from waiting import until
 
-from jupyter_affinode.keeping import transitions
+from jupyter_affinode.keeping import hibernated, transitions
 from jupyter_affinode.keeping.keeper import Keeper
 from jupyter_affinode.keeping.messages import Undelivered
-from jupyter_affinode.keeping.records import Owner
+from jupyter_affinode.keeping.processes import name_of
+from jupyter_affinode.keeping.records import Owner, Record
 from jupyter_affinode.keeping.warm_entry import Entry
 from jupyter_affinode.keeping.warm_pool import Pool
 
@@ -27,10 +32,7 @@ class Kernel:
 
     def __init__(self, name: str, on_keep: Callable[[], object] = lambda: None):
         """Have no process."""
-        self.record = SimpleNamespace(
-            kernel_id=name, owner=OWNER, warm="", hibernate_dir="", hibernate_after_s=0.0,
-            connection_file="", sockets=(), most_kernels=0, most_bytes=0,
-        )  # fmt: skip
+        self.record = Record(name, "python3", OWNER, name_of(os.getpid()), None, "", {}, False)
         self.on_keep = on_keep
         self.is_kept = False
         self.dying = self.at_hub = self.hibernate_asked = None
@@ -48,6 +50,14 @@ class Kernel:
     async def is_heard_within(self, seconds: float) -> None:
         """Wait until the test says so."""
         await self.is_heard.wait()
+
+    async def is_idle_within(self, seconds: float) -> bool:
+        """Run no cell."""
+        return True
+
+    def undelivered(self) -> Undelivered:
+        """Have nothing."""
+        return Undelivered()
 
     def put_before(self, undelivered: Undelivered) -> None:
         """Note what it is given."""
@@ -119,26 +129,114 @@ def test_another_server_that_has_a_kernel_again_is_not_deprived_of_it(tmp_path):
     asyncio.run(run())
 
 
+class Woken:
+    """A kernel that is just awake, and what is done with its image."""
+
+    def __init__(self, folder: Path):
+        """Have no server."""
+        self.keeper = keeper_in(folder)
+        self.known, self.kernel = self.keeper._known, Kernel("woken")
+        self.spoke: list[object] = []
+        self.image: Any = SimpleNamespace(undelivered=Undelivered())
+        self.known.know = lambda record: self.known.running.setdefault("woken", self.kernel)
+        self.known.records.write = lambda record: None
+        self.known.hibernated.is_heard = self.spoke.append
+
+    def waking(self) -> asyncio.Task[None]:
+        """Have the keeper do what follows when its process runs."""
+        work = self.keeper.transitions._has_woken(self.image, self.kernel.record)
+        return self.keeper.transitions._begin_alone("woken", work)
+
+
 def test_a_woken_kernel_whose_server_ends_before_it_is_heard_is_kept_and_speaks(tmp_path):
     async def run() -> None:
-        keeper = keeper_in(tmp_path)
-        known, kernel = keeper._known, Kernel("woken")
-        spoke: list[object] = []
-        known.know = lambda record: known.running.setdefault("woken", kernel)
-        known.records.write = lambda record: None
-        known.hibernated.is_heard = spoke.append
-        undelivered = Undelivered()
-        image: Any = SimpleNamespace(undelivered=undelivered)
-        server = Server(keeper, "woken")
-        known.servers[server] = {"woken"}
-        waking = keeper.transitions._begin_alone("woken", keeper.transitions._has_woken(image, kernel.record))
+        woken = Woken(tmp_path)
+        server = Server(woken.keeper, "woken")
+        woken.known.servers[server] = {"woken"}
+        waking = woken.waking()
         await asyncio.sleep(0)
         await server.ends()
-        assert not kernel.is_kept  # it is on its way
-        kernel.is_heard.set()
+        assert not woken.kernel.is_kept  # it is on its way
+        woken.kernel.is_heard.set()
         await waking
-        assert kernel.is_kept and kernel.got == [undelivered] and spoke == [image]
+        assert woken.kernel.is_kept and woken.kernel.got == [woken.image.undelivered]
+        assert woken.spoke == [woken.image]
 
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("has_server", [False, True])
+def test_a_woken_kernel_that_ends_before_it_is_heard_keeps_its_image(tmp_path, has_server):
+    async def run() -> None:
+        woken = Woken(tmp_path)
+        server = Server(woken.keeper, "woken")
+        if has_server:
+            woken.known.servers[server] = {"woken"}
+        waking = woken.waking()
+        await asyncio.sleep(0)
+        woken.known._ended(woken.kernel)
+        woken.kernel.is_heard.set()
+        with pytest.raises(transitions.CannotWake, match="ended at once"):
+            await waking
+        assert not woken.kernel.is_kept
+        if has_server:
+            await server.ends()
+        assert not woken.spoke and not woken.known.take_ends(OWNER)
+
+    asyncio.run(run())
+
+
+def test_a_woken_kernel_is_kept_where_a_full_disk_takes_no_record(tmp_path):
+    async def run() -> None:
+        woken = Woken(tmp_path)
+
+        def write(record: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        woken.known.records.write = write
+        woken.kernel.is_heard.set()
+        await woken.waking()
+        assert woken.kernel.is_kept and woken.spoke == [woken.image]
+
+    asyncio.run(run())
+
+
+def test_an_image_that_counts_again_is_not_deleted_for_having_been_heard(tmp_path):
+    async def run() -> None:
+        kernels = keeper_in(tmp_path)._known.hibernated
+        done: list[str] = []
+        image = SimpleNamespace(
+            let_speak=lambda: done.append("speaks"), give_up=lambda: done.append("deleted")
+        )
+        again: Any = SimpleNamespace(record=Kernel("again").record, has_cuda=False, image=image)
+        kernels._known["again"] = again
+        kernels.is_heard(again)
+        assert done == []
+
+    asyncio.run(run())
+
+
+def test_a_refused_hibernation_goes_on_waiting_for_the_gpu_memory_of_the_last_one(tmp_path, monkeypatch):
+    """Else its old image would count when the kernel ends, days later."""
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise transitions.CannotHibernate("this is a test")
+
+    async def run() -> None:
+        kernels, kernel = keeper_in(tmp_path)._known.hibernated, Kernel("busy")
+        folder = hibernated.image_of(tmp_path / "images", "busy").folder
+        folder.mkdir(parents=True)
+        (folder / "woken.json").touch()
+        kernel.record = replace(kernel.record, hibernate_dir=str(tmp_path / "images"))
+        before = kernels._bringing_gpu_back["busy"] = asyncio.get_running_loop().create_future()
+        with pytest.raises(transitions.CannotHibernate, match="this is a test"):
+            await kernels.hibernate(kernel)
+        assert before.cancelled()
+        waiting = kernels._bringing_gpu_back["busy"]
+        assert not waiting.done()
+        waiting.cancel()
+
+    monkeypatch.setattr(hibernated.images, "hibernate", refuse)
     asyncio.run(run())
 
 
@@ -148,7 +246,8 @@ def test_a_kernel_that_a_server_adopts_does_not_hibernate_for_having_been_idle(t
     async def run() -> None:
         keeper = keeper_in(tmp_path)
         known, kernel = keeper._known, Kernel("idle")
-        kernel.is_kept, kernel.kept_for_s, kernel.record.hibernate_after_s = True, 1e9, 1.0
+        kernel.is_kept, kernel.kept_for_s = True, 1e9
+        kernel.record = replace(kernel.record, hibernate_after_s=1.0)
         kernel.heard_at = -1e9
         known.running["idle"] = kernel
         tried = asyncio.Event()
