@@ -243,6 +243,10 @@ class Keeper:
             self.on_end()
 
     async def _ask(self, what: str, patience_s: float = ANSWER_S, **request: Any) -> Any:
+        # Who asks may be cancelled: the answer would be taken for that of the next request.
+        return await asyncio.shield(asyncio.ensure_future(self._exchange(what, patience_s, request)))
+
+    async def _exchange(self, what: str, patience_s: float, request: dict[str, Any]) -> Any:
         async with self._turn:
             try:
                 self._writer.write(json.dumps({"do": what, **request}).encode() + b"\n")

@@ -287,11 +287,11 @@ class WarmPools:
                 self._drop(pool.spec)
                 continue
             spec = pool.read_spec()
-            if not self._is_wanted(pool) or spec is None or spec.count == 0:
-                self._empty(
-                    pool,
-                    "no server or program has wanted it for a while" if spec is not None else "it is gone",
-                )
+            if spec is None or spec.count == 0:
+                self._empty(pool, "its kernelspec wants none, or cannot be read")
+                continue
+            if not self._is_wanted(pool):
+                self._empty(pool, "no server or program has wanted it for a while")
                 continue
             if checks:
                 await self._end_stale(pool, spec)

@@ -136,7 +136,10 @@ class Replay:
             kernel.expiry.cancel()
         for tab in (*kernel.tabs.values(), *kernel.new_tabs.values()):
             tab.close()
-        return Undelivered({session: tab.outbox.all() for session, tab in kernel.tabs.items()})
+        messages = {session: tab.outbox.all() for session, tab in kernel.tabs.items()}
+        return Undelivered(
+            messages, {session: tab.outbox.dropped + tab.dropped for session, tab in kernel.tabs.items()}
+        )
 
     def _buffer(self, kernel_id: str, session_key: str) -> dict[str, Any] | None:
         """Return what a tab that attaches is to get; stands in for the manager's `get_buffer`."""
