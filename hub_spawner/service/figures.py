@@ -6,12 +6,12 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any
 from urllib.parse import urlencode
 
 from jupyter_affinode.keeping.records import KEPT_SINCE
+from jupyter_affinode.settings.policy import SETTINGS
+from jupyter_affinode.settings.traits import help_of
 from jupyter_affinode.units import bound_in_words, bytes_in_words, duration_in_words, ordinal
 
 from ..free_room import free_room
@@ -188,9 +188,8 @@ def query(**values: str) -> str:
 
 
 def settings_form(settings: Json) -> list[Setting]:
-    """Return the policy's settings as form fields; the API's description says which values each may have."""
-    known = _described_settings()
-    return [_setting(name, value, known.get(name, {})) for name, value in settings.items()]
+    """Return the policy's settings as form fields; their declarations say which values each may have."""
+    return [_setting(name, value) for name, value in settings.items()]
 
 
 def changed_settings(settings: Json, form: dict[str, str]) -> Json:
@@ -271,21 +270,15 @@ def hours(value: float) -> str:
     return "<0.01" if 0 < value < 0.005 else f"{value:.2f}"
 
 
-@cache
-def _described_settings() -> Json:
-    document = json.loads(files("jupyter_affinode.node.api").joinpath("openapi.json").read_text("utf-8"))
-    described: Json = document["components"]["schemas"]["SettingsChange"]["properties"]
-    return described
-
-
-def _setting(name: str, value: Any, described: Json) -> Setting:
-    hint = str(described.get("description", "")).replace("null:", "empty:").replace("`", "")
+def _setting(name: str, value: Any) -> Setting:
+    declared = SETTINGS.get(name)  # a controller of another version may have others
+    hint = help_of(declared).replace("`", "") if declared else ""
     if name.endswith("_bytes") and isinstance(value, int):
         hint = f"{bytes_in_words(value)}. {hint}".strip()
-    choices = described.get("enum", ())
-    if described.get("type") == "boolean":
+    choices = declared.choices if declared else ()
+    if declared and declared.kind == "bool":
         choices = ("true", "false")
-    return Setting(name, _shown(value), hint, tuple(choices))
+    return Setting(name, _shown(value), hint, choices)
 
 
 def _shown(value: Any) -> str:
@@ -297,14 +290,12 @@ def _shown(value: Any) -> str:
 
 
 def _parsed(name: str, text: str) -> Any:
-    kinds = _described_settings().get(name, {}).get("type", "string")
-    if "enum" in _described_settings().get(name, {}) or kinds == "string":
+    declared = SETTINGS.get(name)
+    if declared is None or declared.kind == "str":
         return text
-    if not text and "null" in kinds:
+    if not text and declared.allows_none:
         return None
     try:
         return json.loads(text)
     except ValueError:
-        raise ValueError(
-            f"{name}: {text[:40]!r} is no {kinds if isinstance(kinds, str) else kinds[0]}"
-        ) from None
+        raise ValueError(f"{name}: {text[:40]!r} is no number") from None

@@ -2,7 +2,7 @@ import { Button } from '@jupyterlab/ui-components';
 import * as React from 'react';
 import { Section } from '../panel/Section';
 import { IView } from '../panel/view';
-import { pastTitle, sumsText, windowText } from '../words';
+import { pastTitle, span, sumsText } from '../words';
 import { IPast, sums } from './past';
 import { PastStore } from './PastStore';
 
@@ -64,7 +64,7 @@ function Body(props: {
                 onLength(each);
               }}
             >
-              {windowText(each, trans)}
+              {span(each, trans)}
             </Button>
           ))}
         </span>

@@ -1,6 +1,7 @@
 import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
-import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+import { INotebookTracker } from '@jupyterlab/notebook';
 import { AffinodeError } from '../api';
+import { kernelIdOf } from '../shell/openKernel';
 import { IKernel } from '../status';
 import { IAffinode } from '../tokens';
 
@@ -32,7 +33,7 @@ export const focusPlugin: JupyterFrontEndPlugin<void> = {
     });
 
     notebooks.currentChanged.connect((_, panel) => {
-      const id = kernelId(panel);
+      const id = kernelIdOf(panel);
       if (id !== undefined && affinode.kernel(id)?.own) {
         announce(id);
       }
@@ -40,7 +41,7 @@ export const focusPlugin: JupyterFrontEndPlugin<void> = {
 
     /** A kernel that has its GPU memory needs no announcement, one that stays parked none at each key. */
     const announceParked = (): void => {
-      const id = kernelId(notebooks.currentWidget);
+      const id = kernelIdOf(notebooks.currentWidget);
       const kernel = id === undefined ? undefined : affinode.kernel(id);
       if (!kernel?.own || !isAway(kernel)) {
         return;
@@ -69,8 +70,4 @@ export const focusPlugin: JupyterFrontEndPlugin<void> = {
 /** Whether its memory is not on the GPU, so that it takes a while to be back. */
 function isAway(kernel: IKernel | undefined): boolean {
   return kernel?.residency === 'parked' || kernel?.hibernation?.state === 'hibernated';
-}
-
-function kernelId(panel: NotebookPanel | null): string | undefined {
-  return panel?.sessionContext.session?.kernel?.id;
 }

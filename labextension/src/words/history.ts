@@ -5,11 +5,6 @@ import { basename, IWords, seconds, span } from './figures';
 import { reasonText } from './reasons';
 import { stateName } from './states';
 
-/** How far back a picture goes: "10 min", "1 h", "8 h". */
-export function windowText(length: number, trans: IWords): string {
-  return span(length, trans);
-}
-
 /** What a picture is of: "The last hour", "The last 10 min". */
 export function pastTitle(length: number, trans: IWords): string {
   return length === 3600 ? trans.__('The last hour') : trans.__('The last %1', span(length, trans));
@@ -23,7 +18,8 @@ export function sumsText(
   return trans.__('%1 given back, %2 waited', gpuTime(givenBack, trans), seconds(waited, trans));
 }
 
-function gpuTime(count: number, trans: IWords): string {
+/** "42 GPU seconds", "12 GPU minutes", "3.3 GPU hours". */
+export function gpuTime(count: number, trans: IWords): string {
   if (count < 120) {
     const whole = Math.round(count);
     return trans._n('%1 GPU second', '%1 GPU seconds', whole);

@@ -52,9 +52,6 @@ export const KernelRow = React.memo((props: IRowProps): JSX.Element => {
   if (isCurrent) {
     classes.push('jp-mod-current');
   }
-  if (isOpen) {
-    classes.push('jp-mod-open');
-  }
   const name = title(kernel, trans);
   if (isGone) {
     return (

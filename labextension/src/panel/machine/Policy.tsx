@@ -2,7 +2,7 @@ import * as React from 'react';
 import { Notification } from '@jupyterlab/apputils';
 import { AffinodeError } from '../../api';
 import { INode, IPolicy } from '../../status';
-import { errorText, IWords, span } from '../../words';
+import { errorText, gpuTime, span } from '../../words';
 import { IView } from '../view';
 
 /** Less is not worth a line. */
@@ -97,14 +97,4 @@ function Switch(props: { policy: IPolicy; view: IView }): JSX.Element {
       </button>
     </label>
   );
-}
-
-/** "36 s", "12 min", "3.3 GPU h". */
-function gpuTime(seconds: number, trans: IWords): string {
-  if (seconds < 3600) {
-    return span(seconds, trans);
-  }
-  const hours = seconds / 3600;
-  const shown = hours < 10 ? String(Number(hours.toFixed(1))) : Math.round(hours).toLocaleString();
-  return trans.__('%1 GPU h', shown);
 }
