@@ -4,8 +4,6 @@
 #define _GNU_SOURCE
 #include "context_depth/context_depth.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/monotonic_futex.h"
+#include "base/own_thread.h"
 #include "context_depth/bookkeeping_gate.h"
 #include "context_depth/checkpoint.h"
 #include "gpu/gpu_lock.h"
@@ -123,16 +122,10 @@ static void *leave(void *unused)
 
 static void start(void *(*body)(void *))
 {
-	sigset_t all, before;
-	pthread_t thread;
-
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	if (pthread_create(&thread, NULL, body, NULL) != 0) {
+	if (thread_begin(body, NULL) != 0) {
 		fflush(NULL); /* what exit would still have done */
 		_exit(exit_status);
 	}
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 /* Return whether the driver holds the process, or is about to: its checkpoint takes seconds for memory that only it can move.  */
