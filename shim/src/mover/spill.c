@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/growable.h"
 #include "base/log.h"
 #include "base/monotonic_futex.h"
 #include "gate/gate.h"
@@ -382,16 +383,8 @@ static struct {
 
 static void offer(const struct hint *hint)
 {
-	if (offers.count == offers.room) {
-		size_t room = offers.room ? 2 * offers.room : CHUNKS_AT_ONCE;
-		struct hint *larger = realloc(offers.hints, room * sizeof(*larger));
-
-		if (!larger) /* it is offered another time */
-			return;
-		offers.hints = larger;
-		offers.room = room;
-	}
-	offers.hints[offers.count++] = *hint;
+	if (array_has_room(offers.hints, offers.count, offers.room)) /* else it is offered another time */
+		offers.hints[offers.count++] = *hint;
 }
 
 static int find_hint(size_t i)
