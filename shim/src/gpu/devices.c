@@ -82,7 +82,7 @@ static void device_describe(struct device *device, CUdevice ordinal)
 	driver.cuDeviceGetUuid(uuid, ordinal);
 	device->uuid = uuid_kept(uuid);
 	if (driver.cuDeviceGetName(name, sizeof(name), ordinal) == CUDA_SUCCESS && strstr(name, "Simulated"))
-		shim_set_simulated();
+		page_set_flags(AFFINODE_PAGE_SIMULATED, 0);
 	if (driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, ordinal) ==
 	    CUDA_SUCCESS)
 		device->can_map = value != 0;

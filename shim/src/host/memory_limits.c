@@ -14,9 +14,6 @@
 #include "base/text_file.h"
 
 #define MIB (1ull << 20)
-/* Below this, the machine is better off with the memory than we are with a parked kernel. The controller keeps a larger
- * reserve; this is the last line, looked at as the memory is taken.  */
-#define RESERVE_BYTES (256 * MIB)
 #define PLENTY_BYTES (4096 * MIB)
 #define MAX_LEVELS 32
 #define MPOL_PREFERRED 1
@@ -147,11 +144,6 @@ uint64_t host_memory_left(void)
 	uint64_t machine = machine_memory_left(), groups = cgroup_headroom();
 
 	return groups < machine ? groups : machine;
-}
-
-uint64_t host_memory_reserve(void)
-{
-	return RESERVE_BYTES;
 }
 
 unsigned host_cpus(void)

@@ -434,7 +434,7 @@ static uint64_t share_next(bool all, size_t *passed, int *error)
 /* A batch is there twice until its slots are given back. Where there is no room for that nothing is shared.  */
 static bool has_room_to_share(void)
 {
-	return host_memory_left() > host_memory_reserve() + CHUNKS_AT_ONCE * CHUNK_BYTES;
+	return host_memory_left() > HOST_MEMORY_RESERVE + CHUNKS_AT_ONCE * CHUNK_BYTES;
 }
 
 /* Batch after batch, until nothing is left or something ends it. Return 0 or what was in the way.  */

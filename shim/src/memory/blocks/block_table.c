@@ -199,7 +199,7 @@ void blocks_set_peers(struct device *owner, uint32_t peers)
 	for (size_t i = 0; before != peers && i < blocks.count; i++)
 		if (nth(i)->context->device == owner && nth(i)->parts_mapped) {
 			block_take_access(nth(i), before & ~peers);
-			block_set_access(nth(i));
+			block_set_access(nth(i), 0);
 		}
 	pthread_mutex_unlock(&blocks_lock);
 }
