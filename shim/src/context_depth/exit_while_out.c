@@ -15,7 +15,7 @@
 #include "base/own_thread.h"
 #include "base/text_file.h"
 #include "context_depth/bookkeeping_gate.h"
-#include "context_depth/checkpoint.h"
+#include "context_depth/internal.h"
 #include "gpu/gpu_lock.h"
 #include "mover/mover.h"
 
