@@ -22,25 +22,6 @@ def test_what_is_copied_to_the_gpu_comes_back(gpu):
     """)
 
 
-def test_two_dimensional_copies_keep_to_their_rows(gpu):
-    gpu.run("""
-        context()
-        address, pitch = ok(cuda.cuMemAllocPitch(12, 3, 4))
-        assert pitch == 512
-        ok(cuda.cuMemsetD8(address, 7, pitch * 3))
-        copy = cuda.CUDA_MEMCPY2D()
-        copy.srcMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_HOST
-        data = (U32 * 9)(*range(9))
-        copy.srcHost = ctypes.addressof(data)
-        copy.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
-        copy.dstDevice, copy.dstPitch, copy.srcPitch = address, pitch, 12
-        copy.WidthInBytes, copy.Height = 12, 3
-        ok(cuda.cuMemcpy2D(copy))
-        rows = words(address, 3 * 128)
-        assert rows[0:4] == [0, 1, 2, 0x07070707] and rows[128:131] == [3, 4, 5] and rows[256:259] == [6, 7, 8]
-    """)
-
-
 def test_memory_is_charged_in_two_mebibyte_steps_and_given_back(gpu):
     gpu.run("""
         context()
