@@ -1,4 +1,4 @@
-/* Devices: count, name, UUID, memory. What kind of chip they are is in attributes.c.  */
+/* Devices: count, name, UUID, memory, attributes.  */
 #include "driver/device.h"
 
 #include <stdio.h>
@@ -8,6 +8,7 @@
 
 #include "driver/api.h"
 #include "machine/machine.h"
+#include "machine/settings.h"
 
 static unsigned visible[SIM_MAX_GPUS];
 static unsigned visible_count;
@@ -164,5 +165,27 @@ SIM_API CUresult cuDeviceGetPCIBusId(char *text, int size, CUdevice device)
 	if (!device_valid(device))
 		return CUDA_ERROR_INVALID_DEVICE;
 	snprintf(text, (size_t)size, "0000:%02x:00.0", device_gpu(device) + 1);
+	return CUDA_SUCCESS;
+}
+
+/* An H200's answers to what is asked for here, 0 to all else. CU_DEVICE_ATTRIBUTE_* by number.  */
+static const int attributes[] = {
+	[75] = 9, /* compute capability */
+	[CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS] = 1,
+	[CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED] = 1,
+	[CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED] = 1,
+	[147] = 0, /* the last that is known */
+};
+
+SIM_API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
+{
+	ENTER("cuDeviceGetAttribute");
+	if (!value || attribute < 1)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_valid(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	if ((unsigned)attribute >= sizeof(attributes) / sizeof(*attributes))
+		return CUDA_ERROR_INVALID_VALUE; /* a newer header's */
+	*value = attribute == CU_DEVICE_ATTRIBUTE_INTEGRATED ? settings()->is_integrated : attributes[attribute];
 	return CUDA_SUCCESS;
 }

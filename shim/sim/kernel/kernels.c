@@ -88,30 +88,6 @@ static CUresult differ_u64(CUstream stream, const uint64_t *p)
 	return CUDA_SUCCESS;
 }
 
-static CUresult axpy_f32(CUstream stream, const uint64_t *p)
-{
-	uint32_t bits = (uint32_t)p[3];
-	float a;
-
-	memcpy(&a, &bits, sizeof(a));
-	for (uint64_t first = 0; first < p[2]; first += PIECE) {
-		uint64_t end = p[2] - first < PIECE ? p[2] : first + PIECE;
-		float *y = (float *)p[0];
-		const float *x = (const float *)p[1];
-		bool valid = !(p[0] % 4) && !(p[1] % 4);
-
-		ranges_read();
-		valid = valid && ranges_accessible(stream->context, p[0] + first * 4, (end - first) * 4, true) &&
-			ranges_accessible(stream->context, p[1] + first * 4, (end - first) * 4, false);
-		for (uint64_t i = first; valid && i < end; i++)
-			y[i] += a * x[i];
-		ranges_done();
-		if (!valid)
-			return CUDA_ERROR_ILLEGAL_ADDRESS;
-	}
-	return CUDA_SUCCESS;
-}
-
 static CUresult checksum_u32(CUstream stream, const uint64_t *p)
 {
 	uint64_t sum = 0;
@@ -172,7 +148,6 @@ static CUresult wait_flag(CUstream stream, const uint64_t *p)
 static const struct kernel kernels[] = {
 	{"affinode_fill_u32", 3, {8, 8, 4}, fill_u32},
 	{"affinode_pattern_u32", 3, {8, 8, 4}, pattern_u32},
-	{"affinode_axpy_f32", 4, {8, 8, 8, 4}, axpy_f32},
 	{"affinode_add_u32", 3, {8, 8, 4}, add_u32},
 	{"affinode_checksum_u32", 3, {8, 8, 8}, checksum_u32},
 	{"affinode_random_u64", 3, {8, 8, 8}, random_u64},
