@@ -13,14 +13,6 @@
 static unsigned visible[SIM_MAX_GPUS];
 static unsigned visible_count;
 
-static void uuid_text(const uint8_t *uuid, char text[41])
-{
-	char *at = text + sprintf(text, "GPU-");
-
-	for (unsigned i = 0; i < 16; i++)
-		at += sprintf(at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
-}
-
 /* "1" or "GPU-53494d…" (any unambiguous beginning), as the driver reads it; -1 ends the list.  */
 static int gpu_named(const char *name)
 {
@@ -30,7 +22,7 @@ static int gpu_named(const char *name)
 
 	if (!strncasecmp(name, "GPU-", 4)) {
 		for (unsigned gpu = 0; gpu < count; gpu++) {
-			uuid_text(machine()->gpus[gpu].uuid, text);
+			machine_uuid_text(gpu, text);
 			if (!strncasecmp(text, name, strlen(name)))
 				return (int)gpu;
 		}
@@ -61,11 +53,6 @@ CUresult device_discover(void)
 		free(text);
 	}
 	return visible_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
-}
-
-unsigned device_count(void)
-{
-	return visible_count;
 }
 
 bool device_valid(CUdevice device)
