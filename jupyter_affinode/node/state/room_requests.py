@@ -10,10 +10,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...settings.policy import Settings
-from ..model.snapshot import Gpu, Kernel, Reservation, Residency, RoomRequest
 from .records.kernel import KernelRecord
-from .records.ownership import entitlements_of
 
 # Before the number in its id; no kernel's id has such a character.
 PREFIX = "\0room "
@@ -47,30 +44,3 @@ class RequestedRoom:
         if self.state == "waiting":
             self.state, self.text, self.code = state, text, code
             self.news.set()
-
-    def picture(
-        self,
-        gpus: dict[str, Gpu],
-        reservations: list[Reservation],
-        settings: Settings,
-        *,
-        served_after: float,
-    ) -> Kernel:
-        """Return it for the snapshot: on a GPU that has the room now, else on the likeliest one."""
-        entitlements = entitlements_of(self.record, settings)
-        free = {uuid: gpu.free_bytes for uuid, gpu in gpus.items()}
-        for reserved in reservations:
-            free[reserved.gpu] = free.get(reserved.gpu, 0) - reserved.bytes
-        needs = self.bytes + settings.margin_bytes
-        self.gpu = next((uuid for uuid in self.gpus if free.get(uuid, 0) >= needs), self.gpus[0])
-        return Kernel(
-            self.id,
-            Residency.NONE,
-            rooms=(RoomRequest((-self.number, 0), self.gpu, self.bytes, self.since, is_for_start=True),),
-            user=entitlements.user,
-            charged_user=self.record.account.charged_user or "",
-            groups=entitlements.groups,
-            limit_bytes=entitlements.limit_bytes,
-            priority=entitlements.priority,
-            served_after=served_after,
-        )

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ...settings.policy import Settings
 from ..model.snapshot import Gpu, HostUse, Kernel, Node, Reservation, Residency, RoomRequest
 from ..protocol.page import Depth, PageGpu, State, UnmovableReason
 from .gpus.context_depth import freed_with_context, kernel_needs, open_gpus, other_gpus
@@ -126,7 +125,7 @@ def _kernel(state: NodeState, kernel: KernelRecord, are_open: frozenset[str], no
         **_use(kernel, processes, last_activity),
         **_state(state, kernel, processes, now),
         **_request_fields(state, kernel, now),
-        **_entitlement_fields(kernel, state.settings),
+        **entitlements_of(kernel, state.settings)._asdict(),
         **(_hibernation_fields(kernel, now) if hibernates else {}),
     )
 
@@ -144,9 +143,21 @@ def _undescribed(state: NodeState, seen: Kernel, now: float) -> Kernel:
 def _requested_room(
     state: NodeState, request: RequestedRoom, gpus: dict[str, Gpu], reservations: list[Reservation]
 ) -> Kernel:
+    """Return a request for room as a kernel: on a GPU that has the room now, else on the likeliest one."""
     user = request.record.account.charged_user
-    served_after = max(state.unused_room.until(user), state.asked_room.until(user))
-    return request.picture(gpus, reservations, state.settings, served_after=served_after)
+    free = {uuid: gpu.free_bytes for uuid, gpu in gpus.items()}
+    for reserved in reservations:
+        free[reserved.gpu] = free.get(reserved.gpu, 0) - reserved.bytes
+    needs = request.bytes + state.settings.margin_bytes
+    request.gpu = next((uuid for uuid in request.gpus if free.get(uuid, 0) >= needs), request.gpus[0])
+    room = RoomRequest((-request.number, 0), request.gpu, request.bytes, request.since, is_for_start=True)
+    return Kernel(
+        id=request.id,
+        residency=Residency.NONE,
+        rooms=(room,),
+        served_after=max(state.unused_room.until(user), state.asked_room.until(user)),
+        **entitlements_of(request.record, state.settings)._asdict(),
+    )
 
 
 def _is_untold(state: NodeState, kernel: KernelRecord, now: float) -> bool:
@@ -226,19 +237,6 @@ def _request_fields(state: NodeState, kernel: KernelRecord, now: float) -> Field
         "reclaim_after": kernel.failures.room.retry_at,
         "allocations_fail": _allocations_fail(kernel, now),
         "expected_until": expected_until(kernel),
-    }
-
-
-def _entitlement_fields(kernel: KernelRecord, settings: Settings) -> Fields:
-    """Return which user it belongs to, and what that entitles it to."""
-    entitlements = entitlements_of(kernel, settings)
-    return {
-        "user": entitlements.user,
-        "charged_user": kernel.account.charged_user or "",
-        "groups": entitlements.groups,
-        "limit_bytes": entitlements.limit_bytes,
-        "priority": entitlements.priority,
-        "is_opted_out": entitlements.is_opted_out,
     }
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import pwd
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from ....settings.policy import Settings
 from ....settings.rules import EVERYBODY, GRANTED, is_named, names, numbers, rule_for
@@ -16,15 +16,15 @@ from .kernel import Description, KernelRecord
 GPU_BYTES = "gpu_bytes"  # a grant's cap: GPU memory of its user on all GPUs together
 
 
-@dataclass(frozen=True)
-class Entitlements:
-    """A user's entitlements in the form that the policy takes."""
+class Entitlements(NamedTuple):
+    """The user of a kernel and that user's entitlements, as fields of the policy's `Kernel`."""
 
-    user: str = ""
-    groups: tuple[str, ...] = ()
-    priority: int = 0
-    is_opted_out: bool = False
-    limit_bytes: int | None = None
+    user: str
+    charged_user: str
+    groups: tuple[str, ...]
+    priority: int
+    is_opted_out: bool
+    limit_bytes: int | None
 
 
 def entitlements_of(kernel: KernelRecord, settings: Settings) -> Entitlements:
@@ -47,7 +47,14 @@ def entitlements_of(kernel: KernelRecord, settings: Settings) -> Entitlements:
     is_opted_out = is_named(names(settings.opt_out), user, groups)
     is_opted_out = is_opted_out or (settings.kernelspec_opt_out and told.may_park is False)
     cap = kernel.account.caps.get(GPU_BYTES)
-    return Entitlements(user, groups, priority, is_opted_out, None if cap is None else int(cap))
+    return Entitlements(
+        user=user,
+        charged_user=kernel.account.charged_user or "",
+        groups=groups,
+        priority=priority,
+        is_opted_out=is_opted_out,
+        limit_bytes=None if cap is None else int(cap),
+    )
 
 
 def owner_of(kernel: KernelRecord) -> str:
