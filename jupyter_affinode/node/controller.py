@@ -478,7 +478,7 @@ class Controller:
     def _estimate_waits(self, node: Node, now: float) -> None:
         queue = waiters(node, self.state.settings)
         told = estimate_waits(now, node, self.state.settings) if queue else {}
-        self._waiting = Waiting(queue, told, waits_since(told.values()))
+        self._waiting = Waiting(queue, told, waits_since(queue))
         if not queue:
             self.state.last_served.forget()
 

@@ -41,6 +41,11 @@ def numbers(text: str) -> Mapping[str, int]:
     return rules
 
 
+def class_of(priority: int) -> int:
+    """Return the class that a priority means: what grants and kernelspecs say may be beyond the last one."""
+    return min(max(priority, PRIORITY_MIN), PRIORITY_MAX)
+
+
 @lru_cache(maxsize=64)
 def names(text: str) -> frozenset[str]:
     """Return the names in a list. Raises RuleError."""

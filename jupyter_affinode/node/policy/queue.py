@@ -27,20 +27,10 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Protocol
 
 from ...settings.policy import Settings
 from ...settings.rules import PRIORITY_MAX, PRIORITY_MIN
 from ..model.snapshot import Kernel, Node, Residency, ServedKey, Waiter
-
-
-class HasSince(Protocol):
-    """A waiter, or what its user is told."""
-
-    @property
-    def since(self) -> float:
-        """Return when the wait began, on the monotonic clock."""
-
 
 AWAY = (Residency.QUEUED, Residency.PARKED, Residency.RESUMING)
 
@@ -78,25 +68,25 @@ def waiters(node: Node, settings: Settings) -> list[Waiter]:
     """
     # the last two: a kernel's allocations keep their order
     places: list[tuple[float, float, float, str, int, Waiter]] = []
-    last_served, head_starts = node.last_served, _HeadStarts(settings)
+    last_served = node.last_served
     for kernel in node.kernels:
         since, rooms = kernel.wants_since, kernel.rooms
         if (since is None and not rooms) or kernel.is_dying:
             continue
-        head_start_s = head_starts[kernel.priority]
+        head_start_s = kernel.priority * settings.ageing_s
         if kernel.residency in AWAY:
             needs = kernel.resume_bytes
             if rooms:
                 since, needs = _with_rooms(kernel, needs)
             assert since is not None
-            served_at = _last_served_at(last_served, kernel, needs) if last_served else 0.0
+            served_at = _on_all(last_served, kernel, needs) if last_served else 0.0
             order = max(since, served_at) - head_start_s
             waiter = Waiter(kernel, since, needs, None, order)
             places.append((order, served_at, since, kernel.id, 0, waiter))
             continue
         for number, room in enumerate(rooms if len(rooms) == 1 else sorted(rooms, key=attrgetter("key"))):
             needs = {room.gpu: room.bytes}
-            served_at = _last_served_at(last_served, kernel, needs) if last_served else 0.0
+            served_at = _on_all(last_served, kernel, needs) if last_served else 0.0
             order = max(room.since, served_at) - head_start_s
             waiter = Waiter(kernel, room.since, needs, room, order)
             places.append((order, served_at, room.since, kernel.id, number, waiter))
@@ -110,13 +100,12 @@ def in_service_order(
     """Yield the queue with each waiter's place, while the caller serves users (`had`: how often); a served user's next
     waiter goes behind those of its class that came before now.
     """
-    head_starts = _HeadStarts(settings)
-    later: list[tuple[float, int, int, Waiter]] = []
+    later: list[tuple[float, float, int, Waiter]] = []
     for place, waiter in enumerate(queue):
         while later and later[0][0] < waiter.order:
             yield from _next(later, had)
-        if had and (served := _had(waiter, had)):  # mostly no waiter has been served
-            order = now - head_starts[waiter.kernel.priority]
+        if had and (served := _on_all(had, waiter.kernel, waiter.needs)):  # mostly no waiter has been served
+            order = now - waiter.kernel.priority * settings.ageing_s
             heapq.heappush(later, (order, served, place, waiter))
         else:
             yield place, waiter
@@ -124,7 +113,7 @@ def in_service_order(
         yield from _next(later, had)
 
 
-def waits_since(queue: Iterable[HasSince]) -> float | None:
+def waits_since(queue: Iterable[Waiter]) -> float | None:
     """Return when the longest wait began; None: no kernel waits."""
     return min([waiter.since for waiter in queue], default=None)
 
@@ -134,48 +123,25 @@ def overtaking_s(settings: Settings) -> float:
     return (PRIORITY_MAX - PRIORITY_MIN) * settings.ageing_s
 
 
-class _HeadStarts(dict[int, float]):
-    """Seconds by which each class seems to have waited longer."""
-
-    def __init__(self, settings: Settings):
-        super().__init__()
-        self._ageing_s = settings.ageing_s
-
-    def __missing__(self, priority: int) -> float:
-        self[priority] = min(max(priority, PRIORITY_MIN), PRIORITY_MAX) * self._ageing_s
-        return self[priority]
-
-
-def _last_served_at(
-    last_served: Mapping[ServedKey, float], kernel: Kernel, needs: Mapping[str, int]
-) -> float:
-    """Return when a kernel's user was last served on all the GPUs that it waits for; 0 if never."""
+def _on_all(figures: Mapping[ServedKey, float], kernel: Kernel, needs: Mapping[str, int]) -> float:
+    """Return the least of the figures of a kernel's user on the GPUs that it waits for: when it was last served on all
+    of them, or how often in this pass; 0 if never.
+    """
     charged_user, priority = kernel.charged_user, kernel.priority
     if not charged_user:
         return 0.0
     if len(needs) == 1:  # nearly all
         (uuid,) = needs
-        return last_served.get((charged_user, priority, uuid), 0.0)
-    return min([last_served.get((charged_user, priority, uuid), 0.0) for uuid in needs], default=0.0)
-
-
-def _had(waiter: Waiter, had: Counter[ServedKey]) -> int:
-    """Return how often the waiter's user was served in this pass on all the GPUs that it waits for."""
-    charged_user, priority = waiter.kernel.charged_user, waiter.kernel.priority
-    if not charged_user:
-        return 0
-    if len(waiter.needs) == 1:  # nearly all
-        (uuid,) = waiter.needs
-        return had.get((charged_user, priority, uuid), 0)
-    return min([had.get((charged_user, priority, uuid), 0) for uuid in waiter.needs], default=0)
+        return figures.get((charged_user, priority, uuid), 0.0)
+    return min([figures.get((charged_user, priority, uuid), 0.0) for uuid in needs], default=0.0)
 
 
 def _next(
-    later: list[tuple[float, int, int, Waiter]], had: Counter[ServedKey]
+    later: list[tuple[float, float, int, Waiter]], had: Counter[ServedKey]
 ) -> Iterator[tuple[int, Waiter]]:
     """Yield the first waiter that was put off, unless its user was served again since."""
     order, served, place, waiter = heapq.heappop(later)
-    served_now = _had(waiter, had)
+    served_now = _on_all(had, waiter.kernel, waiter.needs)
     if served_now > served:
         heapq.heappush(later, (order, served_now, place, waiter))
     else:

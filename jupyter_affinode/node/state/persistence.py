@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import environment
-from ...settings.rules import LARGEST, PRIORITY_MAX, PRIORITY_MIN
+from ...settings.rules import LARGEST
 from ..protocol.page import PageGpu
 from .records.kernel import KernelRecord
 
@@ -58,7 +58,7 @@ class KernelRequests:
         stored = replace(self, held_until=kernel.held_until)
         told = kernel.server.description
         if told is not None and told.server is None:
-            stored = replace(stored, may_park=told.may_park, priority=_class(told.priority))
+            stored = replace(stored, may_park=told.may_park, priority=told.priority)
         if kernel.requests.resume:
             stored = replace(stored, resume_since=kernel.wants_since)
         if kernel.ending.reason is not None:
@@ -86,7 +86,7 @@ class KernelRequests:
             reason[:TEXT_MAX] if isinstance(reason, str) else None,
             end_for if isinstance(end_for, str) else None,
             may_park if isinstance(may_park, bool) else None,
-            _class(priority) if isinstance(priority, int) and not isinstance(priority, bool) else None,
+            priority if isinstance(priority, int) and not isinstance(priority, bool) else None,
             {str(uuid): size for uuid, size in gpus.items() if isinstance(size, int) and 0 < size <= LARGEST}
             if isinstance(gpus, dict)
             else None,
@@ -263,11 +263,6 @@ def _save(path: Path, kept: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):
             fresh.unlink()
         raise
-
-
-def _class(priority: int | None) -> int | None:
-    """Return the priority within the policy's bounds: thousands of digits are not worth storing."""
-    return None if priority is None else min(max(priority, PRIORITY_MIN), PRIORITY_MAX)
 
 
 def _moment(value: object) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from ...settings.rules import class_of
 from ...time_of_day import clock_in_words
 from ..execution.evictions import end_shown
 from ..model.gpu import NvmlGpu
@@ -77,7 +78,7 @@ def kernel_json(
     return {
         "id": kernel.id,
         "user": kernel.account.name,
-        "priority": kernel.account.priority if seen is None else seen.priority,
+        "priority": class_of(kernel.account.priority) if seen is None else seen.priority,
         **_names_json(kernel),
         "residency": residency.value,
         "text": kernel_text(state, kernel, seen, estimate, now),

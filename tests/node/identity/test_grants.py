@@ -371,11 +371,12 @@ def granting(node, machine, verifier):
     return node(access=EveryUserAccess(grants=grants, require_grants=True))
 
 
-def test_the_grant_is_the_person_and_its_priority_the_kernels(granting, person, verifier):
-    alice = person(None, grant=verifier.sign(priority=4, caps={"gpu_bytes": 1}))
+@pytest.mark.parametrize("said, class_", [(4, 4), (1000, 5)])
+def test_the_grant_is_the_person_and_its_priority_the_kernels(granting, person, verifier, said, class_):
+    alice = person(None, grant=verifier.sign(priority=said, caps={"gpu_bytes": 1}))
     bob = person(None, grant=verifier.sign(user="bob"))
     alice.shim("k1", resident=1 << 20)
-    assert (alice.kernels()["k1"]["user"], alice.kernels()["k1"]["priority"]) == ("hub:alice", 4)
+    assert (alice.kernels()["k1"]["user"], alice.kernels()["k1"]["priority"]) == ("hub:alice", class_)
     assert bob.kernels() == {}
     assert bob.ask("POST", "/kernels/user-alice%2Fk1/park", {})[0] == 404
 

@@ -13,6 +13,9 @@ from jupyter_affinode.node.policy.decide import decide
 from jupyter_affinode.node.policy.queue import overtaking_s, waiters
 from jupyter_affinode.node.policy.wait_estimates import estimate_waits
 from jupyter_affinode.settings.policy import GIB, MIB
+from jupyter_affinode.settings.rules import PRIORITY_MAX, PRIORITY_MIN
+
+CLASSES = st.integers(PRIORITY_MIN, PRIORITY_MAX)
 
 
 def order(*kernels, settings=NEEDED):
@@ -31,7 +34,7 @@ def test_waiting_is_worth_a_class_for_each_ageing_s():
     assert order(low, high, settings=NEEDED.changed(ageing_s=0.0)) == ["low", "high"]
 
 
-@given(st.integers(-2000, 2000), st.integers(-2000, 2000), st.floats(0, 5000), st.floats(0, 500))
+@given(CLASSES, CLASSES, st.floats(0, 5000), st.floats(0, 500))
 @settings(deadline=None)
 def test_no_class_overtakes_a_waiter_by_more_than_the_bound(one, other, later, ageing):
     policy = NEEDED.changed(ageing_s=ageing)

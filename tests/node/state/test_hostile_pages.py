@@ -22,7 +22,7 @@ from jupyter_affinode.node.identity.identity import OWN_USER, Identity
 from jupyter_affinode.node.model.actions import Resume
 from jupyter_affinode.node.model.gpu import NvmlGpu
 from jupyter_affinode.node.policy.decide import decide
-from jupyter_affinode.node.policy.queue import waits_since
+from jupyter_affinode.node.policy.queue import waiters, waits_since
 from jupyter_affinode.node.policy.wait_estimates import estimate_waits
 from jupyter_affinode.node.protocol.page import Depth, PageData, PageError, PageFlag, PageGpu, State
 from jupyter_affinode.node.protocol.wire import (
@@ -285,7 +285,7 @@ class Play:
             {kernel.id: kernel for kernel in seen.kernels},
             estimate_waits(now, seen, self.state.settings),
         )
-        since = waits_since(told.values())
+        since = waits_since(waiters(seen, self.state.settings))
         for kernel in self.state.kernels.values():
             there = kernels.get(kernel.id)
             describe.kernel_json(self.state, kernel, there, told.get(kernel.id), now, waits_since=since)

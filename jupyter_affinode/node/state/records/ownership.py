@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ....settings.policy import Settings
-from ....settings.rules import EVERYBODY, GRANTED, is_named, names, numbers, rule_for
+from ....settings.rules import EVERYBODY, GRANTED, class_of, is_named, names, numbers, rule_for
 from ...identity.identity import of_unix_user
 from ...system.user_names import groups_of, name_of
 from .kernel import Description, KernelRecord
@@ -51,7 +51,7 @@ def entitlements_of(kernel: KernelRecord, settings: Settings) -> Entitlements:
         user=user,
         charged_user=kernel.account.charged_user or "",
         groups=groups,
-        priority=priority,
+        priority=class_of(priority),
         is_opted_out=is_opted_out,
         limit_bytes=None if cap is None else int(cap),
     )
