@@ -16,7 +16,6 @@ from ..controller import Controller
 from ..identity.access import NotAllowed
 from ..identity.identity import Identity
 from ..identity.rate_limits import BYTES_A_REQUEST, Account
-from ..ledger.recorder import plain
 from ..model.reasons import Refusal
 from ..state.records.kernel import KernelRecord
 from ..state.records.ownership import owner_of
@@ -106,8 +105,8 @@ class Handler(RequestHandler):
                     self.request,
                     self.identity,
                     self.speaker(),
-                    kernel_id="" if subject is None else plain(subject.id),
-                    user="" if subject is None else plain(owner_of(subject)),
+                    kernel_id="" if subject is None else subject.id,
+                    user="" if subject is None else owner_of(subject),
                     outcome=self._outcome,
                 )
             )

@@ -150,7 +150,14 @@ class History(Observer):
         """See observer.Observer."""
         for ended in self._waits.take_queue(now, queue, self._state.kernels):
             self._figures.waited(ended)
-            self._write_wait(ended)
+            self._write_row(
+                EventKind.WAIT,
+                ended.kernel_id,
+                gpu=ended.gpu,
+                outcome=ended.outcome,
+                bytes=ended.bytes,
+                waited_s=ended.waited_s,
+            )
         if now - self._looked_at >= LOOK_EVERY_S:
             self._looked_at = now
             self._measure(now)
@@ -180,7 +187,7 @@ class History(Observer):
         wall = self._wall()
         if wall // DAY_S != self._sums_day:
             self._sums, self._sums_day = {}, int(wall // DAY_S)
-        self._write_gone(wall)
+        self._write_gone()
         seen = [self._seen(kernel) for kernel in self._state.kernels.values() if _counts(kernel)]
         for kernel, gpu, sums in self._meter.count(now, wall, seen):
             self._figures.metered(kernel, gpu, sums)
@@ -199,21 +206,21 @@ class History(Observer):
         user, gpus = self._of_sums(kernel)
         processes = kernel.processes.values()
         return Seen(
-            plain(kernel.id),
+            kernel.id,
             user,
-            plain(owner_name(kernel)),
+            owner_name(kernel),
             _last_activity(kernel),
             any(process.data.calls_in_flight or process.data.captures for process in processes),
             {uuid: held for uuid, (held, _) in gpus.items()},
             {uuid: parked for uuid, (_, parked) in gpus.items()},
-            plain(kernel.account.account),
-            plain(kernel.account.job),
+            kernel.account.account,
+            kernel.account.job,
         )
 
     def _of_sums(self, kernel: KernelRecord) -> tuple[str, dict[str, tuple[int, int]]]:
         """Return the user, and the figures of each GPU, to which those of the kernel are added."""
         user, gpus = self._user(kernel), self._gpus(kernel)
-        charged = self._users[plain(kernel.id)].charged
+        charged = self._users[kernel.id].charged
         known = self._sums.setdefault(charged, set())
         new = {(user, uuid) for uuid in gpus} - known
         if len(known) + len(new) <= SUMS_A_DAY_MAX:
@@ -262,86 +269,61 @@ class History(Observer):
             self._kernels_written_at = now
         living = {kernel.kernel_id for kernel in seen}
         for kernel in self._state.kernels.values():
-            kernel_id = plain(kernel.id)
-            if kernel_id not in living:
+            if kernel.id not in living:
                 continue
-            row, known = self._row(kernel, wall), self._began.get(kernel_id)
-            if known is None and not self._may_write(kernel_id):
+            row, known = self._row(kernel, wall), self._began.get(kernel.id)
+            if known is None and not self._may_write(kernel.id):
                 continue
             if is_due or known is None or known.gpus != row.gpus:
-                self._began[kernel_id] = row
+                self._began[kernel.id] = row
                 ledger.kernel(row)
         for kernel_id in self._began.keys() - living:
             row = self._began.pop(kernel_id)
             ledger.kernel(KernelRow(**{**vars(row), "seen": wall, "ended": wall}))
 
     def _row(self, kernel: KernelRecord, wall: float) -> KernelRow:
-        kernel_id = plain(kernel.id)
-        known = self._began.get(kernel_id)
+        known = self._began.get(kernel.id)
         simulated = any(process.is_simulated for process in kernel.processes.values())
         said = kernel.server.description if self._with_names else None
         return KernelRow(
-            kernel_id,
+            kernel.id,
             self._user(kernel),
             wall if known is None else known.began,
             wall,
             None,
             simulated,
-            plain(said.name) if said and said.name else None,
-            plain(said.path) if said and said.path else None,
-            plain(said.server) if said and said.server else None,
+            said.name if said and said.name else None,
+            said.path if said and said.path else None,
+            said.server if said and said.server else None,
             self._gpu_names(kernel) or (known.gpus if known is not None else ""),
         )
 
-    def _write_gone(self, wall: float) -> None:
+    def _write_gone(self) -> None:
         """Write which of the kernels that were parked at the last look have no memory any more."""
-        kernels = {plain(kernel.id): kernel for kernel in self._state.kernels.values() if _counts(kernel)}
+        kernels = {kernel.id: kernel for kernel in self._state.kernels.values() if _counts(kernel)}
         for kernel_id, gpus in self._parked.items():
             kernel = kernels.get(kernel_id)
             if kernel is None or kernel.residency is Residency.NONE:
-                whose = self._users.get(kernel_id, _Whose())
-                row = EventRow(
-                    wall,
-                    EventKind.GONE.value,
-                    kernel_id,
-                    whose.user,
-                    gpus=gpus,
-                    account=whose.account,
-                    job=whose.job,
-                )
-                self._event(row)
+                self._write_row(EventKind.GONE, kernel_id, gpus=gpus)
         self._parked = {
             kernel_id: self._gpu_names(kernel)
             for kernel_id, kernel in kernels.items()
             if kernel.residency in (Residency.PARKED, Residency.HIBERNATED)
         }
 
-    def _write_wait(self, ended: WaitEnded) -> None:
-        if self.ledger is not None:
-            kernel_id = plain(ended.kernel_id)
-            whose = self._users.get(kernel_id, _Whose())
-            row = EventRow(
-                *(self._wall(), EventKind.WAIT.value, kernel_id, whose.user, ended.gpu),
-                outcome=ended.outcome,
-                bytes=ended.bytes,
-                waited_s=ended.waited_s,
-                account=whose.account,
-                job=whose.job,
-            )
-            self._event(row)
-
     def _write(self, kind: EventKind, kernel: KernelRecord, *, gpu: str = "", **columns: Any) -> None:
         """Write an event; `columns`: the others of EventRow."""
         if self.ledger is not None:
-            of_kernel = (self._wall(), kind.value, plain(kernel.id), self._user(kernel))
-            account = kernel.account
-            columns |= {"account": plain(account.account), "job": plain(account.job)}
-            columns["gpus"] = self._gpu_names(kernel)
-            self._event(EventRow(*of_kernel, gpu or kernel.main_gpu(), **columns))
+            self._user(kernel)
+            columns |= {"gpu": gpu or kernel.main_gpu(), "gpus": self._gpu_names(kernel)}
+            self._write_row(kind, kernel.id, **columns)
 
-    def _event(self, row: EventRow) -> None:
-        if self.ledger is not None and self._may_write(row.kernel_id):
-            self.ledger.event(row)
+    def _write_row(self, kind: EventKind, kernel_id: str, **columns: Any) -> None:
+        """Write an event of a kernel that may be gone, with the user and the job that are remembered."""
+        if self.ledger is not None and self._may_write(kernel_id):
+            whose = self._users.get(kernel_id, _Whose())
+            columns |= {"account": whose.account, "job": whose.job}
+            self.ledger.event(EventRow(self._wall(), kind.value, kernel_id, whose.user, **columns))
 
     def _may_write(self, kernel_id: str) -> bool:
         """Return whether a kernel's user has not had too much written lately, and count a row."""
@@ -359,13 +341,10 @@ class History(Observer):
 
     def _user(self, kernel: KernelRecord) -> str:
         """Return the kernel's user; remembered for the waits that end because the kernel is gone."""
-        user = plain(owner_of(kernel))
-        account = kernel.account
-        self._users[plain(kernel.id)] = _Whose(
-            user, plain(account.charged_user or user), plain(account.account), plain(account.job)
-        )
+        user, account = owner_of(kernel), kernel.account
+        self._users[kernel.id] = _Whose(user, account.charged_user or user, account.account, account.job)
         if self.ledger is not None:
-            self.ledger.user(user, plain(owner_name(kernel)))
+            self.ledger.user(user, owner_name(kernel))
         return user
 
 
@@ -375,18 +354,15 @@ def _counts(kernel: KernelRecord) -> bool:
 
 
 def owner_name(kernel: KernelRecord) -> str:
-    """Return the kernel's user as users see it."""
-    return (kernel.account.name or kernel.account.owner) if kernel.account.owner else own_name()
+    """Return the kernel's user as users see it, as text that every file takes: passwd(5) may have any bytes."""
+    account = kernel.account
+    name = (account.name or account.owner) if account.owner else own_name()
+    return name.encode("utf-8", "replace").decode()
 
 
 def _mean(utilization: Sequence[int | None]) -> float | None:
     known = [percent for percent in utilization[-LOOKS_A_SAMPLE:] if percent is not None]
     return round(sum(known) / len(known), 1) if known else None
-
-
-def plain(text: str) -> str:
-    """Return text that every file takes: JSON may carry halves of surrogate pairs."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def present(kernel: KernelRecord, wait: WaitEstimate | None, shift: float) -> Present:
@@ -395,14 +371,14 @@ def present(kernel: KernelRecord, wait: WaitEstimate | None, shift: float) -> Pr
     said = kernel.server.description
     residency = Residency.PARKED if kernel.residency is Residency.HIBERNATED else kernel.residency
     return Present(
-        plain(kernel.id),
-        plain(owner_of(kernel)),
+        kernel.id,
+        owner_of(kernel),
         Residency.QUEUED if waits else residency,
         shift + (wait.since if wait is not None and waits else kernel.residency_since),
         kernel.reason_code or "",
         tuple(uuid for uuid, gpu in kernel.by_gpu().items() if gpu.in_all_bytes or gpu.parked_bytes),
-        plain(said.name) if said and said.name else None,
-        plain(said.path) if said and said.path else None,
+        said.name if said and said.name else None,
+        said.path if said and said.path else None,
     )
 
 

@@ -21,6 +21,7 @@ from jupyter_affinode.node.ledger import recorder
 from jupyter_affinode.node.ledger import writer as ledger_module
 from jupyter_affinode.node.ledger.store import Batch, LedgerStore
 from jupyter_affinode.node.metrics.history_options import HistoryOptions
+from jupyter_affinode.node.state.records.kernel import Account, KernelRecord
 from jupyter_affinode.settings.policy import GIB
 
 ME = getpass.getuser()
@@ -81,6 +82,11 @@ def test_parks_resumes_waits_and_refusals_are_written_with_their_reasons(node, s
             (bytes_, user) == (300 * MIB, f"uid-{os.getuid()}") and gpu.startswith("GPU-") and duration >= 0
         )
     assert rows(path, "SELECT name FROM users") == [(ME,)]
+
+
+def test_a_name_of_any_bytes_is_text_that_every_file_takes():
+    account = Account(owner="uid-7", name=os.fsdecode(b"jos\xe9"))
+    assert recorder.owner_name(KernelRecord("k", account)) == "jos?"
 
 
 def test_a_user_with_ever_new_kernels_has_only_so_many_written(node, shim, path, wait_until, monkeypatch):
