@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from ...model.actions import Park
 from ...model.snapshot import Kernel, Residency, Waiter
 from ..queue import AWAY
 from ..scheduling_pass.plan import Plan
@@ -27,10 +26,10 @@ def hand_over(
     head: Waiter,
     missing: Mapping[str, int],
     candidates: Callable[[], Iterable[Kernel]],
-    park: Park,
+    reason: str,
 ) -> bool:
     """Exchange the head with the best kernels that can be parked for it, where host memory allows no other way; return
-    whether it is decided. `park`: the template of their parks.
+    whether it is decided. `reason`: of their parks.
     """
     if head.room is not None or not may_resume_handing_over(plan, head.kernel) or plan.host.is_awaited:
         return False
@@ -48,7 +47,7 @@ def hand_over(
 
     for wanted in ({**lacks, **missing}, lacks):  # the margin is not worth a failure
         chosen = enough(plan, filter(fits, able()), wanted)
-        if chosen and not what_is_left(plan, chosen, wanted) and plan.hand_over(head.kernel, chosen, park):
+        if chosen and not what_is_left(plan, chosen, wanted) and plan.hand_over(head.kernel, chosen, reason):
             return True
     return False
 

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ....units import bytes_in_words, duration_in_words
-from ...model.actions import Park
 from ...model.reasons import Cause
 from ...model.snapshot import Kernel, Waiter
 from ..scheduling_pass.host_plan import HostMemory
@@ -51,9 +50,10 @@ def reclaim(plan: Plan, short: Mapping[str, int], head: Waiter, place: int) -> N
             return
     first = len(plan.actions)
     found = select_victims(plan, candidates(), missing)
-    if _needs_disk(plan, found, missing) and hand_over(plan, head, missing, candidates, _told(head)):
+    reason = f"room for {bytes_in_words(sum(head.needs.values()))}"
+    if _needs_disk(plan, found, missing) and hand_over(plan, head, missing, candidates, reason):
         return
-    found = _park_until(plan, found, missing, candidates, _park_for(plan, head))
+    found = _park_until(plan, found, missing, candidates, reason, Cause.ROOM, for_kernel=head.kernel.id)
     if is_exchange(plan, head, first):
         plan.exchange(head.kernel, first)
     is_for_start = head.room is not None and head.room.is_for_start
@@ -71,24 +71,18 @@ def reclaim_watermark(plan: Plan) -> None:
 
     Not while kernels move to or from it: in the midst of an exchange every GPU is nearly full.
     """
-
-    def park(kernel: Kernel) -> bool:
-        return plan.park(kernel, "GPU memory is low", Cause.LOW_MEMORY)
-
     for uuid, gpu in plan.node.gpus.items():
         if gpu.is_reclaiming and gpu.total_bytes is not None and plan.is_settled([uuid]):
             target = int(plan.settings.high_watermark * gpu.total_bytes)
-            _reclaim_all(plan, uuid, target - plan.room[uuid] - plan.incoming[uuid], park)
+            size = target - plan.room[uuid] - plan.incoming[uuid]
+            _reclaim_all(plan, uuid, size, "GPU memory is low", Cause.LOW_MEMORY)
 
 
 def keep_limits(plan: Plan) -> None:
     """Park eligible kernels of a user or group that has grown beyond its quota."""
     for limit in plan.limits.caps:
-
-        def park(kernel: Kernel, limit: str = limit) -> bool:
-            return plan.park(kernel, f"the limit of {limit} is exceeded", Cause.LIMIT)
-
-        _reclaim_all(plan, limit, -plan.room[limit] - plan.incoming.get(limit, 0), park)
+        size = -plan.room[limit] - plan.incoming.get(limit, 0)
+        _reclaim_all(plan, limit, size, f"the limit of {limit} is exceeded", Cause.LIMIT)
 
 
 def park_idle(plan: Plan) -> None:
@@ -114,23 +108,7 @@ def _behind_last(plan: Plan, kernels: Iterable[Kernel], missing: Mapping[str, in
         yield from behind
 
 
-def _park_for(plan: Plan, head: Waiter) -> Callable[[Kernel], bool]:
-    """Return a function that parks a kernel for the head of the queue."""
-
-    def park(kernel: Kernel) -> bool:
-        told = _told(head)
-        return plan.park(kernel, told.reason, told.cause, for_kernel=told.for_kernel)
-
-    return park
-
-
-def _told(head: Waiter) -> Park:
-    """Return the template of the parks for a waiter: reason, cause and kernel."""
-    reason = f"room for {bytes_in_words(sum(head.needs.values()))}"
-    return Park("", reason, cause=Cause.ROOM, for_kernel=head.kernel.id)
-
-
-def _reclaim_all(plan: Plan, resource: str, size: int, park: Callable[[Kernel], bool]) -> None:
+def _reclaim_all(plan: Plan, resource: str, size: int, reason: str, cause: Cause) -> None:
     """Park eligible kernels until `size` bytes of a resource will be free, or as far as host memory allows."""
     if size > 0:
         missing = {resource: size}
@@ -139,7 +117,7 @@ def _reclaim_all(plan: Plan, resource: str, size: int, park: Callable[[Kernel], 
             return plan.candidates.eligible_on(missing)
 
         found = select_victims(plan, candidates(), missing, in_part=True)
-        found = _park_until(plan, found, missing, candidates, park, in_part=True)
+        found = _park_until(plan, found, missing, candidates, reason, cause, in_part=True)
         if found.memory is HostMemory.SHORT:
             plan.host.refuse(found.short)
 
@@ -157,17 +135,22 @@ def _park_until(
     found: Victims,
     missing: dict[str, int],
     candidates: Callable[[], Iterable[Kernel]],
-    park: Callable[[Kernel], bool],
+    reason: str,
+    cause: Cause,
     *,
+    for_kernel: str | None = None,
     in_part: bool = False,
 ) -> Victims:
-    """Park the victims that were found, and others until nothing is missing any more; return the last. `park` returns
-    whether the kernel will be parked.
+    """Park the victims that were found, and others until nothing is missing any more; return the last.
 
     Each park leaves less host memory, so the next victims may have to be selected anew.
     """
     while True:
-        parked = [kernel for kernel in found.kernels if plan.is_free(kernel) and park(kernel)]
+        parked = [
+            kernel
+            for kernel in found.kernels
+            if plan.is_free(kernel) and plan.park(kernel, reason, cause, for_kernel=for_kernel)
+        ]
         for kernel in parked:
             subtract(missing, plan.limits.frees(kernel))
         if len(parked) == len(found.kernels) or not parked:

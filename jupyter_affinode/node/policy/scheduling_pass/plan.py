@@ -123,13 +123,12 @@ class Plan:
         self.actions[first:] = [replace(park, exchanges=True) for park in parks]
         self._decided_with_others(waiter)
 
-    def hand_over(self, waiter: Kernel, kernels: Sequence[Kernel], park: Park) -> bool:
-        """Decide an exchange in which the waiter hands its host memory over to `kernels`; `park` is the template of
-        their parks.
+    def hand_over(self, waiter: Kernel, kernels: Sequence[Kernel], reason: str) -> bool:
+        """Decide an exchange in which the waiter hands its host memory over to `kernels`; `reason`: of their parks.
 
         If some host memory is missing, others are asked to release it first. Return False if that is not enough either.
         """
-        first = [kernel for kernel in kernels if self._drops_caches(kernel, park.reason)]
+        first = [kernel for kernel in kernels if self._drops_caches(kernel, reason)]
         if first:
             return True
         shares = self.host.room.hand_over(waiter, kernels)
@@ -143,7 +142,7 @@ class Plan:
             self.host.room.charge(self.host.room.charges_of_hand_over(waiter, kernels))
             return True
         for kernel, (budget, lots) in zip(kernels, shares, strict=True):
-            told = replace(park, kernel_id=kernel.id, budget_bytes=budget, lot_bytes=lots)
+            told = Park(kernel.id, reason, budget, lots, cause=Cause.ROOM, for_kernel=waiter.id)
             self.act(replace(told, exchanges=True, hands_over=True))
             self._expect_room(kernel)
             self.host.room.count_passing(kernel, kernel.movable_bytes)
