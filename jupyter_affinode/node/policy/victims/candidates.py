@@ -77,17 +77,21 @@ class Candidates:
             if first > place and self._is_free(kernel):
                 yield kernel
 
-    def resident_on(self, gpus: Collection[str]) -> Sequence[Kernel]:
-        """Return the kernels with movable memory on one of the GPUs, whatever is decided for them."""
-        return self._holding(gpus)
+    def resident_on(self, resources: Collection[str]) -> Sequence[Kernel]:
+        """Return the kernels with movable memory in one of the resources, each once, whatever is decided for them."""
+        if len(resources) == 1:
+            (resource,) = resources
+            return self._resident_on_one(resource)
+        found = {kernel.id: kernel for each in resources for kernel in self._resident_on_one(each)}
+        return list(found.values())
 
     def parkable_bytes(self, uuid: str) -> int:
         """Return the bytes that would become free on a GPU if all kernels were parked that can be, reservations
-        included.
+        included: kernels have them, or are about to, and may free them again.
         """
         size = self._parkable_bytes.get(uuid)
         if size is None:
-            size = self._reserved.get(uuid, 0)
+            size = sum(reserved.bytes for reserved in self._node.reservations if reserved.gpu == uuid)
             for kernel in self._by_gpu.get(uuid, ()):
                 if kernel.is_parkable and not kernel.is_opted_out:
                     size += kernel.frees_bytes[uuid]
@@ -98,7 +102,7 @@ class Candidates:
 
     def _find_eligible(self, where: frozenset[str]) -> list[Kernel]:
         """Return the eligible kernels in the resources, the best victim last."""
-        found = self._eligible_of(self._holding(where))
+        found = self._eligible_of(self.resident_on(where))
         if len(found) > 1:
             gpus = where if where.isdisjoint(self._limits.caps) else None
             found = victims.in_order(self._now, found, self._node, gpus)[::-1]
@@ -138,15 +142,7 @@ class Candidates:
         found = {blocked[2].id: blocked for each in resources for blocked in self._blocked[each]}
         return sorted(found.values(), key=itemgetter(0))
 
-    def _holding(self, resources: Collection[str]) -> Sequence[Kernel]:
-        """Return the kernels with movable memory in one of the resources, each once."""
-        if len(resources) == 1:
-            (resource,) = resources
-            return self._holding_one(resource)
-        found = {kernel.id: kernel for each in resources for kernel in self._holding_one(each)}
-        return list(found.values())
-
-    def _holding_one(self, resource: str) -> Sequence[Kernel]:
+    def _resident_on_one(self, resource: str) -> Sequence[Kernel]:
         index = self._by_limit if resource in self._limits.caps else self._by_gpu
         return index.get(resource, ())
 
@@ -172,7 +168,7 @@ class Candidates:
         """Return the kernels whose movable memory counts in each quota."""
         index: dict[str, list[Kernel]] = defaultdict(list)
         for kernel in self._node.kernels:
-            if _has_memory(kernel):
+            if kernel.movable_bytes:
                 for limit in self._limits.of(kernel.id):
                     index[limit].append(kernel)
         return index
@@ -183,7 +179,7 @@ class Candidates:
         places: dict[str, Blocked] = {}  # by kernel
         for place, waiter in enumerate(self._queue):
             kernel = waiter.kernel
-            if not _has_memory(kernel):
+            if not kernel.movable_bytes:
                 continue  # most of them are parked as a whole
             if self._may_be_blocked(kernel) and can_be_parked(kernel, self._now):
                 first = places[kernel.id][1] if kernel.id in places else place
@@ -207,19 +203,6 @@ class Candidates:
         if kernel.residency is not Residency.QUEUED:
             return kernel.residency is Residency.RESIDENT
         return self._now - kernel.last_activity >= self._settings.contended_idle_timeout_s
-
-    @cached_property
-    def _reserved(self) -> Mapping[str, int]:
-        """Return the bytes reserved on each GPU: kernels have them, or are about to, and may free them again."""
-        total: dict[str, int] = {}
-        for reserved in self._node.reservations:
-            total[reserved.gpu] = total.get(reserved.gpu, 0) + reserved.bytes
-        return total
-
-
-def _has_memory(kernel: Kernel) -> bool:
-    """Return whether the kernel has movable memory on a GPU."""
-    return any(kernel.resident_bytes.values())
 
 
 def can_be_parked(kernel: Kernel, now: float) -> bool:
