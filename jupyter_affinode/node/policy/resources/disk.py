@@ -45,7 +45,9 @@ class DiskRoom:
         charged_users = {kernel.charged_user for kernel in kernels}
         users = max(len(charged_users), 1)
         self.part_bytes = host.disk_limit_bytes // users
-        self._daily = _Daily(host.disk_daily_bytes, host.disk_daily_bytes // users, host.disk_written_bytes)
+        self._daily_bytes, self._daily_part_bytes = host.disk_daily_bytes, host.disk_daily_bytes // users
+        self._written = dict(host.disk_written_bytes)  # in these 24 hours, by user
+        self._written_in_all = sum(self._written.values())
         for kernel in kernels:
             size = kernel.host.disk_bytes + kernel.host.spilling_bytes
             self._used[kernel.charged_user] = self._used.get(kernel.charged_user, 0) + size
@@ -93,18 +95,18 @@ class DiskRoom:
 
         `written`: what kernels write beside that, by their ids.
         """
-        daily, found = self._daily.copy(), dict[str, int]()
+        room, found = self._copy(), dict[str, int]()
         ready = [
             each
             for each in filter(MAY_EVER, kernels)
             if may_hibernate(each, now, least_awake_s) and is_free(each)
         ]
         for kernel in self._kernels if written and ready else ():
-            daily.take(kernel.charged_user, written.get(kernel.id, 0))
+            room._count_written(kernel.charged_user, written.get(kernel.id, 0))
         for kernel in sorted(ready, key=lambda each: (each.last_activity, each.id)):
             size = sum(kernel.parked_bytes.values())
-            if size <= daily.left_for(kernel.charged_user):
-                daily.take(kernel.charged_user, size)
+            if size <= room._daily_left_for(kernel.charged_user):
+                room._count_written(kernel.charged_user, size)
                 found[kernel.id] = kernel.host.spillable_bytes
         return found
 
@@ -123,7 +125,7 @@ class DiskRoom:
     def left_for(self, kernel: Kernel) -> int:
         """Return how much more of the kernel's user may be written to disk now."""
         part = self.part_bytes - self._used.get(kernel.charged_user, 0)
-        return max(min(self._left_bytes, part, self._daily.left_for(kernel.charged_user)), 0)
+        return max(min(self._left_bytes, part, self._daily_left_for(kernel.charged_user)), 0)
 
     def has_room_for(self, kernels: Iterable[Kernel], takes: Callable[[Kernel], int], now: float) -> bool:
         """Return whether what parking the kernels takes of host memory could all go to disk."""
@@ -134,8 +136,8 @@ class DiskRoom:
                 room._write(kernel, size)
             elif may_hibernate(
                 replace(kernel, residency=Residency.PARKED), now
-            ) and whole <= room._daily.left_for(kernel.charged_user):
-                room._daily.take(kernel.charged_user, whole)
+            ) and whole <= room._daily_left_for(kernel.charged_user):
+                room._count_written(kernel.charged_user, whole)
             else:
                 return False
         return True
@@ -151,38 +153,24 @@ class DiskRoom:
 
     def _copy(self) -> DiskRoom:
         room = copy.copy(self)
-        room._used, room._daily = dict(self._used), self._daily.copy()
+        room._used, room._written = dict(self._used), dict(self._written)
         return room
 
     def _write(self, kernel: Kernel, size: int) -> None:
         """Count `size` bytes of a kernel as written."""
         self._used[kernel.charged_user] = self._used.get(kernel.charged_user, 0) + size
         self._left_bytes -= size
-        self._daily.take(kernel.charged_user, size)
+        self._count_written(kernel.charged_user, size)
 
+    def _daily_left_for(self, user: str) -> int:
+        """Return how much more of the user may be written in these 24 hours."""
+        own = self._daily_part_bytes - self._written.get(user, 0)
+        return max(self._daily_bytes - self._written_in_all, own, 0)
 
-class _Daily:
-    """What may still be written in these 24 hours."""
-
-    def __init__(self, limit_bytes: int, part_bytes: int, written: Mapping[str, int]):
-        self._limit_bytes = limit_bytes
-        self._part_bytes = part_bytes
-        self._written = dict(written)
-        self._in_all = sum(written.values())
-
-    def copy(self) -> _Daily:
-        """Return one that changes alone."""
-        return _Daily(self._limit_bytes, self._part_bytes, self._written)
-
-    def left_for(self, user: str) -> int:
-        """Return how much more of the user may be written."""
-        own = self._part_bytes - self._written.get(user, 0)
-        return max(self._limit_bytes - self._in_all, own, 0)
-
-    def take(self, user: str, size: int) -> None:
-        """Count `size` bytes as written."""
+    def _count_written(self, user: str, size: int) -> None:
+        """Count `size` bytes as written in these 24 hours, on the disk or in an image."""
         self._written[user] = self._written.get(user, 0) + size
-        self._in_all += size
+        self._written_in_all += size
 
 
 def may_hibernate(kernel: Kernel, now: float, least_awake_s: float = LEAST_AWAKE_S) -> bool:
