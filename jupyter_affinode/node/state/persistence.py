@@ -52,21 +52,22 @@ class KernelRequests:
     gpus_in_image: Mapping[str, int] | None = None  # of a hibernated one, which its server tells anew: bytes
 
     def and_then(self, kernel: KernelRecord) -> KernelRequests:
-        """Return this with what the controller knows now; what only an earlier controller knew stays until the kernel
-        has connected.
+        """Return this with what the controller knows now, itself if that is nothing; what only an earlier controller
+        knew stays until the kernel has connected.
         """
-        stored = replace(self, held_until=kernel.held_until)
+        known: dict[str, Any] = {}
+        if kernel.held_until != self.held_until:
+            known["held_until"] = kernel.held_until
         told = kernel.server.description
         if told is not None and told.server is None:
-            stored = replace(stored, may_park=told.may_park, priority=told.priority)
+            known |= {"may_park": told.may_park, "priority": told.priority}
         if kernel.requests.resume:
-            stored = replace(stored, resume_since=kernel.wants_since)
+            known["resume_since"] = kernel.wants_since
         if kernel.ending.reason is not None:
-            stored = replace(stored, end_asked=kernel.ending.reason, end_for=kernel.ending.for_kernel)
-        if kernel.gpus_in_image is not None:
-            sizes = {uuid: gpu.parked_bytes for uuid, gpu in kernel.gpus_in_image.items()}
-            stored = replace(stored, gpus_in_image=sizes)
-        return stored
+            known |= {"end_asked": kernel.ending.reason, "end_for": kernel.ending.for_kernel}
+        if kernel.gpus_in_image:
+            known["gpus_in_image"] = {uuid: gpu.parked_bytes for uuid, gpu in kernel.gpus_in_image.items()}
+        return replace(self, **known) if known else self
 
     @classmethod
     def read(cls, stored: object, now: float, hold_max_s: float) -> KernelRequests:
@@ -182,10 +183,9 @@ class StoredRequests:
         pages = {**self._pages, **_pages_of(kernels)}
         told = dict(self._earlier)
         for kernel in kernels:
-            if kernel.id in told or _has_requests(kernel):
-                stored = told.get(kernel.id, NOTHING).and_then(kernel)
-                if stored != NOTHING:
-                    told[kernel.id] = stored
+            stored = told.get(kernel.id, NOTHING).and_then(kernel)
+            if stored is not NOTHING and stored != NOTHING:  # mostly it is that itself
+                told[kernel.id] = stored
         is_known = told == self._written and pages == self._pages_written
         if (is_known and disk_written == self._disk_written) or now < self._write_at:
             return
@@ -225,15 +225,6 @@ def _pages_of(kernels: Iterable[KernelRecord]) -> dict[str, str]:
 
 def _page_name(inode: Inode) -> str:
     return "{}:{}".format(*inode)
-
-
-def _has_requests(kernel: KernelRecord) -> bool:
-    """Return whether there is anything to store; nearly always there is not."""
-    if kernel.held_until is not None or kernel.requests.resume or kernel.ending.reason is not None:
-        return True
-    if kernel.gpus_in_image:
-        return True
-    return kernel.server.description is not None and kernel.server.description.server is None
 
 
 def _load(path: Path) -> dict[str, Any]:
