@@ -21,6 +21,7 @@ from .execution_tracker import ExecutionTracker
 KERNEL_ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
 RECONCILE_S = 2.0
 INTERRUPT_ONCE_S = 1.0
+SAY_AGAIN_S = 1.0  # what a controller of many users refused, since cells came too fast
 
 
 class KernelMessages:
@@ -101,6 +102,11 @@ class KernelMessages:
             except ControllerUnavailable:
                 self._pending.clear()
             except ControllerRefused as refused:
+                if kind == "cell" and refused.slug == "too-many-requests":
+                    await asyncio.sleep(SAY_AGAIN_S)
+                    if all(other != "cell" for other, _ in self._pending):
+                        self._pending.append((kind, value))  # else a cell would seem to run that has ended
+                    continue
                 # unknown there: a kernel without the shim, or not yet registered
                 self._log.debug("Kernel %s, %s: %s", self.kernel_id, kind, refused)
 

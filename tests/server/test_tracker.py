@@ -10,6 +10,7 @@ import sys
 import time
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ import zmq
 from live_server import ENDLESS
 from waiting import until
 
+from jupyter_affinode.client.errors import ControllerRefused
 from jupyter_affinode.server import execution_tracker as tracker_module
+from jupyter_affinode.server import kernels
 from jupyter_affinode.server.execution_tracker import ExecutionTracker
 
 LOG = logging.getLogger(__name__)
@@ -308,3 +311,22 @@ async def test_a_kernel_in_another_language_is_tracked(tracked, kernelspec):
     _, client, _, heard = await tracked(kernel_name="shell")
     message_id = client.execute("echo hello")
     await until(lambda: heard.cells == [(True, message_id), (False, None)])
+
+
+async def test_a_cells_end_that_came_too_fast_is_told_again(monkeypatch):
+    """Else the kernel would seem to compute until its next cell."""
+    monkeypatch.setattr(kernels, "SAY_AGAIN_S", 0.0)
+    told: list[bool] = []
+
+    async def cell(kernel_id: str, is_open: bool, **_: object) -> None:
+        if not is_open and not told.count(False):
+            told.append(False)
+            raise ControllerRefused(429, "too-many-requests", "you ask too often")
+        told.append(is_open)
+
+    watch: Any = SimpleNamespace(available=True, client=SimpleNamespace(cell=cell))
+    messages = kernels.KernelMessages("k", watch, logging.getLogger(__name__))
+    messages.cell(True, None)
+    await until(lambda: told == [True])
+    messages.cell(False, None)
+    await until(lambda: told == [True, False, False])
