@@ -93,9 +93,13 @@ class KernelMessages:
             raise
         return sum(process["residency"] != "none" for process in known["processes"])
 
-    def residency(self) -> str:
-        """Return where the kernel's GPU memory is. Raises ControllerRefused if it is not known."""
-        return str(ask(self._socket, "GET", kernel_path(self._kernel_id), {})["residency"])
+    def residency(self) -> tuple[str, int]:
+        """Return where the kernel's GPU memory is, and how many of its processes are connected.
+
+        Raises ControllerRefused if it is not known.
+        """
+        known = ask(self._socket, "GET", kernel_path(self._kernel_id), {})
+        return str(known["residency"]), len(known["processes"])
 
     def tell_cancel(self, process_group: int | None = None) -> None:
         """The kernel was interrupted: calls that wait for the GPU fail, in the processes of that group."""

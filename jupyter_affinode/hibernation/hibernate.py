@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import environment
-from ..keeping.processes import ProcessName, resident_bytes
+from ..keeping.processes import ProcessName, lives, resident_bytes
 from . import criu, files, pages, tree
 from .checks import objection_to_rights, objection_to_writing
 from .disk import in_words
@@ -137,10 +137,10 @@ async def hibernate(
         manifest = await asyncio.to_thread(
             image.finish, processes=processes, has_cuda=has_cuda, pages=packed, **known
         )
-        if not tree.lives(processes[0]):  # its server has noted that, and may have started it anew
+        if not lives(processes[0]):  # its server has noted that, and may have started it anew
             raise ProcessLookupError
     except BaseException as error:
-        has_ended = bool(processes) and not tree.lives(processes[0])
+        has_ended = bool(processes) and not lives(processes[0])
         with contextlib.suppress(ProcessLookupError):
             processes = tree.tree_of(pid)
         tree.go_on(processes)
@@ -281,7 +281,7 @@ async def recover(image: Image, process: ProcessName | None = None) -> Recovered
     manifest = image.manifest()
     pages.remove_plain(image.process_folder)  # which this release made
     if image.is_whole:
-        living = [each for each in manifest.processes if tree.lives(each)]
+        living = [each for each in manifest.processes if lives(each)]
         if len(living) == len(manifest.processes):  # it was killed before it ended them
             tree.go_on(living)
             image.give_up()
@@ -314,7 +314,7 @@ async def _end_half_woken(manifest: Manifest, image: Image, *, is_started: bool)
         for process in manifest.processes:
             if (is_started and process.pid == first) or _is_of_image(process.pid, manifest, image):
                 with contextlib.suppress(ProcessLookupError):
-                    found |= {each.pid: each for each in tree.tree_of(process.pid) if tree.lives(each)}
+                    found |= {each.pid: each for each in tree.tree_of(process.pid) if lives(each)}
         if not found:
             return
         await tree.end(list(found.values()))

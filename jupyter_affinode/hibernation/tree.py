@@ -26,15 +26,6 @@ def tree_of(pid: int) -> list[ProcessName]:
     return found
 
 
-def lives(process: ProcessName) -> bool:
-    """Return whether a process lives; one that waits for its parent does not."""
-    try:
-        Adopted(process).close()
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def threads_of(pid: int) -> list[int]:
     """Return the ids of a process's threads."""
     try:

@@ -23,13 +23,13 @@ from ..hibernation.image import Image, ImageRefused, Manifest
 from ..hibernation.machine import objection_to_waking
 from ..hibernation.seen import Seen
 from ..hibernation.store import Bounds, deletion_at, image_of, images_in, notice_s
-from ..hibernation.tree import lives, tree_of
+from ..hibernation.tree import tree_of
 from ..threads import on_own_thread
 from ..units import bytes_in_words
 from .earlier_folder import folder_of, stand_in_for
 from .kept_kernel import CLOSED, KeptKernel
 from .messages import Undelivered
-from .processes import ProcessName
+from .processes import ProcessName, lives
 from .records import IMAGE, PROCESS, Owner, Record, from_json, to_json
 
 LOOK_FOR_GPU_EVERY_S = 5.0
@@ -69,7 +69,10 @@ class Hibernated:
         """
         if not self._looked or time.monotonic() - self._looked[0][0] > OBJECTION_HOLDS_S:
             needed, saved = self.manifest.needed, self.manifest.saved
-            found = objection_to_waking(self.manifest.origin) or objection_to_files(needed, saved)
+            try:
+                found = objection_to_waking(self.manifest.origin) or objection_to_files(needed, saved)
+            except OSError as error:  # a file that an upgrade replaces at this moment
+                found = in_words(error)
             self._looked[:] = [(time.monotonic(), found)]
         return self._looked[0][1]
 
@@ -233,7 +236,7 @@ class HibernatedKernels:
             image.let_back()
             image.let_speak()
             if recovered.manifest.has_cuda:
-                self._await_gpu(record.kernel_id, image)
+                self._await_gpu(record.kernel_id, record.process.pid, image)
             else:
                 self._give_up(image)
             return False
@@ -309,7 +312,7 @@ class HibernatedKernels:
             if not image.folder.exists():
                 self._claims.release(image)
             elif image.was_woken and lives(record.process):  # it was refused before anything was done
-                self._await_gpu(record.kernel_id, image)
+                self._await_gpu(record.kernel_id, record.process.pid, image)
             await self._tell_bytes(record, None)  # its processes may have left already, and it may have none
             raise
         self._claims.note_nowhere(image)
@@ -355,16 +358,16 @@ class HibernatedKernels:
         self._free_ports(kernel_id)
         hibernated.image.let_back()
         if hibernated.has_cuda:
-            self._await_gpu(kernel_id, hibernated.image)
+            self._await_gpu(kernel_id, process.pid, hibernated.image)
         return hibernated, replace(hibernated.record, process=process, place=PROCESS)
 
     def _free_ports(self, kernel_id: str) -> None:
         if (held := self._ports.pop(kernel_id, None)) is not None:
             held.free()
 
-    def _await_gpu(self, kernel_id: str, image: Image) -> None:
+    def _await_gpu(self, kernel_id: str, pid: int, image: Image) -> None:
         self._bringing_gpu_back[kernel_id] = asyncio.get_running_loop().create_task(
-            self._until_gpu_is_back(kernel_id, image)
+            self._until_gpu_is_back(kernel_id, pid, image)
         )
 
     def is_heard(self, hibernated: Hibernated) -> None:
@@ -447,6 +450,8 @@ class HibernatedKernels:
     def end_old(self) -> None:
         """Delete images by age, and say so before."""
         for each in self:
+            if each.record.kernel_id in self._moving:
+                continue
             deleted_at = each.deleted_at
             if deleted_at is None or (wait_s := deleted_at - time.time()) > notice_s(
                 each.record.image_keep_s
@@ -504,12 +509,16 @@ class HibernatedKernels:
                 raise CannotHibernate(str(error)) from None
             await asyncio.sleep(TRY_EVERY_S)
 
-    async def _until_gpu_is_back(self, kernel_id: str, image: Image) -> None:
+    async def _until_gpu_is_back(self, kernel_id: str, pid: int, image: Image) -> None:
         """Keep the image until what was on the GPU is there again, and was compared with its digests."""
         while True:
             await asyncio.sleep(LOOK_FOR_GPU_EVERY_S)
-            with contextlib.suppress(ControllerUnavailable, ControllerRefused):
-                if await on_own_thread(KernelMessages(kernel_id).residency, timeout_s=None) in GPU_IS_BACK:
+            with contextlib.suppress(ControllerUnavailable, ControllerRefused, ProcessLookupError):
+                residency, connected = await on_own_thread(
+                    KernelMessages(kernel_id).residency, timeout_s=None
+                )
+                # A controller that is new does not know all processes at once.
+                if residency in GPU_IS_BACK and connected >= await asyncio.to_thread(_count_shims, pid):
                     break
         await asyncio.to_thread(image.keep_gpu_file)
         del self._bringing_gpu_back[kernel_id]

@@ -173,10 +173,10 @@ class Keeper:
             await self.transitions.look_in(record.hibernate_dir)
             if kernel_id not in self._known.hibernated:
                 raise LookupError(f"kernel {kernel_id} is in no image")
-        if record.place == PROCESS and kernel_id in self._known.hibernated:  # its server has started it anew
-            self._known.hibernated.end(kernel_id)
         if record.place == PROCESS and self._known.know(record) is None:
             raise ProcessLookupError(f"kernel {kernel_id} has ended")
+        if record.place == PROCESS and kernel_id in self._known.hibernated:  # its server has started it anew
+            self._known.hibernated.end(kernel_id)
         for other, had in self._known.servers.items():
             if other is not writer:
                 had.discard(kernel_id)
@@ -227,8 +227,9 @@ class Keeper:
         """Give a server all kept kernels of its name and root folder, also those in images; say which have ended."""
         owner = Owner(**request["owner"])
         await self.transitions.look_in(request.get("store"))
-        for task in list(self.transitions.on_their_way.values()):
-            await asyncio.wait([task])
+        for kernel_id, task in list(self.transitions.on_their_way.items()):
+            if self._may_have(owner, kernel_id):
+                await asyncio.wait([task])
         there = [
             each
             for each in self._known.hibernated.of(owner)
@@ -242,15 +243,22 @@ class Keeper:
             and self._known.server_of(kernel.record.kernel_id) is None
         ]
         records = [*(kernel.record for kernel in found), *(each.record for each in there)]
+        views = [*(kernel.view() for kernel in found if kernel.dying is None), *map(Hibernated.view, there)]
         self._known.servers[writer] |= {record.kernel_id for record in records}
         ended = self._known.take_ends(owner)
         return {
-            "kernels": [
-                *(kernel.view() for kernel in found if kernel.dying is None),
-                *map(Hibernated.view, there),
-            ],
+            "kernels": views,
             "ended": [{"record": to_json(record), "at": at} for record, at in ended],
         }
+
+    def _may_have(self, owner: Owner, kernel_id: str) -> bool:
+        """Return whether a kernel that is on its way may be for such a server to adopt."""
+        if self._known.server_of(kernel_id) is not None:
+            return False
+        kernel = self._known.running.get(kernel_id)
+        if kernel is None and kernel_id in self._known.hibernated:
+            return self._known.hibernated.get(kernel_id).record.owner.is_served_by(owner)
+        return kernel is not None and kernel.record.owner.is_served_by(owner)
 
     def _take(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
         """Give an adopted kernel's messages, and keep it no longer; they stay here until they are delivered."""
@@ -273,6 +281,7 @@ class Keeper:
 
     async def _end(self, writer: asyncio.StreamWriter, request: Answer) -> None:
         """End a kept kernel."""
+        await self.transitions.stop(writer, request)
         if request["kernel"] in self._known.hibernated:
             for had in self._known.servers.values():
                 had.discard(request["kernel"])

@@ -118,6 +118,15 @@ def _is_readable(descriptor: int, timeout_s: float | None) -> bool:
     return bool(poller.poll(None if timeout_s is None else timeout_s * 1000))
 
 
+def lives(process: ProcessName) -> bool:
+    """Return whether a process lives; one that waits for its parent does not."""
+    try:
+        Adopted(process).close()
+    except ProcessLookupError:
+        return False
+    return True
+
+
 class InImage:
     """What stands for the process of a kernel that is hibernated, where a provisioner has a subprocess.Popen.
 

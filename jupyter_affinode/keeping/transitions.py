@@ -40,6 +40,7 @@ class Transitions:
         self._on_look = on_look
         self._log = log
         self.on_their_way: dict[str, asyncio.Task[Any]] = {}  # kernels that are being hibernated, or woken
+        self._stopped: set[asyncio.Task[Any]] = set()
         # By kernel: what was asked of the server that has it.
         self._wishes: dict[str, asyncio.Future[None]] = {}
         # Woken kernels; their servers have not said yet that they hear them.
@@ -82,8 +83,10 @@ class Transitions:
             del self._wishes[kernel_id]
 
     def heard(self, writer: asyncio.StreamWriter, request: Answer) -> None:
-        """Note that all tabs of a woken kernel hear it."""
+        """Note that all tabs of a woken kernel hear it. Raises CannotWake if it has ended and its image counts."""
         hibernated = self._unheard.pop(request["kernel"], None)
+        if request["kernel"] in self._known.hibernated:
+            raise CannotWake(ENDED_AT_ONCE)
         if hibernated is not None:
             self._known.hibernated.is_heard(hibernated)
 
@@ -103,7 +106,9 @@ class Transitions:
         """Have a kernel stay where it is; return once that is known."""
         task = self.on_their_way.get(request["kernel"])
         if task is not None:
-            if self._known.hibernated.can_stop(request["kernel"]):
+            if self._known.hibernated.can_stop(request["kernel"]) and task not in self._stopped:
+                self._stopped.add(task)  # a second one would end what puts things right after the first
+                task.add_done_callback(self._stopped.discard)
                 task.cancel()
             await asyncio.wait([task])
 
@@ -158,6 +163,8 @@ class Transitions:
         kept = [kernel.record for kernel in self._known.running.values() if kernel.is_kept]
         can = [record.kernel_id for record in kept if record.hibernate_dir and not record.warm]
         await asyncio.gather(*map(self._try_to_hibernate, can))
+        while self.on_their_way:  # also for their servers
+            await asyncio.wait(list(self.on_their_way.values()))
 
     async def _try_to_hibernate(self, kernel_id: str) -> None:
         try:
@@ -219,8 +226,8 @@ class Transitions:
         if self._known.running.get(kernel_id) is not kernel:  # its image counts again
             self._known.ended_under_server.pop(kernel_id, None)
             raise CannotWake(ENDED_AT_ONCE)
+        kernel.put_before(hibernated.undelivered)  # until a server says that it is delivered
         if server is None or self._known.server_of(kernel_id) is None:  # its server has ended meanwhile
-            kernel.put_before(hibernated.undelivered)
             await kernel.keep()
             self._known.hibernated.is_heard(hibernated)
         else:  # it says when its tabs hear the kernel

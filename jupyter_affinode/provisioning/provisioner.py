@@ -71,6 +71,10 @@ class AffinodeProvisioner(LocalProvisioner):
     # Set by the server extension: where images of hibernated kernels are; "": new kernels do not hibernate.
     images: ClassVar[str] = ""
 
+    # Set by the server extension: takes a kernel whose process has ended as hibernated, if its image counts again since
+    # its GPU memory was not back after a wake; returns whether it does.
+    image_counts: ClassVar[Callable[[str], Awaitable[bool]] | None] = None
+
     # Set by the server extension: how warm kernels are made and bounded (keeping/warm_pools.py).
     warm_settings: ClassVar[dict[str, Any]] = {}
     takes_warm = True  # whether a warm kernel is taken where the kernelspec has some
@@ -191,7 +195,11 @@ class AffinodeProvisioner(LocalProvisioner):
         """Return None while the kernel lives, which it does while it is hibernated, too."""
         if self.away is not None and self.away.is_moving:
             return None
-        return await super().poll()
+        status: int | None = await super().poll()
+        counts, is_wanted = type(self).image_counts, getattr(self.parent, "shutting_down", False)
+        if status is None or counts is None or is_wanted or self.in_image is not None:
+            return status
+        return None if await counts(self.kernel_id) else status
 
     @property
     def in_image(self) -> InImage | None:

@@ -324,7 +324,7 @@ class AffinodeExtension(
         the extension and never initialised it.
         """
         AffinodeProvisioner.server_label = AffinodeProvisioner.depth = None
-        AffinodeProvisioner.images = ""
+        AffinodeProvisioner.images, AffinodeProvisioner.image_counts = "", None
         AffinodeProvisioner.warm_settings, AffinodeProvisioner.takes_warm = {}, True
         AffinodeProvisioner.places = False
         if self._follows:

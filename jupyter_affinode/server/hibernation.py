@@ -18,7 +18,7 @@ from typing import Any
 
 from ..keeping.client import KeeperRefused, KeeperUnavailable, Kept, connected
 from ..keeping.messages import OUTPUT, QUESTION, Undelivered, header_of, parent_of, question_id, request_of
-from ..keeping.processes import name_of
+from ..keeping.processes import lives, name_of
 from ..keeping.records import IMAGE
 from ..provisioning.provisioner import AffinodeProvisioner
 from ..time_of_day import clock_in_words
@@ -34,6 +34,7 @@ LOOK_AT_IMAGES_EVERY_S = 60.0
 CELL_ENDS_S = 60.0  # after a cell that asks for it
 WAKE_S, DISK_BYTES_PER_S = 1.0, 1 << 30  # until something was measured
 ENDED = "it is being shut down"
+LOST = "its process ended before its GPU memory was back: it is again as it was when it hibernated"
 
 
 class Refused(RuntimeError):
@@ -151,6 +152,21 @@ class Hibernation:
         away.bytes, away.since = kept.bytes, kept.kept_since
         self._watch_images()
 
+    async def counts_again(self, kernel_id: str) -> bool:
+        """Take a woken kernel whose process has ended as hibernated, if its image counts again, and have tabs know;
+        return whether it does.
+        """
+        kept, provisioner = await self._image_of(kernel_id), self._provisioner(kernel_id)
+        if kept is None or provisioner is None:
+            return False
+        if provisioner.in_image is None:
+            provisioner.has_left(kept.record.process)
+            self.adopt(kernel_id, kept)
+            self._refused(kernel_id, LOST, "is hibernated again")
+            for connection in self._connections(kernel_id):
+                connection.on_kernel_restarted()  # else its cells would be shown as running
+        return True
+
     async def hibernate(self, kernel_id: str) -> None:
         """Put an idle kernel on disk. Raises Refused: then it goes on, and what was sent to it meanwhile reaches it."""
         try:
@@ -210,6 +226,7 @@ class Hibernation:
             async with await connected() as keeper:
                 return await keeper.hibernate(kernel_id, by_server=True)
         except KeeperUnavailable:
+            await self.stop(kernel_id)  # it may be about to end the kernel: return when that is known
             if (kept := await self._image_of(kernel_id)) is not None:
                 return kept
             raise
@@ -328,9 +345,8 @@ class Hibernation:
             self._spawn(self.stop(away.kernel_id))
 
     async def _come(self, away: _Away) -> None:
-        kernel_id = away.kernel_id
+        kernel_id, provisioner, record = away.kernel_id, self._provisioner(away.kernel_id), None
         try:
-            provisioner = self._provisioner(kernel_id)
             if provisioner is None:
                 raise Refused(ENDED)
             await self.tell_keeper()
@@ -343,6 +359,8 @@ class Hibernation:
                 finally:
                     await keeper.heard(kernel_id)
         except BaseException as error:
+            if provisioner is not None and record is not None and not lives(record.process):
+                provisioner.has_left(record.process)
             away.phase, away.since = HIBERNATED, time.time()
             if not isinstance(error, (KeeperRefused, KeeperUnavailable, ProcessLookupError, Refused)):
                 raise

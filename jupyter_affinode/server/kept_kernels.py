@@ -146,6 +146,7 @@ class KeptKernels:
             self._readers.watch(settings)
             self._readers.hibernation = self.hibernation if self._images.folder else None
             self.hibernation.on_awake = self._awake
+            AffinodeProvisioner.image_counts = self.hibernation.counts_again if self._images.folder else None
             self.hibernation.tell_keeper = self._tell_keeper
         loop = self._app.io_loop.asyncio_loop
         if loop.is_running():
@@ -482,6 +483,7 @@ class KeptKernels:
             except KeeperRefused as refused:  # its process has just ended: the others are to be kept
                 self._log.warning("Kernel %s is not kept: %s", kernel_id, refused)
                 self._stay.discard(kernel_id)
+                self._told.pop(kernel_id, None)  # what the keeper has of it stays
                 continue
             await self._keeper.deliver(kernel_id, self._undelivered(kernel_id))
             self._taken_out(kernel_id)

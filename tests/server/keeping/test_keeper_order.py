@@ -296,3 +296,80 @@ def test_a_warm_kernel_that_is_moved_when_its_pool_is_dropped_ends_afterwards(tm
         moving.cancel()
 
     asyncio.run(run())
+
+
+def test_what_a_woken_kernels_tabs_had_not_got_stays_with_the_keeper_until_its_server_delivers_it(tmp_path):
+    async def run() -> None:
+        woken = Woken(tmp_path)
+        server = Server(woken.keeper, "woken")
+        woken.known.servers[server] = {"woken"}
+        woken.kernel.is_heard.set()
+        await woken.waking()
+        assert woken.kernel.got == [woken.image.undelivered] and not woken.kernel.is_kept
+
+    asyncio.run(run())
+
+
+def test_a_second_stop_breaks_nothing_off_that_the_first_has_begun(tmp_path):
+    async def run() -> None:
+        transitions_ = keeper_in(tmp_path).transitions
+        transitions_._known.hibernated.can_stop = lambda kernel_id: True
+        is_right, stopped, goes_on = False, asyncio.Event(), asyncio.Event()
+
+        async def wake() -> None:
+            nonlocal is_right
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                stopped.set()
+                await goes_on.wait()
+                is_right = True
+
+        waking = transitions_._begin_alone("waking", wake())
+        await asyncio.sleep(0)
+        first = asyncio.create_task(transitions_.stop(None, {"kernel": "waking"}))
+        await stopped.wait()
+        second = asyncio.create_task(transitions_.stop(None, {"kernel": "waking"}))
+        await asyncio.sleep(0)
+        goes_on.set()
+        await asyncio.gather(first, second)
+        assert waking.cancelled() and is_right
+
+    asyncio.run(run())
+
+
+def test_a_server_that_starts_waits_for_no_kernel_that_another_has(tmp_path):
+    """Its Hub would give it up: a large kernel may take minutes."""
+
+    async def run() -> None:
+        keeper = keeper_in(tmp_path)
+        known, server, starting = keeper._known, Server(keeper), Server(keeper)
+        for name, owner in (("anothers", Owner("another", "/")), ("had", OWNER)):
+            known.running[name] = kernel = Kernel(name)
+            kernel.record = replace(kernel.record, owner=owner)
+        known.servers |= {server: {"had"}, starting: set()}
+        moving = [keeper.transitions._begin_alone(name, asyncio.sleep(3600)) for name in known.running]
+        adopting = keeper._adopt(starting, {"owner": {"name": OWNER.name, "root": OWNER.root}})
+        assert (await asyncio.wait_for(adopting, 60))["kernels"] == []
+        for task in moving:
+            task.cancel()
+
+    asyncio.run(run())
+
+
+def test_an_image_is_not_deleted_by_age_in_the_midst_of_its_wake(tmp_path):
+    async def run() -> None:
+        kernels = keeper_in(tmp_path)._known.hibernated
+        old: Any = SimpleNamespace(
+            record=replace(Kernel("old").record, image_keep_s=1.0), deleted_at=1.0, since=0.0, has_cuda=False,
+            image=SimpleNamespace(warned_at=0.5, folder=tmp_path / "old", give_up=lambda: deleted.append("old")),
+        )  # fmt: skip
+        deleted: list[str] = []
+        kernels._known["old"] = old
+        with kernels._on_its_way("old", old.image):
+            kernels.end_old()
+        assert deleted == []
+        kernels.end_old()
+        assert deleted == ["old"]
+
+    asyncio.run(run())

@@ -547,6 +547,38 @@ def test_what_is_on_the_gpu_comes_back_with_the_next_cell(unstarted):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("when", ["heard", "at once"])
+def test_a_woken_kernel_that_is_lost_before_its_gpu_memory_is_back_is_woken_again(unstarted, when):
+    """It is not started anew, which would delete its image. Its tab is told, since what it did since then is gone."""
+    server = unstarted
+    server.machine.simulate("4GiB")
+    server.machine.start_controller("--settle=0")
+    server.start()
+
+    async def story(tab: Tab) -> None:
+        before = await result(tab, f"{SETUP}\nblock = Block(24, seed=7)\nprint(block.checksum())")
+        pid = int(await result(tab, "import os; kept = 1; print(os.getpid())"))
+        await moved(server, tab.kernel_id, "hibernate")
+        if when == "heard":
+            assert await result(tab, "kept = 2; print(kept)") == "2\n"
+        else:
+            await moved(server, tab.kernel_id, "focus")
+            await until(lambda: exists(pid))
+        os.kill(pid, signal.SIGKILL)
+        await until(
+            lambda: re.search(": its process (ended|was ended) ", server.log()), 60, message=server.log
+        )
+        assert len(images(server)) == 1
+        # IPython may say first that it finds lines in its history which it has yet to write.
+        assert (await result(tab, "print(kept, block.checksum())")).endswith(f"1 {before}")
+        assert int(await result(tab, "print(os.getpid())")) == pid
+        woken = server.machine.folder / "images" / tab.kernel_id / "woken.json"
+        await until(lambda: not woken.exists(), 60)
+
+    with_tab(server, story)
+
+
+@pytest.mark.long
 def test_kernels_hibernate_on_a_controller_of_all_users_too(unstarted):
     """Which refuses context depth: the context leaves the GPU for the image alone, and RESUME brings it back."""
     unstarted.machine.simulate("4GiB")
