@@ -268,6 +268,19 @@ async def test_a_process_that_connects_again_keeps_its_lots_and_they_count(stock
 
 
 @with_stock()
+async def test_a_process_that_connects_again_hears_on_its_new_link_what_to_unmap(stock):
+    before, heard = [], []
+    await filled(stock)
+    stock.give(borrower(1, forget=before.append), MIB)
+    stock.take_back(1, 1)
+    stock.follow(2, 1)
+    ((number, lot),) = stock.give(borrower(2, forget=heard.append), MIB)
+    stock.take_back(2, number)
+    stock.make_room(MIB, HostMemory(64 * GIB, 0))
+    assert (before, heard) == ([], [lot])
+
+
+@with_stock()
 async def test_lots_count_until_their_process_has_ended_and_are_cut_then(stock):
     """One that hung up, or was silent, may hold tensors in it; and more than it says."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
