@@ -39,6 +39,7 @@ from .room_requests import RequestedRoom
 from .stuck import stuck
 
 HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link for longer runs without a shim
+UNSEEN_HUNG_UP_FORGOTTEN_S = 3.0  # one whose end we cannot see: it may be about to connect again
 UNSEEN_FORGOTTEN_S = 600.0  # a silent one whose end we cannot see; what it has on the GPU is "unmanaged" then
 PAGES_TELL_WITHIN_S = 1.0  # … of a move that has ended
 
@@ -342,4 +343,4 @@ def _remembered_s(process: Process) -> float:
     """Return how long a process without a connection is remembered."""
     if process.is_stopped:
         return math.inf if process.watch is not None else UNSEEN_FORGOTTEN_S
-    return HUNG_UP_FORGOTTEN_S if process.watch is not None else -1.0
+    return HUNG_UP_FORGOTTEN_S if process.watch is not None else UNSEEN_HUNG_UP_FORGOTTEN_S

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from background import in_background, result_of
+from fake_nvml import FakeNvml
 from fake_shim import MIB, WANT, notify
+
+from jupyter_affinode.node.state import registry
 
 
 @pytest.fixture
@@ -30,6 +34,31 @@ def test_a_process_in_a_container_that_paused_is_counted_once(contained, shim, w
     again.touch()
     wait_until(lambda: contained.kernel("k")["residency"] == "resident")
     assert contained.kernel("k")["resident_bytes"] == 50 * MIB
+
+
+def test_a_request_to_resume_outlasts_a_link_that_broke_in_a_container(
+    node, shim, unseen_pids, passes, wait_until
+):
+    """The shim of a controller that did not answer in time hangs up, and connects again a moment later."""
+    nvml = FakeNvml(free=0)
+    machine = node(nvml=nvml)
+    old = shim("k", parked=50 * MIB)
+    asked = in_background(machine.ask, "POST", "/kernels/k/resume", {})
+    wait_until(lambda: machine.node()["queue"] == ["k"])
+    old.hang_up()
+    wait_until(lambda: is_stopped(machine))
+    passes(2)
+    shim("k", page=old.page)
+    wait_until(lambda: machine.kernel("k")["tracked"])
+    assert machine.node()["queue"] == ["k"] and asked.is_alive()
+    nvml.free = nvml.total
+    assert result_of(asked)[0] == 200
+
+
+def test_a_process_in_a_container_that_has_ended_is_forgotten_soon(contained, shim, monkeypatch, wait_until):
+    monkeypatch.setattr(registry, "UNSEEN_HUNG_UP_FORGOTTEN_S", 0.2)
+    shim("k", resident=50 * MIB).close()
+    wait_until(lambda: contained.kernel("k")["processes"] == [])
 
 
 @pytest.mark.parametrize("where", ["beside us", "in a container"])
