@@ -129,7 +129,10 @@ def _memory_folders(told: bytes, proc: Path) -> tuple[tuple[str, str, bool], ...
         top, root = mount
         inside = os.path.relpath(path, root) if path.startswith(root.rstrip("/") + "/") else path.lstrip("/")
         folder = top / inside
-        folders.append((str(folder if folder.is_dir() else top), str(top), is_v2))
+        is_there = os.path.isdir(
+            folder
+        )  # whatever its owner named it: Path.is_dir raises where a path is too long
+        folders.append((str(folder if is_there else top), str(top), is_v2))
     return tuple(folders)
 
 

@@ -74,6 +74,12 @@ def test_a_cgroup_may_be_called_anything(system, tmp_path, name):
     assert limit.path == str(tmp_path / "cgroup" / named)
 
 
+def test_a_cgroup_may_lie_as_deep_as_linux_tells(system):
+    """With where it is mounted, its path is longer than one that can be looked up."""
+    files = {"memory.max": f"{2 * GIB}\n", "memory.current": f"{GIB}\n"}
+    assert host.cgroup_memory(7, system(2, "/kernel" * 585, files)).headroom_bytes == GIB
+
+
 def test_every_limit_above_a_process_is_told_the_nearest_first(system):
     """A parent's may be the lower one, or become it: others of its children share it."""
     files = {
