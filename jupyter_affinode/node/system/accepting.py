@@ -115,7 +115,10 @@ class Line(Generic[T]):
             waiter = waiting.popleft()
             if waiting:
                 self._waiting[place] = waiting
-            self._serve(waiter)
+            try:
+                self._serve(waiter)
+            except Exception as error:  # the others would wait for ever
+                loop.call_exception_handler({"message": "serving a connection failed", "exception": error})
         self._handle = loop.call_soon(self._turn) if self._waiting else None
 
     def _may_serve(self) -> bool:

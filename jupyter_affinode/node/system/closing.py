@@ -97,8 +97,9 @@ class Closing:
 
     def _start_thread(self) -> None:
         started = _Thread(threading.Thread(target=lambda: self._work(started), name="closing", daemon=True))
-        self._threads.append(started)
-        started.thread.start()
+        with contextlib.suppress(RuntimeError):  # there can be none now: the next look tries again
+            started.thread.start()
+            self._threads.append(started)
 
     def _work(self, thread: _Thread) -> None:
         while True:

@@ -97,6 +97,31 @@ def test_in_a_line_each_place_has_its_turn():
     assert order[4:] == [f"many-{number}" for number in range(2, 7)]
 
 
+def test_in_a_line_one_that_cannot_be_served_does_not_keep_the_others_waiting():
+    async def served():
+        order, said, over = [], [], asyncio.Event()
+
+        def serve(waiter):
+            order.append(waiter)
+            if waiter == "bad":
+                raise ValueError("a mistake of ours")
+            if waiter == "late":
+                over.set()
+
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: said.append(context["exception"]))
+        line = Line(serve)
+        for place, waiter in (("one", "bad"), ("one", "next"), ("another", "other")):
+            line.add(place, waiter)
+        loop.call_later(0.01, line.add, "one", "late")
+        await asyncio.wait_for(over.wait(), 10)
+        return order, said
+
+    order, said = asyncio.run(served())
+    assert order == ["bad", "other", "next", "late"]
+    assert [str(error) for error in said] == ["a mistake of ours"]
+
+
 def test_a_line_serves_no_more_than_its_rate_and_each_place_next():
     async def served():
         order = []

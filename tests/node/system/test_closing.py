@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import struct
+import threading
 
 import pytest
 from waiting import until
@@ -68,6 +69,29 @@ def test_a_close_that_no_signal_ends_holds_up_no_other_sender(lingering):
         closer.close("alice", [ours.detach()])
         with theirs:
             await until(lambda: not theirs.recv(1) if len(closer) == 1 else False)
+        closer.stop()
+
+    asyncio.run(close_them())
+
+
+def test_what_no_thread_could_be_started_for_is_closed_soon(monkeypatch):
+    start, tries = threading.Thread.start, []
+
+    def fail_once(thread):
+        tries.append(thread)
+        if len(tries) == 1:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def close_them():
+        closer = Closing()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            monkeypatch.setattr(threading.Thread, "start", fail_once)
+            with contextlib.suppress(RuntimeError):
+                closer.close("alice", [ours.detach()])
+            await until(lambda: len(closer) == 0)
+            assert theirs.recv(1) == b""
         closer.stop()
 
     asyncio.run(close_them())
