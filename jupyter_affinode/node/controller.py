@@ -522,7 +522,7 @@ class Controller:
             is_over = kernel.server.description is None or kernel.past.has_had_processes
             lasts = EMPTY_KERNEL_LASTS_S if is_over else UNSERVED_KERNEL_LASTS_S
             is_old = kernel.past.empty_since is not None and now - kernel.past.empty_since > lasts
-            if is_old and kernel.server.pid is None and kernel.image_bytes is None:
+            if is_old and not kernel.server.is_there and kernel.image_bytes is None:
                 del self.state.kernels[kernel.id]
 
     def _tell_places(self, now: float) -> None:

@@ -10,9 +10,11 @@ import pytest
 from fake_shim import GPU, MIB, NONE, RESIDENT
 from live_machine import UnixConnection
 
+from jupyter_affinode.node import controller
 from jupyter_affinode.node.model.actions import EndKernel
 from jupyter_affinode.node.model.snapshot import Gpu, Host, Kernel, Node, Residency
 from jupyter_affinode.node.policy.decide import decide
+from jupyter_affinode.node.state import registry
 from jupyter_affinode.settings.policy import GIB, Settings
 
 NOW = 10_000.0
@@ -64,6 +66,24 @@ def test_a_kernel_that_may_have_begun_before_is_not_ended(contained, machine, wa
         waited = machine.kernel("asker")["waiting_s"]
         wait_until(lambda: machine.kernel("asker")["waiting_s"] > waited + 1)
         assert machine.kernel("younger")["end_asked"] is None
+
+
+def test_a_kernel_without_processes_is_known_while_its_server_follows_the_events(
+    node, machine, shim, unseen_pids, passes, monkeypatch, wait_until
+):
+    """It may have been restarted, and use CUDA later: its hold and what its server told are good until then."""
+    monkeypatch.setattr(controller, "EMPTY_KERNEL_LASTS_S", 0.0)
+    monkeypatch.setattr(registry, "UNSEEN_HUNG_UP_FORGOTTEN_S", 0.0)
+    node()
+    with following(machine):
+        kernel = shim("k", resident=100 * MIB)
+        machine.ask("PUT", "/kernels/k", {"name": "a.ipynb", "server": "bob's"})
+        machine.ask("POST", "/kernels/k/hold", {})
+        kernel.close()
+        passes(3)
+        left = machine.kernel("k")
+        assert (left["processes"], left["name"], left["held_for_s"] > 0) == ([], "a.ipynb", True)
+    wait_until(lambda: machine.kernel("k") is None)
 
 
 def ends(head_started, other_started):
