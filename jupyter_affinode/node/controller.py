@@ -212,13 +212,14 @@ class Controller:
             self._restoring.cancel()
         if self._tick_handle is not None:
             self._tick_handle.cancel()
+        # Before their links end one by one: else the end of one would have a park undone in the others.
+        for process in list(self.state.processes()):
+            self.state.remove_process(process, time.monotonic())
         if self._link is not None:
             self._link.close()
         self._nvml.close()
         self.servers.close()
         self.lots.close()
-        for process in list(self.state.processes()):
-            self.state.remove_process(process, time.monotonic())
 
     def change_settings(self, **changes: Any) -> Settings:
         """Apply new settings and return all. Raises SettingsRefused."""

@@ -23,6 +23,8 @@ from fake_shim import (
     REVOKED,
 )
 
+from jupyter_affinode.node.link.listener import Link
+
 
 @pytest.fixture
 def pair(node, shim):
@@ -232,6 +234,31 @@ def test_a_controller_killed_between_two_commits_is_mended_by_the_next(machine, 
         kernel.reconnect()
     wait_until(lambda: reached.state == RESIDENT, message="a resume follows")
     assert missed.state == RESIDENT
+
+
+class InThisOrder(list):
+    """Connections, as a set that has an order."""
+
+    discard = list.remove
+
+
+def test_a_controller_that_ends_between_two_parks_leaves_what_is_parked(node, pair, monkeypatch, wait_until):
+    """Each process ends its part by itself; the next controller sees to the rest."""
+    close = Link.close
+
+    def close_the_last_first(link):
+        link.connections = InThisOrder(sorted(link.connections, key=lambda each: each._began, reverse=True))
+        close(link)
+
+    monkeypatch.setattr(Link, "close", close_the_last_first)
+    machine, parked, late = pair(resident=300 * MIB)
+    late.hears_decisions = False
+    machine.ask("POST", "/kernels/k/park", {"wait": False})
+    wait_until(lambda: parked.state == PARKED and late.heard.of(COMMIT))
+    node.stop()
+    wait_until(lambda: parked.heard.ended and late.heard.ended)
+    assert parked.heard.of(RESUME) == []
+    assert parked.state == PARKED
 
 
 def test_a_controller_killed_between_prepared_resumes_leaves_no_process_waiting(machine, shim, wait_until):
