@@ -471,12 +471,25 @@ class LotStock:
         self._on_change()
 
     def follow(self, key: int, earlier_key: int) -> None:
-        """Move the lots of `earlier_key` to `key`: the process has connected again and keeps what is in them."""
+        """Move the lots of `earlier_key` to `key`: the process has connected again and keeps what is in them.
+
+        It has forgotten their numbers, so no message will say when they are empty. On one user's controller the process
+        alone keeps them, and they count by its page, as those of an earlier controller do.
+        """
         self.end_promise(earlier_key)
         before = self._holdings.pop(earlier_key, None)
-        if before is not None:
+        if before is None:
+            return
+        if self._is_shared:
             self._holdings.setdefault(key, Holding(before.borrower)).earlier += [before, *before.earlier]
             before.earlier = []
+            return
+        for stocked in before.lots.values():
+            for other in sorted(stocked.mapped_by - {earlier_key}):
+                self._have_forgotten(stocked, other)
+            stocked.lot.let_go()
+        if before.watch is not None:
+            before.watch.close()
 
     def _ended(self, holding: Holding) -> None:
         """Free the lots of a process that has ended."""

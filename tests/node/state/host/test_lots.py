@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -254,7 +255,7 @@ async def test_links_of_one_process_share_a_bound_and_users_the_stock(stock):
     assert await lent(link(6, 12, "b", 0)) == [0]  # lent a moment ago, four times what it has
 
 
-@with_stock()
+@with_stock(is_shared=True)
 async def test_a_process_that_connects_again_keeps_its_lots_and_they_count(stock):
     await filled(stock)
     ((_, lot),) = stock.give(borrower(1), MIB)
@@ -265,6 +266,28 @@ async def test_a_process_that_connects_again_keeps_its_lots_and_they_count(stock
         assert (os.fstat(theirs).st_size, stock.held_bytes(2), stock.given_bytes) == (64 * MIB,) * 3
         assert stock.ready_bytes == 0
     os.close(theirs)
+
+
+@with_stock()
+async def test_lots_of_an_earlier_link_are_freed_when_their_process_unmaps_them(stock):
+    """On a user's own controller: the process alone keeps them, and its page counts."""
+    forgotten = []
+    await filled(stock)
+    stock.give(borrower(7, forget=forgotten.append), MIB)
+    stock.take_back(7, 1)
+    ((_, lot),) = stock.give(borrower(1), MIB)
+    theirs = os.dup(lot.descriptor)
+    os.pwrite(theirs, b"tensors", 0)
+    stock.follow(8, 1)
+    assert descriptors_of(theirs) == 1
+    assert (forgotten, os.pread(theirs, 7, 0)) == ([lot], b"tensors")
+    in_use = {7: 0, 8: 64 * MIB}
+    assert (stock.given_bytes, stock.earlier_bytes(in_use)) == (0, 64 * MIB)
+    await filled(stock, mapped=in_use)
+    assert stock.ready_bytes == 0
+    os.close(theirs)
+    await filled(stock, mapped={7: 0, 8: 0})
+    assert stock.ready_bytes == 64 * MIB
 
 
 @with_stock()
@@ -340,6 +363,15 @@ def test_a_lot_that_cannot_be_made_is_tried_again_later_only(error):
     with_stock(make=fail)(body)()
 
 
+def descriptors_of(descriptor):
+    """How many descriptors this process has of a file."""
+    file, found = os.fstat(descriptor), 0
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            found += os.path.samestat(os.fstat(number), file)
+    return found
+
+
 # ---- over the link
 
 
@@ -368,9 +400,8 @@ def test_a_process_that_hangs_up_keeps_its_lots(node, shim, wait_until):
     theirs = os.dup(kernel.heard.lots[1])
     kernel._socket.shutdown(socket.SHUT_RDWR)
     wait_until(lambda: not machine.kernel("k")["tracked"])
-    again = shim("k", parked=100 * MIB)
-    again.page.lots = 64 * MIB
-    again.page.write()
+    kernel.page.lots = 64 * MIB
+    shim("k", page=kernel.page)
     wait_until(lambda: machine.node()["host"]["lots"]["given_bytes"] == 64 * MIB)
     assert (os.fstat(theirs).st_size, machine.node()["host"]["lots"]["ready_bytes"]) == (64 * MIB, 0)
     os.close(theirs)
