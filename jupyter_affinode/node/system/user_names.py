@@ -19,6 +19,7 @@ WAIT_S = 0.2  # for the first answer about a user, while the directory is not kn
 REMEMBERED = 4096
 GROUPS_LAST_S = 300.0  # a user's groups are looked up again after that
 NAMES_LAST_S = 3600.0
+FAILED_LASTS_S = 30.0  # the server may be back by then, or the account made
 
 Key = TypeVar("Key", int, str)
 Value = TypeVar("Value")
@@ -32,7 +33,7 @@ class Directory(Generic[Key, Value]):
         self._find: Callable[[Key], Value] = find
         self._unknown: Callable[[Key], Value] = unknown
         self._lasts_s = lasts_s
-        self._found: OrderedDict[Key, tuple[Value, float]] = OrderedDict()
+        self._found: OrderedDict[Key, tuple[Value, float]] = OrderedDict()  # and until when it is not old
         self._lock = threading.Lock()
         self._asked: dict[Key, threading.Event] = {}
         self._orders: queue.SimpleQueue[Key] = queue.SimpleQueue()
@@ -43,7 +44,7 @@ class Directory(Generic[Key, Value]):
         """Return what is known, after a short wait at the most."""
         with self._lock:
             known = self._found.get(key)
-            if known is not None and time.monotonic() - known[1] < self._lasts_s:
+            if known is not None and time.monotonic() < known[1]:
                 return known[0]
             done = self._ask(key)
         if known is not None:
@@ -67,7 +68,7 @@ class Directory(Generic[Key, Value]):
     def _work(self) -> None:
         """Look names up; runs on the thread."""
         while True:
-            key = self._orders.get()
+            key, lasts_s = self._orders.get(), self._lasts_s
             try:
                 value = self._find(key)
             except Exception:
@@ -75,8 +76,9 @@ class Directory(Generic[Key, Value]):
                 with self._lock:
                     known = self._found.get(key)
                 value = self._unknown(key) if known is None else known[0]
+                lasts_s = min(lasts_s, FAILED_LASTS_S)
             with self._lock:
-                self._found[key] = value, time.monotonic()
+                self._found[key] = value, time.monotonic() + lasts_s
                 self._found.move_to_end(key)
                 if len(self._found) > REMEMBERED:
                     self._found.popitem(last=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pwd
 import threading
+from types import SimpleNamespace
 
 import pytest
 from waiting import wait_until
@@ -91,6 +92,27 @@ def test_known_names_stay_known_while_the_name_service_is_down():
     look = Directory(find, lambda user: (), lasts_s=0.0)
     wait_until(lambda: look("ann") == ("staff",))
     wait_until(lambda: look("ann") == ("staff",) and len(asked) > 3)
+
+
+def test_a_lookup_that_failed_is_tried_again_soon(monkeypatch):
+    """Else an account that was made a moment later would be unknown for an hour, and its user's rules not kept."""
+    now, asked = [1000.0], []
+    monkeypatch.setattr(directory, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def find(user):
+        asked.append(user)
+        if len(asked) <= 2:
+            raise KeyError(user)
+        return "staff"
+
+    look = Directory(find, lambda user: "", lasts_s=3600.0)
+    for tries in (1, 2):
+        wait_until(lambda tries=tries: look("ann") == "" and len(asked) == tries and not look._asked)
+        now[0] += directory.FAILED_LASTS_S - 1
+        assert look("ann") == "" and len(asked) == tries
+        now[0] += 1
+    wait_until(lambda: look("ann") == "staff")
+    assert len(asked) == 3
 
 
 def test_rules_know_a_user_once_the_directory_has_answered():
