@@ -129,9 +129,7 @@ def _memory_folders(told: bytes, proc: Path) -> tuple[tuple[str, str, bool], ...
         top, root = mount
         inside = os.path.relpath(path, root) if path.startswith(root.rstrip("/") + "/") else path.lstrip("/")
         folder = top / inside
-        is_there = os.path.isdir(
-            folder
-        )  # whatever its owner named it: Path.is_dir raises where a path is too long
+        is_there = os.path.isdir(folder)  # Path.is_dir raises where its owner made the path too long
         folders.append((str(folder if is_there else top), str(top), is_v2))
     return tuple(folders)
 
