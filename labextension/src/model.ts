@@ -227,7 +227,7 @@ export class AffinodeModel implements IAffinode, IDisposable {
       if (!(error instanceof AffinodeError)) {
         throw error;
       }
-      problem = problemOfError(error, this._trans);
+      problem = problemOfError(error, this._trans, this._status !== null);
     }
     if (!this._isDisposed) {
       this._answered(answer, problem);

@@ -57,7 +57,8 @@ export class PacedLooks implements IDisposable {
 
   /** Ask as often as is needed now. */
   keep(facts: IPaceFacts): void {
-    const pace = paceOf(facts);
+    this._hadGpu ||= facts.hasGpu;
+    const pace = paceOf({ ...facts, hasGpu: this._hadGpu });
     if (pace.interval !== this._poll.frequency.interval) {
       this._poll.frequency = pace;
       void this._poll.schedule(); // after that pause, whatever was planned before
@@ -70,4 +71,6 @@ export class PacedLooks implements IDisposable {
   }
 
   private readonly _poll: Poll;
+  /** A machine that had a GPU has it again once its server answers, or lets the user in. */
+  private _hadGpu = false;
 }

@@ -14,6 +14,9 @@ export function passes(problem: IProblem | null): boolean {
 /** Codes of an absent controller that are no failure. */
 const NO_FAILURES = ['starting', 'disabled', 'remote'] as const;
 
+/** What no server answers, or a proxy or the Hub for one that does not run. */
+const SERVER_AWAY: readonly number[] = [0, 424, 502, 503, 504];
+
 /** What is wrong with an answer; null when nothing is. */
 export function problemOf(status: IStatus, trans: IWords): IProblem | null {
   if (!status.available) {
@@ -40,8 +43,14 @@ export function problemOf(status: IStatus, trans: IWords): IProblem | null {
   return null;
 }
 
-/** What a failed request says. */
-export function problemOfError(error: AffinodeError, trans: IWords): IProblem {
+/**
+ * What a failed request says. Where the server part was there already, its absence passes: while a named server is stopped,
+ * the user's default server answers for it.
+ */
+export function problemOfError(error: AffinodeError, trans: IWords, wasThere = false): IProblem {
+  if (SERVER_AWAY.includes(error.status) || (error.status === 404 && wasThere)) {
+    return { kind: 'unreachable', message: trans.__('The Jupyter server does not answer.') };
+  }
   if (error.status === 404) {
     const message = trans.__(
       'The server that runs your notebooks has no jupyter-affinode, or has it switched off.'
@@ -50,9 +59,6 @@ export function problemOfError(error: AffinodeError, trans: IWords): IProblem {
   }
   if (error.status === 401 || error.status === 403) {
     return { kind: 'refused', message: trans.__('This server does not let you see its kernels.') };
-  }
-  if (error.status === 0) {
-    return { kind: 'unreachable', message: trans.__('The Jupyter server does not answer.') };
   }
   return { kind: 'controller', message: error.message };
 }

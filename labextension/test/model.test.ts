@@ -1,4 +1,5 @@
 import { ServerConnection } from '@jupyterlab/services';
+import { Poll } from '@lumino/polling';
 import { Signal, Stream } from '@lumino/signaling';
 import * as assert from 'node:assert';
 import { createServer, Server } from 'node:http';
@@ -219,6 +220,25 @@ test('a server that does not answer leaves the last status, marked as old', asyn
   await requested(); // tried again by itself, though no view watches
   await settled();
   assert.deepStrictEqual([model.stale, model.problem], [false, null]);
+});
+
+test('a named server that was stopped, for which the default one answers, is waited for', async () => {
+  await load(status([resident], machine));
+  answer = { code: 404, body: { message: 'Not Found' } };
+  await model.refresh();
+  assert.deepStrictEqual([model.stale, model.problem?.kind], [true, 'unreachable']);
+  assert.strictEqual(model.kernel('a')?.residency, 'resident');
+  await load(status([resident], machine));
+  assert.deepStrictEqual([model.stale, model.problem], [false, null]);
+});
+
+test('a server that refused once is asked again, though no view watches', async () => {
+  await load(status([resident], machine));
+  answer = { code: 403, body: { message: 'Forbidden' } };
+  await model.refresh();
+  assert.strictEqual(model.status, null);
+  const { _looks } = model as unknown as { _looks: { _poll: Poll } };
+  assert.ok(_looks._poll.frequency.interval < 90_000);
 });
 
 test('a controller that ended leaves the last status, and a server that refuses leaves none', async () => {

@@ -58,6 +58,14 @@ test('the last status is kept only where it may come back by itself', () => {
   }
 });
 
+test('a server that does not run passes, also where the Hub or another server answers for it', () => {
+  for (const code of [0, 424, 502, 503, 504]) {
+    assert.deepStrictEqual([failed(code).kind, passes(failed(code))], ['unreachable', true]);
+  }
+  const gone = problemOfError(new AffinodeError(404, 'http', 'Not Found'), trans, true);
+  assert.strictEqual(gone.kind, 'unreachable');
+});
+
 test('a failed request says what is missing, and whether it passes', () => {
   const said = [404, 401, 403, 0, 500].map(code => [failed(code).kind, passes(failed(code))]);
   assert.deepStrictEqual(said, [

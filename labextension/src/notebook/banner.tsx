@@ -13,7 +13,7 @@ import { PATIENCE_MS } from '../notices/announcements';
 import { ActionButton } from '../shell/ActionButton';
 import { IKernel } from '../status';
 import { IAffinode } from '../tokens';
-import { aged, boundText, lostText, namesOf, span, stateText, waitText } from '../words';
+import { aged, asOf, boundText, lostText, namesOf, span, stateText, waitText } from '../words';
 
 /** The class of the tab of a notebook that waits. */
 const TAB_CLASS = 'jp-affinode-waitingTab';
@@ -37,6 +37,7 @@ export class Banner extends ReactWidget {
   }
 
   protected render(): JSX.Element | null {
+    const { affinode } = this._options;
     const kernel = this._kernel();
     if (!kernel || this.isHidden) {
       return null;
@@ -47,7 +48,7 @@ export class Banner extends ReactWidget {
         <StateIcon tag="span" className="jp-affinode-bannerIcon" aria-hidden="true" />
         {kernel.residency === 'lost'
           ? this._lost(kernel)
-          : this._waits(aged(kernel, this._options.affinode.age(kernel.id)))}
+          : this._waits(affinode.stale ? kernel : aged(kernel, affinode.age(kernel.id)))}
       </div>
     );
   }
@@ -68,7 +69,8 @@ export class Banner extends ReactWidget {
     const { affinode, commands, trans } = this._options;
     const nameOf = namesOf(id => affinode.kernel(id), trans);
     const { waiting_s } = kernel;
-    const since = waiting_s === null ? '' : trans.__('Waiting for %1.', span(waiting_s, trans));
+    const long = [span(waiting_s ?? 0, trans), asOf(affinode, trans)].filter(text => text !== null);
+    const since = waiting_s === null ? '' : trans.__('Waiting for %1.', long.join(', '));
     return (
       <>
         <span className="jp-affinode-bannerText">
