@@ -1,3 +1,6 @@
+/** Nothing comes so late: what is further behind is of another machine's clock, or of this one's after a reboot. */
+export const OTHER_CLOCK_S = 300;
+
 /**
  * For how long the figures of kernels have been true.
  *
@@ -7,7 +10,9 @@
 export class Ages {
   /** Figures of that moment have just come. */
   hear(as_of_s: number): void {
-    this._ahead = Math.min(this._ahead, pageClock() - as_of_s);
+    const ahead = pageClock() - as_of_s;
+    const isOther = ahead > this._ahead + OTHER_CLOCK_S;
+    this._ahead = isOther ? ahead : Math.min(this._ahead, ahead);
   }
 
   /** Seconds since figures of that moment were true. */

@@ -1,5 +1,6 @@
 /** How an answer or an event becomes the status that views show. Pure. */
 
+import { OTHER_CLOCK_S } from './ages';
 import { IGpu, IKernel, INode, IStatus } from './status';
 
 /** A controller that has run for less may not have heard of every kernel: their shims connect within seconds. */
@@ -23,12 +24,13 @@ const CLOCKS: ReadonlySet<string> = new Set([
   'park_takes_bytes'
 ]);
 
-/** Whether what is said of a kernel is from before what is known of it. */
+/** Whether what is said of a kernel is from before what is known of it, and of the same clock. */
 export function isOlder(
   said: Pick<Partial<IKernel>, 'as_of_s'>,
   known: Pick<IKernel, 'as_of_s'>
 ): boolean {
-  return (said.as_of_s ?? Infinity) < known.as_of_s;
+  const behind_s = known.as_of_s - (said.as_of_s ?? Infinity);
+  return behind_s > 0 && behind_s < OTHER_CLOCK_S;
 }
 
 /**
