@@ -3,6 +3,12 @@ import { ServerConnection } from '@jupyterlab/services';
 import { IPast } from './history/past';
 import { Action, IActionBody, IActivity, IKernel, IPolicy, IStatus } from './status';
 
+/** A question is answered within seconds, else the server hangs: its job is suspended, or the network drops what is sent. */
+const ANSWER_MS = 30_000;
+
+/** What is asked for may take long: a hibernation has half an hour. */
+const ACTION_MS = 1_900_000;
+
 /** A request that the server refused; `message` says what happened and what to do, for users. */
 export class AffinodeError extends Error {
   /** `status` is the HTTP status, 0 when nothing answered; `slug` is the API's short name of the error. */
@@ -52,12 +58,14 @@ export class AffinodeApi {
 
   private async _request<T>(method: string, path: string[], body?: object, query = ''): Promise<T> {
     const url = URLExt.join(this._connection.baseUrl, 'affinode', 'api', ...path) + query;
-    const init = { method, body: body && JSON.stringify(body) };
+    const signal = AbortSignal.timeout(method === 'GET' ? ANSWER_MS : ACTION_MS);
+    const init = { method, body: body && JSON.stringify(body), signal };
     let response: Response;
     let answer: unknown;
     try {
       response = await ServerConnection.makeRequest(url, init, this._connection);
       answer = await response.json().catch(() => null);
+      signal.throwIfAborted();
     } catch (error) {
       throw new AffinodeError(0, 'unreachable', String(error));
     }
