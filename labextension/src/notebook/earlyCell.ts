@@ -1,38 +1,47 @@
 import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ISessionContext, Notification } from '@jupyterlab/apputils';
 import { INotebookTracker } from '@jupyterlab/notebook';
+import { SessionAPI } from '@jupyterlab/services';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
-/** For how long a cell waits until JupyterLab is connected with the kernel that its notebook has. */
+/** After how long a cell that waits until JupyterLab is connected with its notebook's kernel is told of. */
 const CONNECTED_MS = 30_000;
 
-/** Whether the server has a session of the notebook, or cannot be asked. */
+/** Whether the server has a session of the notebook, or cannot be asked: of that JupyterLab's session manager tells nothing. */
 async function mayHaveSession({ path, sessionManager }: ISessionContext): Promise<boolean> {
   try {
-    await sessionManager.refreshRunning();
+    const running = await SessionAPI.listRunning(sessionManager.serverSettings);
+    return running.some(session => session.path === path);
   } catch {
     return true;
   }
-  return [...sessionManager.running()].some(session => session.path === path);
 }
 
 /**
  * Have a cell that is run in a page which was just loaded wait until JupyterLab is connected with the notebook's kernel.
  *
  * JupyterLab 4.6 starts another kernel for the cell and, once that is there, ends the one with which it has been connected
- * meanwhile (`startKernel` and `_changeKernel` of its `SessionContext`): all that the user computed is lost.
+ * meanwhile (`startKernel` and `_changeKernel` of its `SessionContext`): all that the user computed is lost. Where there is
+ * no kernel yet, the cell and JupyterLab, which connects the notebook, share the one that is started.
  */
 function guard(context: ISessionContext, onNotConnected: () => void): void {
   const start = context.startKernel.bind(context);
+  let starting: Promise<boolean> | null = null;
   context.startKernel = async () => {
-    if (context.isReady || !(await mayHaveSession(context))) {
+    if (context.isReady) {
       return start();
     }
-    const late = new Promise(resolve => setTimeout(resolve, CONNECTED_MS));
-    await Promise.race([context.ready, late]);
-    if (!context.isReady) {
-      onNotConnected();
+    if (!(await mayHaveSession(context)) && !context.isReady) {
+      starting ??= start().finally(() => (starting = null));
+      return starting;
     }
+    const late = setTimeout(() => {
+      if (!context.isDisposed) {
+        onNotConnected();
+      }
+    }, CONNECTED_MS);
+    await context.ready; // without a kernel JupyterLab would clear the cell, which has not run
+    clearTimeout(late);
     return false;
   };
 }
