@@ -1,3 +1,4 @@
+import { Signal } from '@lumino/signaling';
 import * as assert from 'node:assert';
 import { test } from 'node:test';
 import {
@@ -11,8 +12,10 @@ import {
   sums
 } from '../src/history/past';
 import { found, moved, pointed } from '../src/history/places';
+import { PastStore } from '../src/history/PastStore';
+import { IAffinode, IChange } from '../src/tokens';
 import { laneTitle, spanText, sumsText } from '../src/words';
-import { gpu, kernel, trans } from './examples';
+import { gpu, kernel, status, trans } from './examples';
 
 const SINCE = 1_000_000;
 const ON_GPU = [
@@ -106,6 +109,28 @@ test('a kernel that was not there gets a lane, also while it waits for its first
   );
   const nothing = past(A);
   assert.strictEqual(followed(nothing, 'new', kernel({ id: 'new' }), SINCE + 601), nothing);
+});
+
+test('what changes while the past is asked for goes on where the answer ended', async () => {
+  const page = Object.assign(new EventTarget(), { hidden: false });
+  Object.assign(globalThis, { document: page, window: globalThis });
+  const owner = {};
+  const changed = new Signal<object, Partial<IChange>>(owner);
+  let answer: (past: IPast) => void = () => undefined;
+  const affinode = {
+    changed,
+    kernel: () => kernel({ residency: 'parked', gpus: ON_GPU, reason_code: 'idle' }),
+    past: () => new Promise<IPast>(done => (answer = done)),
+    stale: false,
+    status: status([])
+  };
+  const store = new PastStore(affinode as unknown as IAffinode, 600);
+  changed.emit({ kernels: new Set(['a']) });
+  answer(past(A));
+  await new Promise(done => setImmediate(done));
+  const changes = store.past?.gpus[0].lanes[0].changes ?? [];
+  assert.strictEqual(changes[changes.length - 1].state, 'parked');
+  store.dispose();
 });
 
 test('the window moves on, and does not grow with time or with events', () => {

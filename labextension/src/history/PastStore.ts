@@ -53,11 +53,12 @@ export class PastStore implements IDisposable {
   private async _ask(): Promise<void> {
     this._asked = performance.now();
     this._missed = false;
+    this._changedSince.clear();
     try {
       const past = await this._affinode.past(this.seconds);
       this._problem = null;
-      this._past = past;
       this._shift = past.until - performance.now() / 1000;
+      this._past = this._followed(past, this._changedSince);
       this._others = JSON.stringify(this._affinode.status?.node?.others ?? null);
     } catch (error) {
       if (!(error instanceof AffinodeError)) {
@@ -80,6 +81,7 @@ export class PastStore implements IDisposable {
       this._missed = true;
       return;
     }
+    change.kernels.forEach(id => this._changedSince.add(id));
     const others = JSON.stringify(status.node.others);
     const hasOthers = others !== this._others && performance.now() - this._asked > OTHERS_MS;
     if (this._past === null || this._missed || hasOthers) {
@@ -90,14 +92,17 @@ export class PastStore implements IDisposable {
     }
     const now = this._now();
     const before = later(this._past, now);
-    let past = before;
-    for (const id of change.kernels) {
-      past = followed(past, id, this._affinode.kernel(id), now);
-    }
+    const past = this._followed(before, change.kernels);
     this._past = change.machine ? sampled(past, status.node.gpus, now) : past;
     if (past !== before) {
       this._changed.emit();
     }
+  }
+
+  /** A past that goes on with what these kernels do now. */
+  private _followed(past: IPast, ids: ReadonlySet<string>): IPast {
+    const now = this._now();
+    return [...ids].reduce((so, id) => followed(so, id, this._affinode.kernel(id), now), past);
   }
 
   /** Events are not followed while the page is hidden. */
@@ -120,5 +125,7 @@ export class PastStore implements IDisposable {
   private _again: number | undefined;
   private _missed = false;
   private _others = '';
+  /** The kernels that changed since the question, of which the answer may not tell. */
+  private readonly _changedSince = new Set<string>();
   private _isDisposed = false;
 }
