@@ -14,9 +14,15 @@ const LONGEST_LOST_MS = 10_000;
 /** The longest pause between looks that fail while the server answers. */
 const LONGEST_MS = 60_000;
 
+/** For so long after an outage JupyterLab may not be connected with the server's events yet: it tries at pauses of up to 30 s. */
+const DEAF_MS = 40_000;
+const DEAF_PACE_MS = 5000;
+
 /** What the pace depends on. */
 export interface IPaceFacts {
   hasGpu: boolean;
+  /** Whether events may be missed. */
+  isDeaf?: boolean;
   isWatched: boolean;
   problem: IProblem | null;
   /** The setting, in seconds. */
@@ -29,7 +35,8 @@ export function paceOf(facts: IPaceFacts): IPoll.Frequency {
     return { interval: LOST_MS, backoff: true, max: LONGEST_LOST_MS };
   }
   const watched = facts.refreshInterval * 1000;
-  const interval = facts.isWatched ? watched : facts.hasGpu ? SLOW_MS : Poll.NEVER;
+  const unwatched = facts.isDeaf ? DEAF_PACE_MS : SLOW_MS;
+  const interval = facts.isWatched ? watched : facts.hasGpu ? unwatched : Poll.NEVER;
   return { interval, backoff: true, max: Math.max(LONGEST_MS, SLOW_MS, watched) };
 }
 
@@ -58,7 +65,13 @@ export class PacedLooks implements IDisposable {
   /** Ask as often as is needed now. */
   keep(facts: IPaceFacts): void {
     this._hadGpu ||= facts.hasGpu;
-    const pace = paceOf({ ...facts, hasGpu: this._hadGpu });
+    const isLost = facts.problem?.kind === 'unreachable';
+    if (this._isLost && !isLost) {
+      this._deafUntil = performance.now() + DEAF_MS;
+    }
+    this._isLost = isLost;
+    const isDeaf = performance.now() < this._deafUntil;
+    const pace = paceOf({ ...facts, hasGpu: this._hadGpu, isDeaf });
     if (pace.interval !== this._poll.frequency.interval) {
       this._poll.frequency = pace;
       void this._poll.schedule(); // after that pause, whatever was planned before
@@ -73,4 +86,6 @@ export class PacedLooks implements IDisposable {
   private readonly _poll: Poll;
   /** A machine that had a GPU has it again once its server answers, or lets the user in. */
   private _hadGpu = false;
+  private _isLost = false;
+  private _deafUntil = 0;
 }
