@@ -3,7 +3,8 @@ only, Python 3.8 or later.
 
 A call that waits cannot print, and a line that the shim wrote to stderr would stay in the notebook. So a thread asks
 the shim what there is to show, and keeps it in an updatable display (`display_id`) of the cell that was running when
-the wait began. The display is emptied when the wait ends. A program that keeps Python's lock in its CUDA call shows
+the wait began. The display is emptied when the wait ends; its metadata tells the page what to empty where the kernel
+cannot, because it was restarted or the page loaded anew. A program that keeps Python's lock in its CUDA call shows
 nothing: the thread runs when the wait is over, and finds nothing to show. Loaded by `kernel/magics.py`.
 """
 
@@ -57,7 +58,7 @@ class WaitingDisplay:
     def _send(self, kind: str, words: str, cell: dict[str, object], display_id: str) -> None:
         content = {
             "data": {"text/plain": words},
-            "metadata": {},
+            "metadata": {"affinode_waiting": True} if words else {},
             "transient": {"display_id": display_id},
         }
         self._session.send(self._socket, kind, content, parent=cell, ident=self._publisher.topic)

@@ -6,6 +6,7 @@ import { earlyCellPlugin } from './notebook/earlyCell';
 import { focusPlugin } from './notebook/focus';
 import { missedOutputPlugin } from './notebook/missedOutput';
 import { readyPlugin } from './notebook/ready';
+import { waitingLinePlugin } from './notebook/waitingLine';
 import { announcementsPlugin, noticesPlugin } from './notices/plugin';
 import { panelPlugin } from './panel/plugin';
 import { modelPlugin } from './plugin';
@@ -29,6 +30,7 @@ const plugins: JupyterFrontEndPlugin<unknown>[] = [
   focusPlugin,
   missedOutputPlugin,
   earlyCellPlugin,
+  waitingLinePlugin,
   readyPlugin,
   statusBarPlugin,
   runningPlugin

@@ -114,3 +114,29 @@ def test_a_console_has_a_banner_too(page):
     expect(banner).to_contain_text("kept-from-console.ipynb is kept on the GPU")
     banner.get_by_role("button", name="Stop waiting").click()
     expect(banner).to_be_hidden()
+
+
+@pytest.mark.parametrize("way", ["restart", "reload"])
+@pytest.mark.long
+def test_what_says_in_a_cell_that_it_waits_outlives_neither_kernel_nor_page(page, open_lab, way):
+    page = open_lab(at=page.server)
+    kept = page.open_notebook(f"kept-over-{way}.ipynb", lab_cells.allocate(150))
+    waiter = page.open_notebook(f"waits-over-{way}.ipynb", lab_cells.allocate(124), "print('alive')")
+    kept.run_cell(0)
+    kept.choose("Keep")
+    waiter.start_cell(0)
+    line = page.page.locator(".jp-OutputArea-output").filter(has_text="Waiting for the GPU")
+    expect(line).to_have_count(1)
+    if way == "restart":
+        page.page.get_by_role("menuitem", name="Kernel", exact=True).click()
+        page.page.locator(".lm-Menu-item:visible").filter(has_text="Restart Kernel…").first.click()
+        page.page.locator(".jp-Dialog .jp-mod-accept").click()
+        waiter.wait_for_kernel()
+        assert waiter.run_cell(1) == "alive"
+    else:
+        page.command("docmanager:save")
+        page.page.reload()
+        page.wait_for_lab()
+        waiter.activate()
+        expect(waiter.banner()).to_contain_text("kept-over-reload.ipynb is kept on the GPU")
+    expect(line).to_have_count(0)
