@@ -57,7 +57,9 @@ class Claims:
             self._note(image, "")
 
     def _note(self, image: Image, text: str) -> None:
-        descriptor = self._held[image.folder]
+        descriptor = self._held.get(image.folder)
+        if descriptor is None:
+            return  # a keeper before had it
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text.encode(), 0)
         os.fsync(descriptor)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import time
@@ -135,7 +136,12 @@ async def hibernate(
         steps.begin("finish")
         processes = tree.tree_of(pid)  # stopped now, so it is whole
         manifest = await asyncio.to_thread(
-            image.finish, processes=processes, has_cuda=has_cuda, pages=packed, **known
+            image.finish,
+            processes=processes,
+            has_cuda=has_cuda,
+            pages=packed,
+            environ=_environ_of(processes[0].pid),
+            **known,
         )
         if not lives(processes[0]):  # its server has noted that, and may have started it anew
             raise ProcessLookupError
@@ -288,7 +294,7 @@ async def recover(image: Image, process: ProcessName | None = None) -> Recovered
             return Recovered()
         await tree.end(living)
         return Recovered(manifest)
-    if image.is_being_woken or not _lives_again(manifest):
+    if image.is_being_woken or not _lives_again(manifest, process):
         await _end_half_woken(manifest, image, is_started=False)
         image.not_woken()
         return Recovered(manifest)
@@ -331,14 +337,29 @@ def _is_of_image(pid: int, manifest: Manifest, image: Image) -> bool:
     )
 
 
-def _lives_again(manifest: Manifest) -> bool:
-    """Return whether the kernel's process runs that was started from an image."""
-    return _has_mark(manifest.processes[0].pid, manifest)
+def _lives_again(manifest: Manifest, process: ProcessName | None) -> bool:
+    """Return whether the kernel's process runs that was started from an image; `process`: as the keeper knows it."""
+    first = manifest.processes[0].pid
+    is_known = process is not None and process.pid == first and lives(process)
+    return is_known or _has_mark(first, manifest)
 
 
 def _has_mark(pid: int, manifest: Manifest) -> bool:
+    """Return whether a process was started for the kernel. A warm one was started under another name, one that is not
+    managed under none: that has the environment of the first process.
+    """
+    if manifest.environ and _environ_of(pid) == manifest.environ:
+        return True
     mark = f"{environment.KERNEL_ID}={manifest.record['kernel_id']}".encode()
     try:
         return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
+
+
+def _environ_of(pid: int) -> str:
+    """Return the digest of the environment that a process was started with; "" if it cannot be seen."""
+    try:
+        return hashlib.blake2b(Path(f"/proc/{pid}/environ").read_bytes(), digest_size=32).hexdigest()
+    except OSError:
+        return ""

@@ -83,6 +83,7 @@ class Manifest:
     processors: dict[str, list[int]] = field(default_factory=dict)  # by thread: see tree.bound_to_processors
     version: int = VERSION
     has_cuda: bool = False
+    environ: str = ""  # the digest of its first process's environment, as /proc shows it
 
     @property
     def plain_bytes(self) -> int:

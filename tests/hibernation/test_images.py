@@ -9,9 +9,12 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from waiting import until
+from waiting import until, wait_until
 from written_images import GONE, made
 
 from jupyter_affinode.hibernation import criu, tree
@@ -587,3 +590,29 @@ async def test_a_kernel_that_has_ended_is_said_to_have(store, monkeypatch):
     monkeypatch.setattr(criu, "check", works)
     with pytest.raises(CannotHibernate, match="its process has ended"):
         await hibernate_module.hibernate(image_of(store, "one"), GONE.pid, nothing, lambda: None)
+
+
+def test_the_process_of_a_warm_kernel_is_known_as_its_own(tmp_path):
+    """It was started under another kernel's name, and one that is not managed under none."""
+    command = [sys.executable, "-c", "input()"]
+    with (
+        subprocess.Popen(command, env={"AFFINODE_KERNEL_ID": "of-the-pool"}, stdin=subprocess.PIPE) as its,
+        subprocess.Popen(command, env={"AFFINODE_KERNEL_ID": "anothers"}, stdin=subprocess.PIPE) as anothers,
+    ):
+        wait_until(
+            lambda: all(
+                b"input" in Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in (its, anothers)
+            )
+        )
+        told = {
+            "record": {"kernel_id": "k"},
+            "processes": [name_of(its.pid)],
+            "environ": hibernate_module._environ_of(its.pid),
+        }
+        manifest: Any = SimpleNamespace(**told)
+        assert hibernate_module._lives_again(manifest, None)
+        assert hibernate_module._is_of_image(its.pid, manifest, Image(tmp_path))
+        assert not hibernate_module._is_of_image(anothers.pid, manifest, Image(tmp_path))
+        manifest.processes = [name_of(anothers.pid)]
+        assert not hibernate_module._lives_again(manifest, None)
+        assert hibernate_module._lives_again(manifest, name_of(anothers.pid))
