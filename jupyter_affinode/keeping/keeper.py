@@ -88,11 +88,14 @@ class Keeper:
         if found:
             await asyncio.sleep(SERVERS_BACK_S)
         for kernel in found:
-            if self._known.server_of(kernel.record.kernel_id) is None:
+            kernel_id = kernel.record.kernel_id
+            if self._known.server_of(kernel_id) is None:
                 try:
                     await self._keep_found(kernel)
                 except Exception:  # the others are to be kept
-                    self._log.exception("kernel %s is not listened to", kernel.record.kernel_id)
+                    self._log.exception("kernel %s is not listened to", kernel_id)
+            elif self._known.running.get(kernel_id) is kernel and kernel.record.hibernate_dir:
+                self.transitions.recover(kernel.record)
         try:
             await self.warm.begin()
         except Exception:  # kept kernels need no warm ones

@@ -131,7 +131,10 @@ class Transitions:
 
     async def _look_at_image_of(self, record: Record) -> None:
         if await self._known.hibernated.look_at_image_of(record):
-            self._known.has_hibernated(record.kernel_id)
+            return self._known.has_hibernated(record.kernel_id)
+        kernel = self._known.running.get(record.kernel_id)
+        if kernel is not None and self._known.server_of(record.kernel_id) is None:  # it has ended meanwhile
+            await kernel.keep()
 
     async def look_in(self, store: str | None) -> None:
         """Find a store's images, and the kernels that run again and that no record names."""

@@ -579,6 +579,28 @@ def test_a_woken_kernel_that_is_lost_before_its_gpu_memory_is_back_is_woken_agai
 
 
 @pytest.mark.long
+def test_a_keeper_that_is_killed_after_a_wake_does_not_leave_the_old_image_to_count(unstarted):
+    """Its server lives on. What the kernel did since would be undone when its process ends some day."""
+    server = unstarted
+    server.machine.simulate("4GiB")
+    server.machine.start_controller("--settle=0")
+    server.start()
+
+    async def story(tab: Tab) -> None:
+        before = await result(tab, f"{SETUP}\nblock = Block(24, seed=7)\nprint(block.checksum())")
+        await moved(server, tab.kernel_id, "hibernate")
+        assert await result(tab, "kept = 2; print(kept)") == "2\n"
+        woken = server.machine.folder / "images" / tab.kernel_id / "woken.json"
+        assert woken.exists()
+        for keeper in keepers(server.machine):
+            os.kill(keeper, signal.SIGKILL)
+        assert await result(tab, "print(block.checksum(), kept)") == f"{before.strip()} 2\n"
+        await until(lambda: not woken.exists(), 60)
+
+    with_tab(server, story)
+
+
+@pytest.mark.long
 def test_kernels_hibernate_on_a_controller_of_all_users_too(unstarted):
     """Which refuses context depth: the context leaves the GPU for the image alone, and RESUME brings it back."""
     unstarted.machine.simulate("4GiB")
