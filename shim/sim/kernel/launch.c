@@ -1,4 +1,4 @@
-/* Launching kernels.  */
+/* Launching kernels; what is asked about a function is in function.c.  */
 #include <string.h>
 
 #include "driver/api.h"
