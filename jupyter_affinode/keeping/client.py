@@ -243,7 +243,7 @@ class Keeper:
             self.on_end()
 
     async def _ask(self, what: str, patience_s: float = ANSWER_S, **request: Any) -> Any:
-        # Who asks may be cancelled: the answer would be taken for that of the next request.
+        # A request that is cancelled is answered all the same: the next one would take that answer for its own.
         return await asyncio.shield(asyncio.ensure_future(self._exchange(what, patience_s, request)))
 
     async def _exchange(self, what: str, patience_s: float, request: dict[str, Any]) -> Any:

@@ -39,7 +39,7 @@ from .room_requests import RequestedRoom
 from .stuck import stuck
 
 HUNG_UP_FORGOTTEN_S = 10.0  # a live process that closed its link for longer runs without a shim
-UNSEEN_HUNG_UP_FORGOTTEN_S = 3.0  # one whose end we cannot see: it may be about to connect again
+UNSEEN_HUNG_UP_FORGOTTEN_S = 3.0  # in a container its end cannot be seen: the process may connect again
 UNSEEN_FORGOTTEN_S = 600.0  # a silent one whose end we cannot see; what it has on the GPU is "unmanaged" then
 PAGES_TELL_WITHIN_S = 1.0  # … of a move that has ended
 

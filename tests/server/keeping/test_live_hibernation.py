@@ -58,6 +58,13 @@ def with_tab(server: JupyterServer, story: Callable[[Tab], Awaitable[None]], nam
     asyncio.run(told())
 
 
+def with_gpu(server: JupyterServer) -> JupyterServer:
+    """Start it on a machine with a simulated GPU of 4 GiB."""
+    server.machine.simulate("4GiB")
+    server.machine.start_controller("--settle=0")
+    return server.start()
+
+
 async def cycles(server: JupyterServer, tab: Tab, count: int) -> None:
     """Have a kernel hibernate again and again, and send requests before it goes, while it does, and once it is away."""
     pid = int(await result(tab, "done, said = [], 0; import os; print(os.getpid())"))
@@ -528,10 +535,7 @@ with open({str(library)!r}, "r+b") as file:
 
 @pytest.mark.long
 def test_what_is_on_the_gpu_comes_back_with_the_next_cell(unstarted):
-    server = unstarted
-    server.machine.simulate("4GiB")
-    server.machine.start_controller("--settle=0")
-    server.start()
+    server = with_gpu(unstarted)
 
     async def story(tab: Tab) -> None:
         before = await result(tab, f"{SETUP}\nblock = Block(24, seed=7)\nprint(block.checksum())")
@@ -550,10 +554,7 @@ def test_what_is_on_the_gpu_comes_back_with_the_next_cell(unstarted):
 @pytest.mark.parametrize("when", ["heard", "at once"])
 def test_a_woken_kernel_that_is_lost_before_its_gpu_memory_is_back_is_woken_again(unstarted, when):
     """It is not started anew, which would delete its image. Its tab is told, since what it did since then is gone."""
-    server = unstarted
-    server.machine.simulate("4GiB")
-    server.machine.start_controller("--settle=0")
-    server.start()
+    server = with_gpu(unstarted)
 
     async def story(tab: Tab) -> None:
         before = await result(tab, f"{SETUP}\nblock = Block(24, seed=7)\nprint(block.checksum())")
@@ -581,10 +582,7 @@ def test_a_woken_kernel_that_is_lost_before_its_gpu_memory_is_back_is_woken_agai
 @pytest.mark.long
 def test_a_keeper_that_is_killed_after_a_wake_does_not_leave_the_old_image_to_count(unstarted):
     """Its server lives on. What the kernel did since would be undone when its process ends some day."""
-    server = unstarted
-    server.machine.simulate("4GiB")
-    server.machine.start_controller("--settle=0")
-    server.start()
+    server = with_gpu(unstarted)
 
     async def story(tab: Tab) -> None:
         before = await result(tab, f"{SETUP}\nblock = Block(24, seed=7)\nprint(block.checksum())")

@@ -390,7 +390,7 @@ class LotStock:
         """
         given: list[tuple[int, Lot]] = []
         holding = self._holdings.setdefault(borrower.key, Holding(borrower))
-        holding.borrower = borrower  # one that follows another had that one's, whose link has ended
+        holding.borrower = borrower  # a process that has connected again is reached by its new link alone
         holding.most_bytes = max(holding.most_bytes, borrower.most_bytes or 0)
         if holding.watch is None:
             try:
