@@ -308,7 +308,7 @@ void asks_begin_again(void)
 	pthread_mutex_unlock(&asks_lock);
 }
 
-void asks_wake_all(void)
+static void wake_askers(void)
 {
 	atomic_fetch_add(&answers, 1);
 	futex_wake_all(&answers);
@@ -328,7 +328,7 @@ static void answer(bool is_room, uint32_t number, int status, const char *text)
 		ask->stage = ASK_ANSWERED;
 	}
 	pthread_mutex_unlock(&asks_lock);
-	asks_wake_all();
+	wake_askers();
 }
 
 void asks_answer_room(uint32_t number, bool granted)
@@ -351,5 +351,10 @@ void asks_fail_requests(void)
 		asks[i].stage = ASK_ANSWERED;
 	}
 	pthread_mutex_unlock(&asks_lock);
-	asks_wake_all();
+	wake_askers();
+}
+
+void asks_wake_all(void)
+{
+	wake_askers();
 }

@@ -55,8 +55,7 @@ static void at_exit(int status, void *unused)
 	shim_set_dying();
 	if (!until)
 		until = now + QUIESCE_NS;
-	if (mover_seize(now < until ? until - now : 0))
-		mover_let_go();
+	mover_quiesce(now < until ? until - now : 0);
 	memory_packs_leave();
 	leaving_begin(status);
 }

@@ -58,7 +58,7 @@ static void begin_with(CUcontext context)
 	mine.stack[0] = context;
 }
 
-bool shadows_current(CUcontext *context)
+static bool top(CUcontext *context)
 {
 	if (!known() || (mine.depth == 0 && mine.bottom_unknown))
 		return false;
@@ -76,11 +76,16 @@ static void push(CUcontext context)
 	mine.stack[mine.depth++] = context;
 }
 
+bool shadows_current(CUcontext *context)
+{
+	return top(context);
+}
+
 void shadows_saw_current(CUcontext context)
 {
 	CUcontext believed;
 
-	if (!shadows_current(&believed) || believed != context)
+	if (!top(&believed) || believed != context)
 		begin_with(context);
 }
 
@@ -88,7 +93,7 @@ void shadows_saw_pop(CUcontext context)
 {
 	CUcontext believed;
 
-	if (shadows_current(&believed) && believed == context && mine.depth)
+	if (top(&believed) && believed == context && mine.depth)
 		mine.depth--;
 	else
 		mine.unknown = true;
@@ -98,11 +103,11 @@ void shadows_saw_set(CUcontext context)
 {
 	CUcontext believed;
 
-	if (!context && shadows_current(&believed))
+	if (!context && top(&believed))
 		mine.depth -= mine.depth ? 1 : 0;
 	else if (!context)
 		mine.unknown = true;
-	else if (!shadows_current(&believed))
+	else if (!top(&believed))
 		begin_with(context);
 	else if (mine.depth)
 		mine.stack[mine.depth - 1] = context;
@@ -155,7 +160,7 @@ CUresult shadows_pop(CUcontext *context)
 {
 	CUcontext current;
 
-	if (!shadows_current(&current) || (mine.depth == 1 && mine.bottom_unknown))
+	if (!top(&current) || (mine.depth == 1 && mine.bottom_unknown))
 		return SHADOW_NONE;
 	if (!mine.depth)
 		return CUDA_ERROR_INVALID_CONTEXT;
@@ -179,7 +184,7 @@ CUresult shadows_set(CUcontext context)
 {
 	CUcontext current;
 
-	if (!shadows_current(&current))
+	if (!top(&current))
 		return SHADOW_NONE;
 	if (current == context)
 		return CUDA_SUCCESS;
