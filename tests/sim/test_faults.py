@@ -68,6 +68,21 @@ def test_only_copies_of_a_size_are_counted_if_asked(gpu):
     """)
 
 
+def test_work_can_come_late(gpu):
+    gpu.set(faults="cuMemsetD8Async:LATE:2")
+    gpu.run("""
+        context()
+        stream, address = ok(cuda.cuStreamCreate(1)), ok(cuda.cuMemAlloc(4096))
+        ok(cuda.cuMemsetD8Async(address, 1, 4096, stream))
+        ok(cuda.cuStreamSynchronize(stream))
+        ok(cuda.cuMemsetD8Async(address, 2, 4096, stream))
+        assert name(cuda.cuStreamQuery(stream)) == "NOT_READY"
+        assert words(address, 1) == [0x01010101]
+        ok(cuda.cuStreamSynchronize(stream))
+        assert words(address, 1) == [0x02020202]
+    """)
+
+
 def test_work_can_fail_after_its_call_succeeded(gpu):
     gpu.set(faults="cuMemcpyHtoDAsync:FAIL:2")
     gpu.run("""

@@ -18,7 +18,7 @@
 #define MAX_FAULTS 32
 #define BOARD_POLL_MS 1
 
-enum kind { KIND_ERROR, KIND_KILL, KIND_CORRUPT, KIND_FAIL, KIND_TAKE, KIND_HOLD, KIND_STAY };
+enum kind { KIND_ERROR, KIND_KILL, KIND_CORRUPT, KIND_FAIL, KIND_LATE, KIND_TAKE, KIND_HOLD, KIND_STAY };
 
 struct fault {
 	char name[64];
@@ -56,8 +56,8 @@ static bool read_kind(struct fault *fault, const char *what)
 	static const struct {
 		const char *name;
 		enum kind kind;
-	} kinds[] = {{"KILL", KIND_KILL}, {"CORRUPT", KIND_CORRUPT}, {"FAIL", KIND_FAIL}, {"HOLD", KIND_HOLD},
-		     {"STAY", KIND_STAY}};
+	} kinds[] = {{"KILL", KIND_KILL}, {"CORRUPT", KIND_CORRUPT}, {"FAIL", KIND_FAIL}, {"LATE", KIND_LATE},
+		     {"HOLD", KIND_HOLD}, {"STAY", KIND_STAY}};
 	const char *bytes = strchr(what, '=');
 
 	for (unsigned i = 0; i < sizeof(kinds) / sizeof(*kinds); i++)
@@ -137,7 +137,7 @@ static void note_struck(const char *name)
 /* Counted, and struck, where the call submits work: only then is it known how much.  */
 static bool befalls_work(const struct fault *fault)
 {
-	return fault->kind == KIND_CORRUPT || fault->kind == KIND_FAIL;
+	return fault->kind == KIND_CORRUPT || fault->kind == KIND_FAIL || fault->kind == KIND_LATE;
 }
 
 static void look_at_board(void)
@@ -220,7 +220,7 @@ enum fault_effect faults_effect(uint64_t bytes)
 
 	if (!called || (!fault_count && !board) || !strike(called, true, bytes, &fault))
 		return FAULT_NONE;
-	return fault.kind == KIND_CORRUPT ? FAULT_CORRUPT : FAULT_FAIL;
+	return fault.kind == KIND_CORRUPT ? FAULT_CORRUPT : fault.kind == KIND_LATE ? FAULT_LATE : FAULT_FAIL;
 }
 
 void faults_note_registered(int64_t bytes)

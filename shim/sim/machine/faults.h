@@ -8,6 +8,7 @@
  *                               least so many bytes are counted
  *   FAIL                        the call succeeds; what it submitted fails when it runs, and its context with it; only
  *                               calls that submit work are counted
+ *   LATE                        what the call submits runs LATE_MS later than it would; only such calls are counted
  *   TAKE=bytes                  a process that is not simulated takes that much more of every GPU, or all that is free;
  *                               TAKE=0: it ends. No process's memory is taken away
  *   HOLD                        the call waits until the board changes
@@ -25,7 +26,8 @@
 /* Whether STAY struck the call that this thread makes.  */
 bool faults_stay(void);
 
-enum fault_effect { FAULT_NONE, FAULT_CORRUPT, FAULT_FAIL };
+#define LATE_MS 100
+enum fault_effect { FAULT_NONE, FAULT_CORRUPT, FAULT_FAIL, FAULT_LATE };
 
 /* CUDA_SUCCESS, or the error that this call of `name` is to return.  */
 CUresult faults_next(const char *name);

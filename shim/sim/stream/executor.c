@@ -1,6 +1,7 @@
 /* Queues, fences, and the threads that do the work.  */
 #include <signal.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "driver/api.h"
 #include "stream/capture.h"
@@ -103,6 +104,8 @@ static void run_operation(struct operation *operation, CUstream stream)
 
 	if (result != CUDA_SUCCESS)
 		return; /* nothing runs in a context after a fault */
+	if (operation->fault == FAULT_LATE)
+		usleep(LATE_MS * 1000);
 	if (operation->kernels)
 		activity_begin(context->gpu, SIM_KERNELS);
 	result = operation->fault == FAULT_FAIL ? CUDA_ERROR_LAUNCH_FAILED : operation->run(operation, stream);

@@ -255,6 +255,7 @@ static void forget(struct context *context)
 	memset(context->events, 0, sizeof(context->events));
 	memset(context->marks, 0, sizeof(context->marks));
 	context->next_event = 0;
+	context->in_doubt = false;
 	users->forget(context);
 	context->ready = false;
 	context->handle = NULL;
@@ -432,6 +433,20 @@ static const char *lasting_name(CUresult error)
 		if (lasting[i].error == error)
 			return lasting[i].name;
 	return NULL;
+}
+
+/* In a context that has failed for good nothing runs.  */
+bool context_has_copied(struct context *context)
+{
+	CUresult result;
+
+	if (!context->in_doubt)
+		return true;
+	result = driver.cuCtxSetCurrent(context->handle);
+	if (result == CUDA_SUCCESS)
+		result = driver.cuStreamSynchronize(context->stream);
+	context->in_doubt = result != CUDA_SUCCESS && !lasting_name(result);
+	return !context->in_doubt;
 }
 
 CUresult contexts_failed(void)

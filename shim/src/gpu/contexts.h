@@ -21,6 +21,7 @@ struct context {
 	_Atomic bool digests_lack_room;      /* memory was short when they were tried: it may be there later */
 	CUevent events[TRANSFERS_UNDER_WAY];
 	unsigned next_event;
+	_Atomic bool in_doubt;        /* the driver did not say whether the mover's copies are done */
 	CUevent marks[2];             /* after the copies of one window of a streaming park, and of the next */
 	struct ring *ring;            /* the mover's, for copies that need staging; NULL: none yet */
 	_Atomic(CUdeviceptr) witness; /* a small cuMemAlloc block, whose attributes backed blocks answer with */
@@ -72,6 +73,9 @@ void primary_contexts_unlock(void);
  * which is not to be long, since a thread that would end one waits for it.  */
 bool contexts_keep(void);
 void contexts_let_end(void);
+
+/* Whether the mover's copies there are done. Where a wait for them failed the driver is asked again, with the context current.  */
+bool context_has_copied(struct context *context);
 
 /* Streams of a context, for the idle probe.  */
 void stream_note(CUstream stream, struct context *context);

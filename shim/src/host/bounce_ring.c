@@ -49,7 +49,6 @@ struct ring {
 	uint64_t marks[2];
 	bool in_use;    /* since the last time that it was finished */
 	bool refused;   /* so that a move asks once */
-	bool uncertain; /* something failed: events do not tell what the GPU still copies */
 	CUresult error; /* the first since then */
 	struct piece pieces[PIECES];
 };
@@ -298,17 +297,14 @@ bool staging_is_possible(struct context *context)
 }
 
 /* Begin to use a ring: make sure that the GPU does not use its pieces any more.  */
-static CUresult begin_use(struct ring *ring)
+static CUresult begin_use(struct context *context)
 {
-	CUresult result = CUDA_SUCCESS;
+	struct ring *ring = context->ring;
 
 	if (ring->in_use)
 		return CUDA_SUCCESS;
-	if (ring->uncertain)
-		result = driver.cuStreamSynchronize(ring->stream);
-	if (result != CUDA_SUCCESS)
-		return result;
-	ring->uncertain = false;
+	if (!context_has_copied(context))
+		return CUDA_ERROR_NOT_READY;
 	ring->in_use = true;
 	if (rings_in_use++ == 0)
 		start_threads();
@@ -332,7 +328,7 @@ static CUresult begin_piece(struct piece *piece)
 CUresult staging_copy(const struct stretch *stretch, bool out)
 {
 	struct ring *ring = stretch->context->ring;
-	CUresult result = begin_use(ring);
+	CUresult result = begin_use(stretch->context);
 
 	for (size_t done = 0; done < stretch->bytes && result == CUDA_SUCCESS; done += PIECE_BYTES) {
 		struct piece *piece = &ring->pieces[ring->at];
@@ -394,7 +390,6 @@ CUresult staging_finish(struct context *context)
 		wait_for_thread(&ring->pieces[i]);
 	error = ring->error;
 	ring->error = CUDA_SUCCESS;
-	ring->uncertain = error != CUDA_SUCCESS;
 	ring->in_use = false;
 	if (--rings_in_use == 0)
 		end_threads();
@@ -413,14 +408,9 @@ bool staging_trim(void)
 	for (struct context *context = contexts_first(); context; context = context->next) {
 		struct ring *ring = context->ring;
 
-		if (!ring || !ring->pinned || ring->in_use || !context->handle ||
-		    driver.cuCtxSetCurrent(context->handle) != CUDA_SUCCESS)
-			continue;
-		/* After an error the GPU may still be copying.  */
-		if (ring->uncertain && driver.cuStreamSynchronize(ring->stream) != CUDA_SUCCESS)
-			continue;
-		ring->uncertain = false;
-		unpin(ring);
+		if (ring && ring->pinned && !ring->in_use && context->handle &&
+		    driver.cuCtxSetCurrent(context->handle) == CUDA_SUCCESS && context_has_copied(context))
+			unpin(ring);
 	}
 	driver.cuCtxSetCurrent(NULL);
 	contexts_let_end();

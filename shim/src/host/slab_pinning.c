@@ -36,12 +36,15 @@ void slabs_look_at_registrations(void)
 	}
 }
 
-/* Memory that the driver still has registered must not be unmapped: a copy may be on its way to it. Registrations end with
- * their context.  */
+/* Memory that the driver still has registered must not be unmapped: a copy may be on its way to it, from any context, and the driver
+ * may wait for those of its own alone. Registrations end with their context.  */
 bool slab_unregister(struct slab *slab)
 {
 	CUresult result;
 
+	for (struct context *context = contexts_first(); context; context = context->next)
+		if (!context_has_copied(context))
+			return false;
 	if (!slab->registered || !context_is_known(slab->registered)) {
 		slab->registered = NULL;
 		return true;

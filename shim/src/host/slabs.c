@@ -191,7 +191,7 @@ static bool release(struct slab *slab)
 		contexts_let_end();
 	if (!gone) {
 		if (kept)
-			log_line("cuMemHostUnregister failed: a slab stays");
+			log_line("the driver may still use a slab: it stays");
 		into_list(slab);
 		return kept;
 	}

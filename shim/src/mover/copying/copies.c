@@ -109,14 +109,15 @@ CUresult transfers_wait_for(struct context *context, unsigned mark)
 CUresult transfers_finish(struct context *context)
 {
 	/* First, for its threads may still give the stream something to do.  */
-	CUresult staged = staging_finish(context), result;
+	CUresult staged = staging_finish(context), result, done;
 
 	if (!context->handle)
 		return CUDA_ERROR_INVALID_VALUE;
 	driver.cuCtxSetCurrent(context->handle);
-	result = driver.cuStreamSynchronize(context->stream);
+	done = result = driver.cuStreamSynchronize(context->stream);
 	/* Whatever they said: memory must not go while a copy may still be under way.  */
-	while (result != CUDA_SUCCESS && driver.cuStreamQuery(context->stream) == CUDA_ERROR_NOT_READY)
+	while (done != CUDA_SUCCESS && (done = driver.cuStreamQuery(context->stream)) == CUDA_ERROR_NOT_READY)
 		clock_sleep_ns(MS_NS);
+	context->in_doubt = done != CUDA_SUCCESS;
 	return staged != CUDA_SUCCESS ? staged : result;
 }
