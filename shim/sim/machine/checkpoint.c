@@ -2,9 +2,9 @@
 #include "machine/checkpoint.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
 
+#include "base/own_thread.h"
 #include "context/context.h"
 #include "driver/api.h"
 #include "driver/device.h"
@@ -220,18 +220,12 @@ static void *serve(void *argument)
 CUresult checkpoint_serve(void)
 {
 	struct sim_process *self = machine_self();
-	sigset_t all, before;
-	pthread_t thread;
 	int error = 0;
 
 	pthread_mutex_lock(&lock);
 	if (serving_pid != getpid()) {
-		sigfillset(&all);
-		pthread_sigmask(SIG_SETMASK, &all, &before);
-		error = pthread_create(&thread, NULL, serve, self);
-		pthread_sigmask(SIG_SETMASK, &before, NULL);
+		error = thread_begin(serve, self);
 		if (!error) {
-			pthread_detach(thread);
 			serving_pid = getpid();
 			while (!__atomic_load_n(&self->checkpoint.service_tid, __ATOMIC_ACQUIRE))
 				futex_wait((uint32_t *)&self->checkpoint.service_tid, 0, 0);

@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/text_file.h"
 #include "machine/settings.h"
 
 #define MACHINE_MAGIC 0x31304d4953464641ull /* "AFFSIM01" */
@@ -38,18 +39,10 @@ uint64_t process_start_time(int32_t pid)
 	unsigned long long start = 0;
 	long threads = 0;
 	char state = 0;
-	ssize_t size;
-	int fd;
 
 	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
+	if (text_read(path, text, sizeof(text)) <= 0)
 		return 0;
-	size = read(fd, text, sizeof(text) - 1);
-	close(fd);
-	if (size <= 0)
-		return 0;
-	text[size] = '\0';
 	after = strrchr(text, ')'); /* the command's name may hold anything */
 	if (!after || sscanf(after + 1,
 			     " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %ld %*d %llu",

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/growable.h"
 #include "context/context.h"
 
 struct range_table {
@@ -71,15 +72,8 @@ bool ranges_add(struct range_table *table, const struct range *range)
 	unsigned at = position(table, range->start);
 	struct range *copy;
 
-	if (table->count == table->capacity) {
-		unsigned capacity = table->capacity ? table->capacity * 2 : 64;
-		struct range **items = realloc(table->items, capacity * sizeof(*items));
-
-		if (!items)
-			return false;
-		table->items = items;
-		table->capacity = capacity;
-	}
+	if (!array_has_room(table->items, table->count, table->capacity))
+		return false;
 	copy = malloc(sizeof(*copy));
 	if (!copy)
 		return false;

@@ -1,8 +1,8 @@
 /* Queues, fences, and the threads that do the work.  */
-#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/own_thread.h"
 #include "driver/api.h"
 #include "stream/capture.h"
 #include "machine/activity.h"
@@ -176,19 +176,8 @@ static void *execute(void *argument)
 /* No signal of the program is ever delivered to a thread it does not know.  */
 static bool start_executor(CUstream stream)
 {
-	sigset_t all, before;
-	pthread_t thread;
-	int error;
-
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	error = pthread_create(&thread, NULL, execute, stream);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	if (error)
-		return false;
-	pthread_detach(thread);
-	stream->running = true;
-	return true;
+	stream->running = thread_begin(execute, stream) == 0;
+	return stream->running;
 }
 
 static struct work *new_work(CUstream stream, struct fence *also_after)

@@ -4,7 +4,6 @@
 #include <stdatomic.h>
 
 #include "base/monotonic_futex.h"
-#include "context_depth/checkpoint.h"
 #include "context_depth/context_depth.h"
 #include "context_depth/deferred_calls.h"
 #include "context_depth/shadow/shadow.h"

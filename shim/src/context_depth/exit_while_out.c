@@ -4,8 +4,6 @@
 #define _GNU_SOURCE
 #include "context_depth/context_depth.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,8 +12,10 @@
 
 #include "base/log.h"
 #include "base/monotonic_futex.h"
+#include "base/own_thread.h"
+#include "base/text_file.h"
 #include "context_depth/bookkeeping_gate.h"
-#include "context_depth/checkpoint.h"
+#include "context_depth/internal.h"
 #include "gpu/gpu_lock.h"
 #include "mover/mover.h"
 
@@ -51,15 +51,13 @@ static bool is_asleep(void)
 {
 	char path[64], text[512], state = 'R';
 	const char *end;
-	FILE *stat;
 
 	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)exiting_thread);
-	stat = fopen(path, "re");
-	if (!stat)
+	if (text_read(path, text, sizeof(text)) < 0)
 		return true;
-	if (fgets(text, sizeof(text), stat) && (end = strrchr(text, ')')) != NULL && end[1] == ' ')
+	end = strrchr(text, ')');
+	if (end && end[1] == ' ')
 		state = end[2];
-	fclose(stat);
 	return state == 'S' || state == 'D';
 }
 
@@ -84,17 +82,12 @@ static struct place place_now(void)
 	struct place place = {0, 0, 0};
 	char path[64], text[256];
 	long number;
-	FILE *call;
 
 	snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", (int)exiting_thread);
-	call = fopen(path, "re");
-	if (!call)
-		return place;
-	if (!fgets(text, sizeof(text), call) ||
+	if (text_read(path, text, sizeof(text)) <= 0 ||
 	    sscanf(text, "%ld %llx %*x %*x %*x %*x %*x %llx %llx", &number, &place.what, &place.stack, &place.code) != 4 ||
 	    !is_a_wait(number))
 		place = (struct place){0, 0, 0};
-	fclose(call);
 	return place;
 }
 
@@ -123,16 +116,10 @@ static void *leave(void *unused)
 
 static void start(void *(*body)(void *))
 {
-	sigset_t all, before;
-	pthread_t thread;
-
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	if (pthread_create(&thread, NULL, body, NULL) != 0) {
+	if (thread_begin(body, NULL) != 0) {
 		fflush(NULL); /* what exit would still have done */
 		_exit(exit_status);
 	}
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 /* Return whether the driver holds the process, or is about to: its checkpoint takes seconds for memory that only it can move.  */

@@ -2,8 +2,9 @@
 #pragma once
 
 #include "base/monotonic_futex.h"
-#include "context_depth/checkpoint.h"
 #include "gpu/contexts.h"
+#include "protocol.h"
+#include "state/depth.h"
 
 #define GIB (1ull << 30)
 /* Free beyond what the context needs: what others of ours that hold no lock (small allocations, code) may take meanwhile.  */
@@ -20,6 +21,13 @@ struct checkpoint_left {
 	uint64_t context_bytes; /* what it needs to come back */
 };
 extern struct checkpoint_left checkpoint_left;
+
+/* The driver's checkpoint of this process. Its Restore on a GPU without room loses the process, so it is called only with the GPU's
+ * lock held and the room seen to be free, and where either cannot be had the process stays parked. What each does: struct depth_moves
+ * (mover/mover.h).  */
+enum reason checkpoint_objection(void);
+enum affinode_status checkpoint_out(bool ends, char *why, size_t size);
+enum affinode_status checkpoint_in(const uint8_t *to, char *why, size_t size);
 
 /* How long ago the process began, in nanoseconds.  */
 uint64_t checkpoint_age_ns(void);

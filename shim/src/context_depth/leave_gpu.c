@@ -190,7 +190,7 @@ enum affinode_status checkpoint_out(bool ends, char *why, size_t size)
 		in_the_way = REASON_DIVIDED;
 	if (!in_the_way && before.total_bytes < CONTEXT_BYTES + SPARE_BYTES)
 		in_the_way = REASON_TOO_SMALL;
-	if (!in_the_way && host_memory_left() < image_bytes(device, &before) + host_memory_reserve())
+	if (!in_the_way && host_memory_left() < image_bytes(device, &before) + HOST_MEMORY_RESERVE)
 		in_the_way = REASON_HOST_MEMORY_SHORT;
 	if (!in_the_way && call_waits())
 		in_the_way = REASON_CALL_WAITS;

@@ -1,12 +1,12 @@
 /* Slots: which threads are inside a driver call. Recycled, never freed: the closer reads them at any time.  */
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
 
 #include "base/monotonic_futex.h"
+#include "base/text_file.h"
 #include "gate/gate.h"
 #include "gate/thread_slots.h"
 
@@ -166,14 +166,8 @@ static uintptr_t stack_pointer_of(pid_t tid)
 	unsigned long long sp = 0;
 
 	snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", (int)tid);
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
+	if (text_read(path, text, sizeof(text)) <= 0)
 		return 0;
-	ssize_t n = read(fd, text, sizeof(text) - 1);
-	close(fd);
-	if (n <= 0)
-		return 0;
-	text[n] = 0;
 	/* "nr a0 a1 a2 a3 a4 a5 sp pc", or "-1 sp pc" outside a system call, or "running" */
 	if (sscanf(text, "%*d %*x %*x %*x %*x %*x %*x %llx", &sp) != 1 && sscanf(text, "-1 %llx", &sp) != 1)
 		return 0;

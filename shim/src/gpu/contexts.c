@@ -75,11 +75,6 @@ struct context *context_known(CUcontext handle)
 	return handle ? context_find(handle) : NULL;
 }
 
-bool context_is_known(CUcontext handle)
-{
-	return context_find(handle) != NULL;
-}
-
 /* Return the context of that handle, and make it known if it was not; NULL for want of memory.  */
 static struct context *context_add(CUcontext handle, struct device *device, struct context *home, const void *green)
 {

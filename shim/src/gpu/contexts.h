@@ -56,7 +56,6 @@ void context_make_ready(struct context *context);
 struct context *context_known(CUcontext handle);
 
 struct context *contexts_first(void);
-bool context_is_known(CUcontext handle);
 
 /* A context of that device that the mover can copy in; NULL: none.  */
 struct context *context_to_copy_in(const struct device *device);

@@ -1,15 +1,14 @@
 #include "gpu/devices.h"
 
 #include <ctype.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/per_process.h"
+#include "base/text_file.h"
 #include "driver/real_driver.h"
 #include "state/shim_state.h"
 #include "state/status_page.h"
@@ -57,22 +56,12 @@ int device_index(const struct device *device)
 int gpu_numa_node(const char *pci_id)
 {
 	char bus[32], path[96], text[16];
-	int fd, node = -1;
-	ssize_t n;
 
 	snprintf(bus, sizeof(bus), "%s", pci_id);
 	for (char *at = bus; *at; at++)
 		*at = (char)tolower((unsigned char)*at);
 	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/numa_node", bus);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
-	if (fd >= 0)
-		close(fd);
-	if (n > 0) {
-		text[n] = 0;
-		node = atoi(text);
-	}
-	return node;
+	return text_read(path, text, sizeof(text)) > 0 ? atoi(text) : -1;
 }
 
 /* With the lock held.  */
@@ -93,7 +82,7 @@ static void device_describe(struct device *device, CUdevice ordinal)
 	driver.cuDeviceGetUuid(uuid, ordinal);
 	device->uuid = uuid_kept(uuid);
 	if (driver.cuDeviceGetName(name, sizeof(name), ordinal) == CUDA_SUCCESS && strstr(name, "Simulated"))
-		shim_set_simulated();
+		page_set_flags(AFFINODE_PAGE_SIMULATED, 0);
 	if (driver.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, ordinal) ==
 	    CUDA_SUCCESS)
 		device->can_map = value != 0;

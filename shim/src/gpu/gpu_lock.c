@@ -14,6 +14,7 @@
 #include "base/discovery.h"
 #include "base/monotonic_futex.h"
 #include "base/per_process.h"
+#include "base/text_file.h"
 
 #define MAX_LOCKS 64
 /* How long "there is no lock file" is believed. checkpoint.c parks nothing until its file is older than that.  */
@@ -254,16 +255,10 @@ struct wait {
 static bool is_stopped(pid_t pid)
 {
 	char path[32], text[256], *state;
-	ssize_t n;
-	int fd;
 
 	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
+	if (text_read(path, text, sizeof(text)) < 0)
 		return errno == ENOENT;
-	n = read(fd, text, sizeof(text) - 1);
-	close(fd);
-	text[n > 0 ? n : 0] = 0;
 	state = strrchr(text, ')'); /* the command may have any character in it */
 	return state && state[1] == ' ' && strchr("TtZX", state[2]) && state[2];
 }

@@ -286,7 +286,7 @@ static void note_green(CUcontext handle, const void *green)
 	struct device *device = NULL;
 	CUdevice ordinal;
 
-	if (!shim_is_on() || context_is_known(handle) || !driver.cuDevicePrimaryCtxRetain ||
+	if (!shim_is_on() || context_known(handle) || !driver.cuDevicePrimaryCtxRetain ||
 	    !driver.cuDevicePrimaryCtxRelease || driver.cuCtxPushCurrent(handle) != CUDA_SUCCESS)
 		return;
 	if (driver.cuCtxGetDevice(&ordinal) == CUDA_SUCCESS)

@@ -2,7 +2,6 @@
 #include "host/memory_limits.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdbool.h>
@@ -12,10 +11,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/text_file.h"
+
 #define MIB (1ull << 20)
-/* Below this, the machine is better off with the memory than we are with a parked kernel. The controller keeps a larger
- * reserve; this is the last line, looked at as the memory is taken.  */
-#define RESERVE_BYTES (256 * MIB)
 #define PLENTY_BYTES (4096 * MIB)
 #define MAX_LEVELS 32
 #define MPOL_PREFERRED 1
@@ -26,26 +24,12 @@ static char cgroup_path[4096]; /* of this process in the v2 hierarchy, or in v1'
 static char cgroup_top[64];
 static bool cgroup_is_v2;
 
-static ssize_t read_file(const char *path, char *text, size_t size)
-{
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t n;
-
-	if (fd < 0)
-		return -1;
-	n = read(fd, text, size - 1);
-	close(fd);
-	if (n >= 0)
-		text[n] = 0;
-	return n;
-}
-
 uint64_t machine_memory_left(void)
 {
 	unsigned long long kib;
 	char text[1024], *line;
 
-	if (read_file("/proc/meminfo", text, sizeof(text)) <= 0) /* for want of a descriptor: take none unseen */
+	if (text_read("/proc/meminfo", text, sizeof(text)) <= 0) /* for want of a descriptor: take none unseen */
 		return errno == EMFILE || errno == ENFILE || errno == ENOMEM ? 0 : UINT64_MAX;
 	line = strstr(text, "MemAvailable:");
 	if (!line || sscanf(line, "MemAvailable: %llu", &kib) != 1)
@@ -59,7 +43,7 @@ static void find_cgroup(void)
 {
 	char text[8192], *line, *rest = text;
 
-	if (read_file("/proc/self/cgroup", text, sizeof(text)) <= 0)
+	if (text_read("/proc/self/cgroup", text, sizeof(text)) <= 0)
 		return;
 	while ((line = strsep(&rest, "\n")) != NULL) {
 		char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
@@ -87,7 +71,7 @@ static uint64_t figure(const char *path, const char *name)
 	unsigned long long value;
 
 	snprintf(file, sizeof(file), "%s%s/%s", cgroup_top, path, name);
-	if (read_file(file, text, sizeof(text)) <= 0)
+	if (text_read(file, text, sizeof(text)) <= 0)
 		return UINT64_MAX;
 	value = strtoull(text, &end, 10);
 	return end == text || value >= UNLIMITED ? UINT64_MAX : value;
@@ -108,7 +92,7 @@ static uint64_t file_cache(const char *path)
 	char file[4400], text[8192];
 
 	snprintf(file, sizeof(file), "%s%s/memory.stat", cgroup_top, path);
-	if (read_file(file, text, sizeof(text)) <= 0)
+	if (text_read(file, text, sizeof(text)) <= 0)
 		return 0;
 	if (cgroup_is_v2)
 		return stat_line(text, "\ninactive_file ") + stat_line(text, "\nactive_file ") +
@@ -160,11 +144,6 @@ uint64_t host_memory_left(void)
 	uint64_t machine = machine_memory_left(), groups = cgroup_headroom();
 
 	return groups < machine ? groups : machine;
-}
-
-uint64_t host_memory_reserve(void)
-{
-	return RESERVE_BYTES;
 }
 
 unsigned host_cpus(void)

@@ -10,8 +10,10 @@ uint64_t host_memory_left(void);
 /* Return the machine's MemAvailable in bytes, whatever control groups allow.  */
 uint64_t machine_memory_left(void);
 
-/* Return the bytes that must be left when memory for copies has been taken. Below that, retained copies are given back.  */
-uint64_t host_memory_reserve(void);
+/* The bytes that must be left when memory for copies has been taken. Below that, retained copies are given back: the machine is better
+ * off with the memory than we are with a parked kernel. The controller keeps a larger reserve; this is the last line, looked at as
+ * the memory is taken.  */
+#define HOST_MEMORY_RESERVE (256ull << 20)
 
 /* Return how many CPUs this process may run on.  */
 unsigned host_cpus(void);

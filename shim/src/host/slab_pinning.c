@@ -31,7 +31,7 @@ void slabs_look_at_registrations(void)
 
 		slab->registered = NULL;
 		slab->unpinned = slab->refused = false;
-		if (context && context_is_known(context) && driver.cuCtxSetCurrent(context) == CUDA_SUCCESS)
+		if (context_known(context) && driver.cuCtxSetCurrent(context) == CUDA_SUCCESS)
 			slab_register(slab, context);
 	}
 }
@@ -45,7 +45,7 @@ bool slab_unregister(struct slab *slab)
 	for (struct context *context = contexts_first(); context; context = context->next)
 		if (!context_has_copied(context))
 			return false;
-	if (!slab->registered || !context_is_known(slab->registered)) {
+	if (!context_known(slab->registered)) {
 		slab->registered = NULL;
 		return true;
 	}

@@ -81,13 +81,13 @@ static int touch(unsigned char *base)
  * many threads look at once, so one look allows several slabs, fewer where memory is short.  */
 static int room_for_one(void)
 {
-	uint64_t left, reserve = host_memory_reserve();
+	uint64_t left;
 	int error = 0;
 
 	pthread_mutex_lock(&looking_lock);
 	if (making.allowed == 0) {
 		left = host_memory_left();
-		left = left < reserve ? 0 : (left - reserve) / 8 / SLAB_BYTES;
+		left = left < HOST_MEMORY_RESERVE ? 0 : (left - HOST_MEMORY_RESERVE) / 8 / SLAB_BYTES;
 		making.allowed = left < SLABS_A_LOOK ? left : SLABS_A_LOOK;
 	}
 	if (making.allowed)

@@ -4,13 +4,13 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/growable.h"
+#include "base/own_thread.h"
 #include "base/per_process.h"
 #include "ipc/socket.h"
 
@@ -89,21 +89,6 @@ static void *serve(void *unused)
 	return NULL;
 }
 
-static int start_thread(void)
-{
-	sigset_t all, before;
-	pthread_t thread;
-	int error;
-
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	error = pthread_create(&thread, NULL, serve, NULL);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	if (error == 0)
-		pthread_detach(thread);
-	return -error;
-}
-
 /* Open the socket at the first export. Called with the lock held.  */
 static int start_server(void)
 {
@@ -118,7 +103,7 @@ static int start_server(void)
 	if (fd < 0)
 		return fd;
 	atomic_store(&server_fd, fd);
-	error = start_thread();
+	error = thread_begin(serve, NULL);
 	if (error) {
 		atomic_store(&server_fd, -1);
 		close(fd);

@@ -3,8 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -13,6 +11,7 @@
 #include "base/environment.h"
 #include "base/log.h"
 #include "base/monotonic_futex.h"
+#include "base/own_thread.h"
 #include "base/per_process.h"
 #include "state/controller.h"
 
@@ -76,21 +75,14 @@ static const char *named_file(void)
 void grant_begin(void)
 {
 	const char *file = named_file();
-	sigset_t all, before;
-	pthread_t thread;
 
 	if (!file || (is_begun && !atomic_load(&reading.done)))
 		return; /* an earlier reading hangs: one thread is enough for that */
 	atomic_store(&reading.done, false);
 	is_given_up = false;
 	begun_ns = clock_ns();
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	is_begun = pthread_create(&thread, NULL, read_grant, (void *)file) == 0;
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	if (is_begun)
-		pthread_detach(thread);
-	else
+	is_begun = thread_begin(read_grant, (void *)file) == 0;
+	if (!is_begun)
 		log_line("no thread to read the grant in %s", file);
 }
 

@@ -2,7 +2,6 @@
 #include "link/messages.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -12,6 +11,7 @@
 #include "base/discovery.h"
 #include "base/environment.h"
 #include "base/log.h"
+#include "base/text_file.h"
 #include "link/grant.h"
 #include "state/depth.h"
 #include "state/shim_state.h"
@@ -75,12 +75,7 @@ int link_socket_connect(void)
 /* Read the process's own name, as ps shows it.  */
 static void read_command_name(char *name, size_t size)
 {
-	int fd = open("/proc/self/comm", O_RDONLY | O_CLOEXEC);
-	ssize_t n = fd >= 0 ? read(fd, name, size - 1) : -1;
-
-	if (fd >= 0)
-		close(fd);
-	name[n > 0 ? n : 0] = 0;
+	text_read("/proc/self/comm", name, size);
 	name[strcspn(name, "\n")] = 0;
 }
 

@@ -308,7 +308,7 @@ void asks_begin_again(void)
 	pthread_mutex_unlock(&asks_lock);
 }
 
-static void wake_askers(void)
+void asks_wake_all(void)
 {
 	atomic_fetch_add(&answers, 1);
 	futex_wake_all(&answers);
@@ -328,7 +328,7 @@ static void answer(bool is_room, uint32_t number, int status, const char *text)
 		ask->stage = ASK_ANSWERED;
 	}
 	pthread_mutex_unlock(&asks_lock);
-	wake_askers();
+	asks_wake_all();
 }
 
 void asks_answer_room(uint32_t number, bool granted)
@@ -351,10 +351,5 @@ void asks_fail_requests(void)
 		asks[i].stage = ASK_ANSWERED;
 	}
 	pthread_mutex_unlock(&asks_lock);
-	wake_askers();
-}
-
-void asks_wake_all(void)
-{
-	wake_askers();
+	asks_wake_all();
 }

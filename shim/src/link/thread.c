@@ -4,8 +4,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/monotonic_futex.h"
+#include "base/own_thread.h"
 #include "gate/entry_point_counts.h"
 #include "gate/gate.h"
 #include "host/lent_memory.h"
@@ -215,18 +214,12 @@ static void *link_main(void *unused)
 
 int link_start(void)
 {
-	sigset_t all, before;
-	pthread_t thread;
-	int error, fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 
 	if (fd < 0)
 		return -errno;
 	atomic_store(&link_wake_fd, fd);
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	error = pthread_create(&thread, NULL, link_main, NULL);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	return -error;
+	return thread_begin(link_main, NULL);
 }
 
 void link_begin_again(void)

@@ -185,12 +185,6 @@ bool mover_seize(uint64_t ns)
 	return true;
 }
 
-void mover_quiesce(uint64_t ns)
-{
-	if (mover_seize(ns))
-		mover_let_go();
-}
-
 int describe_holds(char *text, size_t size, int at)
 {
 	static const char *const waits[] = {"none", "armed", "given up"};

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,6 +10,7 @@
 #include "base/describe.h"
 #include "base/log.h"
 #include "base/monotonic_futex.h"
+#include "base/own_thread.h"
 #include "base/per_process.h"
 #include "driver/real_driver.h"
 #include "gate/gate.h"
@@ -338,20 +338,13 @@ void mover_set_depth(const struct depth_moves *moves)
 int mover_start(void)
 {
 	pthread_condattr_t by_monotonic;
-	sigset_t all, before;
-	pthread_t thread;
-	int error;
 
 	/* The time of day may be set back by hours while a call waits for us.  */
 	pthread_condattr_init(&by_monotonic);
 	pthread_condattr_setclock(&by_monotonic, CLOCK_MONOTONIC);
 	pthread_cond_init(&mover_queue.changed, &by_monotonic);
 	pthread_condattr_destroy(&by_monotonic);
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	error = pthread_create(&thread, NULL, mover_main, NULL);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	return -error;
+	return thread_begin(mover_main, NULL);
 }
 
 int mover_submit(const struct move *move)

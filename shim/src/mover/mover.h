@@ -156,8 +156,5 @@ void mover_let_go(void);
 /* Keep the mover from working until mover_let_go. Wait `ns` at most for what it does now; return false if it works on.  */
 bool mover_seize(uint64_t ns);
 
-/* Wait `ns` at most until the mover does nothing. It stops between pieces once the process is dying.  */
-void mover_quiesce(uint64_t ns);
-
 /* Append what the mover is doing (base/describe.h).  */
 int describe_mover(char *text, size_t size, int at);

@@ -18,7 +18,7 @@
 #include "state/shim_state.h"
 
 /* Kept memory goes when less than this is left beside it.  */
-#define KEEP_WHILE_LEFT (4 * host_memory_reserve())
+#define KEEP_WHILE_LEFT (4 * HOST_MEMORY_RESERVE)
 /* Slabs: a GiB, for which the driver takes some 10 MiB.  */
 #define REGISTERED_A_LOOK 32
 

@@ -55,7 +55,8 @@ static void at_exit(int status, void *unused)
 	shim_set_dying();
 	if (!until)
 		until = now + QUIESCE_NS;
-	mover_quiesce(now < until ? until - now : 0);
+	if (mover_seize(now < until ? until - now : 0))
+		mover_let_go();
 	memory_packs_leave();
 	leaving_begin(status);
 }

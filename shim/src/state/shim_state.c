@@ -91,11 +91,6 @@ bool shim_is_unparkable(void)
 	return atomic_load(&unparkable);
 }
 
-void shim_set_simulated(void)
-{
-	page_set_flags(AFFINODE_PAGE_SIMULATED, 0);
-}
-
 void shim_set_exit_handler(void (*handler)(int status, void *unused))
 {
 	exit_handler = handler;

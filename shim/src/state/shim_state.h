@@ -26,7 +26,6 @@ void shim_begin_state(enum affinode_state now);
 /* Never park this process from now on, since moving became unsafe; the process runs on.  */
 void shim_give_up_parking(const char *why);
 bool shim_is_unparkable(void);
-void shim_set_simulated(void);
 
 /* Have `handler` called at exit, before the exit handlers that are registered by now. Exit handlers run last in, first out;
  * one registered at each park runs before those of libraries loaded since the last one, which may call CUDA.  */

@@ -58,7 +58,7 @@ static void begin_with(CUcontext context)
 	mine.stack[0] = context;
 }
 
-static bool top(CUcontext *context)
+bool shadows_current(CUcontext *context)
 {
 	if (!known() || (mine.depth == 0 && mine.bottom_unknown))
 		return false;
@@ -76,16 +76,11 @@ static void push(CUcontext context)
 	mine.stack[mine.depth++] = context;
 }
 
-bool shadows_current(CUcontext *context)
-{
-	return top(context);
-}
-
 void shadows_saw_current(CUcontext context)
 {
 	CUcontext believed;
 
-	if (!top(&believed) || believed != context)
+	if (!shadows_current(&believed) || believed != context)
 		begin_with(context);
 }
 
@@ -93,7 +88,7 @@ void shadows_saw_pop(CUcontext context)
 {
 	CUcontext believed;
 
-	if (top(&believed) && believed == context && mine.depth)
+	if (shadows_current(&believed) && believed == context && mine.depth)
 		mine.depth--;
 	else
 		mine.unknown = true;
@@ -103,11 +98,11 @@ void shadows_saw_set(CUcontext context)
 {
 	CUcontext believed;
 
-	if (!context && top(&believed))
+	if (!context && shadows_current(&believed))
 		mine.depth -= mine.depth ? 1 : 0;
 	else if (!context)
 		mine.unknown = true;
-	else if (!top(&believed))
+	else if (!shadows_current(&believed))
 		begin_with(context);
 	else if (mine.depth)
 		mine.stack[mine.depth - 1] = context;
@@ -160,7 +155,7 @@ CUresult shadows_pop(CUcontext *context)
 {
 	CUcontext current;
 
-	if (!top(&current) || (mine.depth == 1 && mine.bottom_unknown))
+	if (!shadows_current(&current) || (mine.depth == 1 && mine.bottom_unknown))
 		return SHADOW_NONE;
 	if (!mine.depth)
 		return CUDA_ERROR_INVALID_CONTEXT;
@@ -184,7 +179,7 @@ CUresult shadows_set(CUcontext context)
 {
 	CUcontext current;
 
-	if (!top(&current))
+	if (!shadows_current(&current))
 		return SHADOW_NONE;
 	if (current == context)
 		return CUDA_SUCCESS;

@@ -10,8 +10,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/growable.h"
+
 #define PREFIX "gpu-"
-#define ROOM_FIRST 64
 
 static struct {
 	struct shared_pack *packs;
@@ -19,7 +20,7 @@ static struct {
 	struct shared_chunk *chunks; /* sorted by hint */
 	size_t chunk_count, chunk_room;
 	struct hint *offers; /* sorted */
-	size_t offer_count, offer_room;
+	size_t offer_count;
 } found;
 
 void shared_packs_forget(void)
@@ -30,30 +31,10 @@ void shared_packs_forget(void)
 	memset(&found, 0, sizeof(found));
 }
 
-/* Return whether there is room for so many more items.  */
-static bool make_room(void **items, size_t size, size_t *room, size_t count, size_t more)
-{
-	size_t wanted = *room ? *room : ROOM_FIRST;
-	void *larger;
-
-	while (wanted < count + more)
-		wanted *= 2;
-	if (wanted == *room)
-		return true;
-	larger = realloc(*items, wanted * size);
-	if (!larger)
-		return false;
-	*items = larger;
-	*room = wanted;
-	return true;
-}
-
 static void take_hints(const struct hint *hints)
 {
-	if (!make_room((void **)&found.chunks, sizeof(*found.chunks), &found.chunk_room, found.chunk_count, PACK_PLACES))
-		return;
 	for (uint32_t i = 0; i < PACK_PLACES; i++)
-		if (hints[i].words[0])
+		if (hints[i].words[0] && array_has_room(found.chunks, found.chunk_count, found.chunk_room))
 			found.chunks[found.chunk_count++] = (struct shared_chunk){hints[i], (uint32_t)found.pack_count, i};
 }
 
@@ -69,7 +50,7 @@ static void look_at(int folder, const char *path, const char *name)
 		return;
 	if (disk_status(descriptor, &status) == 0 && pack_is_one(&status) && !shared_pack_of(status.st_dev, status.st_ino) &&
 	    pread(descriptor, hints, sizeof(hints), PACK_BYTES) == (ssize_t)sizeof(hints) &&
-	    make_room((void **)&found.packs, sizeof(*found.packs), &found.pack_room, found.pack_count, 1)) {
+	    array_has_room(found.packs, found.pack_count, found.pack_room)) {
 		pack = &found.packs[found.pack_count];
 		*pack = (struct shared_pack){.device = status.st_dev, .inode = status.st_ino, .number = NOT_TAKEN};
 		if ((size_t)snprintf(pack->path, sizeof(pack->path), "%s/%s", path, name) < sizeof(pack->path)) {
@@ -83,17 +64,21 @@ static void look_at(int folder, const char *path, const char *name)
 static void look_at_offers(int folder)
 {
 	int descriptor = openat(folder, OFFERS, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	struct hint *larger;
 	struct stat status;
 	size_t count;
 
 	if (descriptor < 0)
 		return;
-	if (disk_status(descriptor, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid() && status.st_size > 0) {
-		count = (size_t)status.st_size / sizeof(*found.offers);
+	if (disk_status(descriptor, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid() &&
+	    status.st_size >= (off_t)sizeof(*larger)) {
+		count = (size_t)status.st_size / sizeof(*larger);
 		count = count < OFFERS_MAX ? count : OFFERS_MAX;
-		if (make_room((void **)&found.offers, sizeof(*found.offers), &found.offer_room, found.offer_count, count) &&
-		    pread(descriptor, found.offers + found.offer_count, count * sizeof(*found.offers), 0) ==
-			    (ssize_t)(count * sizeof(*found.offers)))
+		larger = realloc(found.offers, (found.offer_count + count) * sizeof(*larger));
+		if (larger)
+			found.offers = larger;
+		if (larger && pread(descriptor, larger + found.offer_count, count * sizeof(*larger), 0) ==
+				      (ssize_t)(count * sizeof(*larger)))
 			found.offer_count += count;
 	}
 	close(descriptor);

@@ -67,20 +67,6 @@ void mappings_choose_contexts(void)
 	pthread_mutex_unlock(&mappings_lock);
 }
 
-void mapping_set_resident(struct mapping *mapping, bool resident)
-{
-	pthread_mutex_lock(&mappings_lock);
-	mapping->block.resident = resident;
-	pthread_mutex_unlock(&mappings_lock);
-}
-
-void mapping_set_hollow(struct mapping *mapping, bool hollow)
-{
-	pthread_mutex_lock(&mappings_lock);
-	mapping->block.hollow = hollow;
-	pthread_mutex_unlock(&mappings_lock);
-}
-
 size_t mappings_count(void)
 {
 	size_t count = 0;

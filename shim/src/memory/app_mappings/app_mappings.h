@@ -65,8 +65,6 @@ bool mapping_parked_access(CUdeviceptr address, const CUmemLocation *location, u
 CUresult mapping_map(struct mapping *mapping);
 CUresult mapping_unmap_all(struct mapping *mapping);
 CUresult alias_unmap(struct alias *alias);
-void mapping_set_resident(struct mapping *mapping, bool resident);
-void mapping_set_hollow(struct mapping *mapping, bool hollow);
 /* Memory of cuMemCreate outlives the context it was made in: the mover copies it in another one of the device.  */
 void mappings_choose_contexts(void);
 size_t mappings_list(struct block **list, size_t room);

@@ -112,7 +112,7 @@ CUresult block_allocate(size_t size, CUdeviceptr *address)
 		return result;
 	}
 	if (context->device->peers != peers) /* between its mapping and its place in the table */
-		block_set_access(block);
+		block_set_access(block, 0);
 	*address = block->address;
 	return CUDA_SUCCESS;
 }

@@ -22,8 +22,8 @@ static inline CUmemGenericAllocationHandle *block_handles(struct block *block)
 	return block->handles ? block->handles : &block->handle;
 }
 
-/* Accessible to its own device, and to those that enabled peer access to it, as cuMemAlloc's memory is.  */
-CUresult block_set_access(struct block *block);
+/* The parts from `first` on accessible to its own device, and to those that enabled peer access to it, as cuMemAlloc's memory is.  */
+CUresult block_set_access(struct block *block, unsigned first);
 /* Accessible no longer to these devices (bits).  */
 void block_take_access(struct block *block, uint32_t devices);
 

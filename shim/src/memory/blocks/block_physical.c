@@ -7,9 +7,6 @@
 #include "memory/app_mappings/app_mappings.h"
 #include "memory/blocks/block_internal.h"
 
-/* Whether legacy IPC of backed memory is offered: it has to be decided before the first question.  */
-#define EXPORTABLE_BLOCKS true
-
 /* Of larger handles the driver goes on cleaning memory that was just freed while it is already being filled: the first copy into
  * 32 GiB took 692 ms in handles of 1 GiB, 656 ms in such of 40 MiB and 621 ms in such of 32 MiB. But beside copies the other way
  * each handle takes 0.6 ms to become accessible, which 128 MiB can afford: 10 GiB came in at 34.8 GiB/s in handles of 32 MiB, at 47.5 in
@@ -72,7 +69,7 @@ static CUresult create(struct block *block, unsigned parts)
 
 	prop.allocFlags.gpuDirectRDMACapable = device->rdma;
 	prop.allocFlags.usage = device->decompresses ? CU_MEM_CREATE_USAGE_HW_DECOMPRESS : 0;
-	if (EXPORTABLE_BLOCKS && device->exportable)
+	if (device->exportable)
 		prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 	if (block->mapping)
 		prop = block->mapping->prop;
@@ -97,8 +94,7 @@ CUresult block_create(struct block *block)
 	return result;
 }
 
-/* Make the parts from `first` on accessible.  */
-static CUresult set_access(struct block *block, unsigned first)
+CUresult block_set_access(struct block *block, unsigned first)
 {
 	size_t before = block_part_begins(block, first);
 	const struct device *device = block->context->device;
@@ -112,11 +108,6 @@ static CUresult set_access(struct block *block, unsigned first)
 			access[n++] = (CUmemAccessDesc){{CU_MEM_LOCATION_TYPE_DEVICE, peer},
 							CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 	return driver.cuMemSetAccess(block->address + before, block_part_begins(block, block->parts_mapped) - before, access, n);
-}
-
-CUresult block_set_access(struct block *block)
-{
-	return set_access(block, 0);
 }
 
 void block_take_access(struct block *block, uint32_t devices)
@@ -148,7 +139,7 @@ static CUresult map(struct block *block)
 		block->parts_mapped++;
 		block->access_is_due = true;
 	}
-	result = set_access(block, is_new ? before : 0);
+	result = block_set_access(block, is_new ? before : 0);
 	block->access_is_due = result != CUDA_SUCCESS;
 	return result;
 }

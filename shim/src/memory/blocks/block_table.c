@@ -8,7 +8,7 @@
 #include "base/per_process.h"
 #include "base/range_map.h"
 #include "host/host_copy.h"
-#include "memory/app_mappings/app_mappings.h"
+#include "memory/app_mappings/app_mapping_table.h"
 #include "memory/blocks/block_internal.h"
 
 OF_PROCESS pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -148,14 +148,17 @@ bool blocks_are_in(const struct context *context)
 	return any || mappings_are_in(context);
 }
 
-/* Set it under the lock of the counters, since the page is written while the mover works.  */
+/* The lock under which a block is counted and changed, since the page is written while the mover works.  */
+static pthread_mutex_t *lock_of(const struct block *block)
+{
+	return block->mapping ? &mappings_lock : &blocks_lock;
+}
+
 void block_set_resident(struct block *block, bool resident)
 {
-	if (block->mapping)
-		return mapping_set_resident(block->mapping, resident);
-	pthread_mutex_lock(&blocks_lock);
+	pthread_mutex_lock(lock_of(block));
 	block->resident = resident;
-	pthread_mutex_unlock(&blocks_lock);
+	pthread_mutex_unlock(lock_of(block));
 }
 
 void block_set_parts_left(struct block *block, unsigned parts)
@@ -169,11 +172,9 @@ void block_set_hollow(struct block *block, bool hollow)
 {
 	if (block->hollow == hollow)
 		return; /* the mover alone changes it */
-	if (block->mapping)
-		return mapping_set_hollow(block->mapping, hollow);
-	pthread_mutex_lock(&blocks_lock);
+	pthread_mutex_lock(lock_of(block));
 	block->hollow = hollow;
-	pthread_mutex_unlock(&blocks_lock);
+	pthread_mutex_unlock(lock_of(block));
 }
 
 void blocks_keep_on_gpu(CUdeviceptr address, size_t size)
@@ -198,7 +199,7 @@ void blocks_set_peers(struct device *owner, uint32_t peers)
 	for (size_t i = 0; before != peers && i < blocks.count; i++)
 		if (nth(i)->context->device == owner && nth(i)->parts_mapped) {
 			block_take_access(nth(i), before & ~peers);
-			block_set_access(nth(i));
+			block_set_access(nth(i), 0);
 		}
 	pthread_mutex_unlock(&blocks_lock);
 }
