@@ -16,11 +16,10 @@ from cuda.bindings import driver as cuda
 
 MIB = 1 << 20
 PTX = (Path(__file__).resolve().parents[2] / "shim" / "sim" / "kernels.ptx").read_bytes() + b"\0"
-U32, U64, F32 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_float
+U32, U64 = ctypes.c_uint32, ctypes.c_uint64
 KERNELS: dict[str, tuple[Any, ...]] = {
     "fill_u32": (U64, U64, U32),
     "pattern_u32": (U64, U64, U32),
-    "axpy_f32": (U64, U64, U64, F32),
     "add_u32": (U64, U64, U32),
     "checksum_u32": (U64, U64, U64),
     "spin_ns": (U64,),
@@ -58,9 +57,7 @@ class Kernels:
 
     def launch(self, short: str, *arguments: Any, stream: Any = 0, threads: int = 32) -> tuple[Any, ...]:
         """Launch and return the call's own result."""
-        values = tuple(
-            int(a) if kind is not F32 else a for a, kind in zip(arguments, KERNELS[short], strict=True)
-        )
+        values = tuple(map(int, arguments))
         one = 1 if short in ("spin_ns", "wait_flag") else threads
         return cuda.cuLaunchKernel(
             self.functions[short], 1, 1, 1, one, 1, 1, 0, stream, (values, KERNELS[short]), 0

@@ -247,21 +247,3 @@ def test_memory_is_shared_between_processes_by_handle(gpu):
         handle,
     )
     assert owner.communicate("\n", timeout=60) == ("42\n", "")
-
-
-def test_two_streams_meet_at_a_word_of_memory(gpu):
-    gpu.run("""
-        context()
-        first, second = ok(cuda.cuStreamCreate(1)), ok(cuda.cuStreamCreate(1))
-        flag, seen = ok(cuda.cuMemAlloc(8)), ok(cuda.cuMemAlloc(8))
-        ok(cuda.cuMemsetD8(flag, 0, 8))
-        ok(cuda.cuCtxSynchronize())
-        ok(cuda.cuStreamWaitValue32(first, flag, 3, 0))
-        ok(cuda.cuMemcpyDtoDAsync(seen, flag, 4, first))
-        ok(cuda.cuStreamWriteValue32(second, flag, 2, 0))
-        ok(cuda.cuStreamSynchronize(second))
-        assert name(cuda.cuStreamQuery(first)) == "NOT_READY", "2 is less than 3"
-        ok(cuda.cuStreamWriteValue32(second, flag, 3, 0))
-        ok(cuda.cuStreamSynchronize(first))
-        assert words(seen, 1) == [3]
-    """)

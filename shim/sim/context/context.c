@@ -18,8 +18,6 @@ static CUcontext all;
 static uint64_t last_id;
 static CUresult poison[SIM_MAX_GPUS]; /* after a fault a GPU is lost to the process, even after a reset */
 
-static const size_t default_limits[10] = {1024, 1 << 20, 8 << 20, 2, 2048, 64, 0, 0, 0, 0};
-
 /* The context costs memory of the GPU, which may be full. `lock` is held.  */
 static CUresult activate(CUcontext context)
 {
@@ -43,8 +41,6 @@ static CUresult activate(CUcontext context)
 	context->abandoned = false;
 	context->peers = 0;
 	context->id = ++last_id;
-	for (unsigned i = 0; i < 10; i++)
-		context->limits[i] = default_limits[i];
 	process->contexts[context->gpu]++;
 	context->active = true;
 	context->next = all;
@@ -187,8 +183,6 @@ CUresult context_make_green(CUcontext *made, CUdevice device)
 	}
 	if (result == CUDA_SUCCESS) {
 		context->id = ++last_id;
-		for (unsigned i = 0; i < 10; i++)
-			context->limits[i] = default_limits[i];
 		context->active = true;
 		*made = context;
 	} else if (context) {

@@ -25,7 +25,6 @@ struct CUctx_st {
 	CUstream legacy;
 	CUstream streams; /* all, also destroyed ones that still have work */
 	struct slab *slabs;
-	size_t limits[10];
 };
 
 /* The thread's current context: CUDA_ERROR_INVALID_CONTEXT, _CONTEXT_IS_DESTROYED or its sticky error if it has one.  */

@@ -11,8 +11,7 @@
 static __thread CUcontext stack[STACK_DEPTH];
 static __thread unsigned depth;
 
-/* As context_current, but alive is enough: for what only keeps books.  */
-static CUresult context_current_alive(CUcontext *context)
+CUresult context_current(CUcontext *context)
 {
 	CUcontext top = depth ? stack[depth - 1] : NULL;
 
@@ -21,14 +20,7 @@ static CUresult context_current_alive(CUcontext *context)
 	if (!context_is(top) || !top->active)
 		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
 	*context = top;
-	return CUDA_SUCCESS;
-}
-
-CUresult context_current(CUcontext *context)
-{
-	CUresult result = context_current_alive(context);
-
-	return result == CUDA_SUCCESS ? __atomic_load_n(&(*context)->sticky, __ATOMIC_ACQUIRE) : result;
+	return __atomic_load_n(&top->sticky, __ATOMIC_ACQUIRE);
 }
 
 void current_push(CUcontext context)
@@ -143,9 +135,9 @@ SIM_API CUresult cuCtxSynchronize_v2(CUcontext context)
 SIM_API CUresult cuCtxSetLimit(int limit, size_t value)
 {
 	ENTER_CONTEXT("cuCtxSetLimit", context);
+	(void)value; /* nothing here has a limit */
 	if (limit < 0 || limit > 6)
 		return CUDA_ERROR_UNSUPPORTED_LIMIT;
-	context->limits[limit] = value;
 	return CUDA_SUCCESS;
 }
 

@@ -56,10 +56,11 @@ SIM_API CUresult cuCtxFromGreenCtx(CUcontext *context, struct green *green)
 SIM_API CUresult cuGreenCtxStreamCreate(CUstream *stream, struct green *green, unsigned int flags, int priority)
 {
 	ENTER("cuGreenCtxStreamCreate");
+	(void)priority;
 	if (!stream || flags != CU_STREAM_NON_BLOCKING)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!object_is(green, OBJECT_GREEN))
 		return CUDA_ERROR_INVALID_CONTEXT;
-	*stream = stream_new(green->context, STREAM_USER, flags, priority);
+	*stream = stream_new(green->context, STREAM_USER, flags);
 	return *stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }

@@ -38,27 +38,27 @@ static bool on_device(const struct side *side)
 	return range && range->kind != RANGE_HOST && range->kind != RANGE_REGISTERED;
 }
 
-CUresult side_locate(struct side *side, enum side_kind kind, uint64_t extent)
+CUresult side_locate(struct side *side, bool device, uint64_t size)
 {
 	CUresult result = CUDA_SUCCESS;
 	struct range *range;
 
 	ranges_read();
 	range = ranges_find(&memory_ranges, side->address);
-	side->table = kind == SIDE_DEVICE || range != NULL;
-	if (kind != SIDE_DEVICE && range && (range->kind == RANGE_HOST || range->kind == RANGE_REGISTERED))
-		side->table = range->start + range->size >= side->address + extent; /* else it is partly pageable */
-	if (side->table && !reachable(side->context, side->address, extent, false))
+	side->table = device || range != NULL;
+	if (!device && range && (range->kind == RANGE_HOST || range->kind == RANGE_REGISTERED))
+		side->table = range->start + range->size >= side->address + size; /* else it is partly pageable */
+	if (side->table && !reachable(side->context, side->address, size, false))
 		result = CUDA_ERROR_INVALID_VALUE;
-	if (kind != SIDE_DEVICE && !range && ranges_find(&reserved_ranges, side->address))
+	if (!device && !range && ranges_find(&reserved_ranges, side->address))
 		result = CUDA_ERROR_INVALID_VALUE;
 	ranges_done();
 	return result;
 }
 
-bool side_straddles(uint64_t address, uint64_t extent)
+bool side_straddles(uint64_t address, uint64_t size)
 {
-	uint64_t end = address + extent;
+	uint64_t end = address + size;
 	struct range *range;
 	bool pinned;
 
@@ -70,15 +70,12 @@ bool side_straddles(uint64_t address, uint64_t extent)
 	return pinned;
 }
 
-uint64_t side_extent(const struct side *side, const struct copy *shape)
+static CUresult copy_pieces(const struct copy *copy, uint64_t from, unsigned gpu, int direction)
 {
-	return (shape->depth - 1) * side->slice + (shape->height - 1) * side->pitch + shape->width;
-}
+	uint64_t to = copy->to.address;
 
-static CUresult copy_row(const struct copy *copy, uint64_t to, uint64_t from, unsigned gpu, int direction)
-{
-	for (uint64_t done = 0; done < copy->width;) {
-		uint64_t piece = copy->width - done < PIECE ? copy->width - done : PIECE;
+	for (uint64_t done = 0; done < copy->size;) {
+		uint64_t piece = copy->size - done < PIECE ? copy->size - done : PIECE;
 		bool valid;
 
 		ranges_read();
@@ -98,10 +95,10 @@ static CUresult copy_row(const struct copy *copy, uint64_t to, uint64_t from, un
 	return CUDA_SUCCESS;
 }
 
-/* One wrong bit in the middle of the first row.  */
-static CUresult corrupt(const struct side *to, uint64_t width)
+/* One wrong bit in the middle.  */
+static CUresult corrupt(const struct side *to, uint64_t size)
 {
-	uint64_t at = to->address + width / 2;
+	uint64_t at = to->address + size / 2;
 	bool valid;
 
 	ranges_read();
@@ -117,8 +114,8 @@ static CUresult run_copy(struct operation *operation, CUstream stream)
 	struct copy *copy = (struct copy *)operation;
 	uint64_t from = copy->staged ? (uint64_t)copy->staged : copy->from.address;
 	unsigned gpu = stream->context->gpu;
-	CUresult result = CUDA_SUCCESS;
 	bool to_device, from_device;
+	CUresult result;
 	int direction;
 
 	ranges_read();
@@ -127,12 +124,9 @@ static CUresult run_copy(struct operation *operation, CUstream stream)
 	ranges_done();
 	direction = to_device == from_device ? -1 : to_device ? SIM_TO_DEVICE : SIM_TO_HOST;
 	activity_begin(gpu, SIM_COPIES);
-	for (uint64_t z = 0; z < copy->depth && result == CUDA_SUCCESS; z++)
-		for (uint64_t y = 0; y < copy->height && result == CUDA_SUCCESS; y++)
-			result = copy_row(copy, copy->to.address + z * copy->to.slice + y * copy->to.pitch,
-					  from + z * copy->from.slice + y * copy->from.pitch, gpu, direction);
+	result = copy_pieces(copy, from, gpu, direction);
 	if (result == CUDA_SUCCESS && operation->fault == FAULT_CORRUPT)
-		result = corrupt(&copy->to, copy->width);
+		result = corrupt(&copy->to, copy->size);
 	activity_end(gpu, SIM_COPIES);
 	return result;
 }
@@ -148,24 +142,19 @@ static struct operation *copy_operation_new(const struct copy *shape)
 
 	if (!copy)
 		return NULL;
-	copy->to = shape->to;
-	copy->from = shape->from;
-	copy->width = shape->width;
-	copy->height = shape->height;
-	copy->depth = shape->depth;
-	copy->operation.drop = drop_copy;
-	copy->operation.bytes = shape->width * shape->height * shape->depth;
+	*copy = *shape;
+	copy->operation = (struct operation){.run = run_copy, .drop = drop_copy, .bytes = shape->size};
 	return &copy->operation;
 }
 
 /* A small pageable source is read now; its owner may change it as soon as we return.  */
 static bool stage(struct copy *copy)
 {
-	if (copy->from.table || copy->height != 1 || copy->depth != 1 || copy->width > STAGED_LARGEST)
+	if (copy->from.table || copy->size > STAGED_LARGEST)
 		return false;
-	copy->staged = malloc(copy->width);
+	copy->staged = malloc(copy->size);
 	if (copy->staged) {
-		memcpy(copy->staged, (const void *)copy->from.address, copy->width);
+		memcpy(copy->staged, (const void *)copy->from.address, copy->size);
 		copy->from.table = false;
 	}
 	return copy->staged != NULL;
@@ -176,8 +165,6 @@ CUresult copy_submit(CUstream stream, const struct copy *shape, bool wait)
 	struct operation *operation;
 	bool pageable = !shape->to.table || !shape->from.table;
 
-	if (!shape->width || !shape->height || !shape->depth)
-		return CUDA_SUCCESS;
 	operation = copy_operation_new(shape);
 	if (!operation)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -194,7 +181,7 @@ CUresult copy_submit(CUstream stream, const struct copy *shape, bool wait)
 	return wait ? stream_submit_and_wait(stream, operation) : stream_submit(stream, operation, NULL);
 }
 
-static void fill_row(uint64_t address, uint64_t count, unsigned value, unsigned size)
+static void fill_piece(uint64_t address, uint64_t count, unsigned value, unsigned size)
 {
 	if (size == 1)
 		memset((void *)address, (int)(value & 0xff), count);
@@ -211,25 +198,24 @@ static CUresult run_fill(struct operation *operation, CUstream stream)
 	const struct fill *what = (struct fill *)operation;
 	uint64_t per_piece = PIECE / what->element;
 
-	for (uint64_t y = 0; y < what->height; y++)
-		for (uint64_t done = 0; done < what->width;) {
-			uint64_t count = what->width - done < per_piece ? what->width - done : per_piece;
-			uint64_t at = what->to + y * what->pitch + done * what->element;
-			bool valid;
+	for (uint64_t done = 0; done < what->count;) {
+		uint64_t count = what->count - done < per_piece ? what->count - done : per_piece;
+		uint64_t at = what->to + done * what->element;
+		bool valid;
 
-			ranges_read();
-			valid = ranges_accessible(stream->context, at, count * what->element, true);
-			if (valid && (what->value || !vmm_is_blank(at, count * what->element)))
-				fill_row(at, count, what->value, what->element);
-			ranges_done();
-			if (!valid)
-				return CUDA_ERROR_ILLEGAL_ADDRESS;
-			done += count;
-		}
+		ranges_read();
+		valid = ranges_accessible(stream->context, at, count * what->element, true);
+		if (valid && (what->value || !vmm_is_blank(at, count * what->element)))
+			fill_piece(at, count, what->value, what->element);
+		ranges_done();
+		if (!valid)
+			return CUDA_ERROR_ILLEGAL_ADDRESS;
+		done += count;
+	}
 	if (operation->fault == FAULT_CORRUPT) {
 		struct side to = {.address = what->to, .context = stream->context, .table = true};
 
-		return corrupt(&to, what->width * what->element);
+		return corrupt(&to, what->count * what->element);
 	}
 	return CUDA_SUCCESS;
 }
@@ -241,7 +227,7 @@ CUresult fill_submit(CUstream stream, const struct fill *what)
 	if (!fill)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	*fill = *what;
-	fill->operation = (struct operation){.run = run_fill, .bytes = what->width * what->element * what->height,
+	fill->operation = (struct operation){.run = run_fill, .bytes = what->count * what->element,
 					     .kernels = true /* the driver fills with a kernel of its own */};
 	return stream_submit(stream, &fill->operation, NULL);
 }

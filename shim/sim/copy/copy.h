@@ -6,8 +6,6 @@
 
 struct side {
 	uint64_t address;
-	uint64_t pitch;  /* from row to row */
-	uint64_t slice;  /* from plane to plane */
 	CUcontext context; /* whose GPU must reach it */
 	bool table;      /* it must be in the table of ranges: anything but plain host memory */
 };
@@ -15,28 +13,24 @@ struct side {
 struct copy {
 	struct operation operation;
 	struct side to, from;
-	uint64_t width, height, depth; /* bytes, rows, planes */
+	uint64_t size;
 	void *staged;
 };
 
 struct fill {
 	struct operation operation;
 	CUdeviceptr to;
-	size_t pitch;
 	unsigned int value, element; /* of 1, 2 or 4 bytes */
-	size_t width, height;
+	size_t count;
 };
 
-enum side_kind { SIDE_HOST, SIDE_DEVICE, SIDE_ANY };
-
-/* Say where a side lies; CUDA_ERROR_INVALID_VALUE when [address, address + extent) is not memory of that kind.  */
-CUresult side_locate(struct side *side, enum side_kind kind, uint64_t extent);
-/* Whether [address, address + extent) lies partly in pinned host memory, or in two registrations of it: asynchronous
+/* Say where a side lies; CUDA_ERROR_INVALID_VALUE when [address, address + size) is not memory that it may be. `device`: it
+ * is not plain host memory.  */
+CUresult side_locate(struct side *side, bool device, uint64_t size);
+/* Whether [address, address + size) lies partly in pinned host memory, or in two registrations of it: asynchronous
  * copies refuse that (seen on an H200; "Memory regions requested must be either entirely registered with CUDA …", CUDA
  * Driver API, cuMemcpyDtoHAsync).  */
-bool side_straddles(uint64_t address, uint64_t extent);
-/* Bytes from a side's first to its last byte.  */
-uint64_t side_extent(const struct side *side, const struct copy *shape);
+bool side_straddles(uint64_t address, uint64_t size);
 
 /* Submit a copy whose sides were located. `wait`: until it is done. Pageable memory is read before this returns, and
  * written, as the driver does it.  */

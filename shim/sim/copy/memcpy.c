@@ -1,32 +1,24 @@
-/* cuMemcpy*, one-dimensional; the rest is in memcpy3d.c.  */
+/* cuMemcpy*, one-dimensional.  */
 #include "copy/copy.h"
 #include "driver/api.h"
 #include "stream/capture.h"
 
-struct transfer {
-	uint64_t to, from, size;
-	enum side_kind to_kind, from_kind;
-	CUcontext to_context, from_context; /* NULL: the stream's */
-};
-
-static CUresult transfer(CUcontext context, CUstream handle, const struct transfer *what, bool wait)
+/* Sides without a context are the stream's.  */
+static CUresult transfer(CUcontext context, CUstream handle, struct copy shape, bool to_device, bool from_device, bool wait)
 {
-	struct copy shape = {.width = what->size, .height = 1, .depth = 1};
 	CUstream stream;
 	CUresult result = stream_of(context, handle, &stream);
 
 	if (result == CUDA_SUCCESS && wait)
 		result = capture_forbids(stream);
-	if (result != CUDA_SUCCESS || !what->size)
+	if (result != CUDA_SUCCESS || !shape.size)
 		return result;
-	shape.to.address = what->to;
-	shape.from.address = what->from;
-	shape.to.context = what->to_context ? what->to_context : stream->context;
-	shape.from.context = what->from_context ? what->from_context : stream->context;
-	result = side_locate(&shape.to, what->to_kind, what->size);
+	if (!shape.to.context)
+		shape.to.context = shape.from.context = stream->context;
+	result = side_locate(&shape.to, to_device, shape.size);
 	if (result == CUDA_SUCCESS)
-		result = side_locate(&shape.from, what->from_kind, what->size);
-	if (!wait && (side_straddles(what->to, what->size) || side_straddles(what->from, what->size)))
+		result = side_locate(&shape.from, from_device, shape.size);
+	if (!wait && (side_straddles(shape.to.address, shape.size) || side_straddles(shape.from.address, shape.size)))
 		result = CUDA_ERROR_INVALID_VALUE;
 	return result == CUDA_SUCCESS ? copy_submit(stream, &shape, wait) : result;
 }
@@ -34,13 +26,13 @@ static CUresult transfer(CUcontext context, CUstream handle, const struct transf
 #define HOST(pointer) ((uint64_t)(uintptr_t)(pointer))
 
 /* Each copy comes in four forms: waiting or asynchronous, on the legacy or on the thread's default stream.  */
-#define COPY(base, symbol, to_type, from_type, to_kind, from_kind)                                                    \
+#define COPY(base, symbol, to_type, from_type, to_device, from_device)                                                \
 	static CUresult base##_(const char *called, to_type to, from_type from, size_t size, CUstream stream, bool wait) \
 	{                                                                                                             \
-		struct transfer what = {HOST(to), HOST(from), size, to_kind, from_kind, NULL, NULL};                  \
+		struct copy shape = {.to.address = HOST(to), .from.address = HOST(from), .size = size};               \
                                                                                                                       \
 		ENTER_CONTEXT(called, context);                                                                       \
-		return transfer(context, stream, &what, wait);                                                        \
+		return transfer(context, stream, shape, to_device, from_device, wait);                                \
 	}                                                                                                             \
 	SIM_API CUresult symbol(to_type to, from_type from, size_t size)                                              \
 	{                                                                                                             \
@@ -61,33 +53,32 @@ static CUresult transfer(CUcontext context, CUstream handle, const struct transf
 		return base##_(#base "Async", to, from, size, PER_THREAD(stream), false);                             \
 	}
 
-COPY(cuMemcpy, cuMemcpy, CUdeviceptr, CUdeviceptr, SIDE_ANY, SIDE_ANY)
-COPY_ASYNC(cuMemcpy, cuMemcpyAsync, CUdeviceptr, CUdeviceptr)
-COPY(cuMemcpyHtoD, cuMemcpyHtoD_v2, CUdeviceptr, const void *, SIDE_DEVICE, SIDE_ANY)
+COPY(cuMemcpyHtoD, cuMemcpyHtoD_v2, CUdeviceptr, const void *, true, false)
 COPY_ASYNC(cuMemcpyHtoD, cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *)
-COPY(cuMemcpyDtoH, cuMemcpyDtoH_v2, void *, CUdeviceptr, SIDE_ANY, SIDE_DEVICE)
+COPY(cuMemcpyDtoH, cuMemcpyDtoH_v2, void *, CUdeviceptr, false, true)
 COPY_ASYNC(cuMemcpyDtoH, cuMemcpyDtoHAsync_v2, void *, CUdeviceptr)
-COPY(cuMemcpyDtoD, cuMemcpyDtoD_v2, CUdeviceptr, CUdeviceptr, SIDE_DEVICE, SIDE_DEVICE)
+COPY(cuMemcpyDtoD, cuMemcpyDtoD_v2, CUdeviceptr, CUdeviceptr, true, true)
 COPY_ASYNC(cuMemcpyDtoD, cuMemcpyDtoDAsync_v2, CUdeviceptr, CUdeviceptr)
 
 static CUresult copy_peer(const char *called, CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
-			  CUcontext from_context, size_t size, CUstream stream, bool wait)
+			  CUcontext from_context, size_t size, CUstream stream)
 {
-	struct transfer what = {to, from, size, SIDE_DEVICE, SIDE_DEVICE, to_context, from_context};
+	struct copy shape = {.to = {.address = to, .context = to_context}, .from = {.address = from, .context = from_context},
+			     .size = size};
 
 	ENTER_CONTEXT(called, context);
 	if (!context_is(to_context) || !context_is(from_context))
 		return CUDA_ERROR_INVALID_CONTEXT;
-	return transfer(context, stream, &what, wait);
+	return transfer(context, stream, shape, true, true, true);
 }
 
 SIM_API CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t size)
 {
-	return copy_peer("cuMemcpyPeer", to, to_context, from, from_context, size, CU_STREAM_LEGACY, true);
+	return copy_peer("cuMemcpyPeer", to, to_context, from, from_context, size, CU_STREAM_LEGACY);
 }
 
 SIM_API CUresult cuMemcpyPeer_ptds(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
 				   size_t size)
 {
-	return copy_peer("cuMemcpyPeer", to, to_context, from, from_context, size, CU_STREAM_PER_THREAD, true);
+	return copy_peer("cuMemcpyPeer", to, to_context, from, from_context, size, CU_STREAM_PER_THREAD);
 }

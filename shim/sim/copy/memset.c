@@ -3,10 +3,10 @@
 #include "driver/api.h"
 #include "stream/capture.h"
 
-static CUresult fill(const char *called, CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width,
-		     size_t height, CUstream handle, bool default_stream)
+static CUresult fill(const char *called, CUdeviceptr to, unsigned value, unsigned element, size_t count, CUstream handle,
+		     bool default_stream)
 {
-	const struct fill what = {.to = to, .pitch = pitch, .value = value, .element = element, .width = width, .height = height};
+	const struct fill what = {.to = to, .value = value, .element = element, .count = count};
 	CUstream stream;
 	bool valid;
 
@@ -14,12 +14,12 @@ static CUresult fill(const char *called, CUdeviceptr to, size_t pitch, unsigned 
 	refused_ = stream_of(context, handle, &stream);
 	if (refused_ == CUDA_SUCCESS && default_stream)
 		refused_ = capture_forbids(stream);
-	if (refused_ != CUDA_SUCCESS || !width || !height)
+	if (refused_ != CUDA_SUCCESS || !count)
 		return refused_;
-	if (to % element || (height > 1 && (pitch % element || pitch < width * element)))
+	if (to % element)
 		return CUDA_ERROR_INVALID_VALUE;
 	ranges_read();
-	valid = ranges_accessible(stream->context, to, (height - 1) * pitch + width * element, true);
+	valid = ranges_accessible(stream->context, to, count * element, true);
 	ranges_done();
 	if (!valid)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -30,44 +30,21 @@ static CUresult fill(const char *called, CUdeviceptr to, size_t pitch, unsigned 
 #define FILL(base, type, element)                                                                                     \
 	SIM_API CUresult base##_v2(CUdeviceptr to, type value, size_t count)                                          \
 	{                                                                                                             \
-		return fill(#base, to, 0, value, element, count, 1, CU_STREAM_LEGACY, true);                          \
+		return fill(#base, to, value, element, count, CU_STREAM_LEGACY, true);                                \
 	}                                                                                                             \
 	SIM_API CUresult base##_v2_ptds(CUdeviceptr to, type value, size_t count)                                     \
 	{                                                                                                             \
-		return fill(#base, to, 0, value, element, count, 1, CU_STREAM_PER_THREAD, true);                      \
+		return fill(#base, to, value, element, count, CU_STREAM_PER_THREAD, true);                            \
 	}                                                                                                             \
 	SIM_API CUresult base##Async(CUdeviceptr to, type value, size_t count, CUstream stream)                       \
 	{                                                                                                             \
-		return fill(#base "Async", to, 0, value, element, count, 1, stream, false);                           \
+		return fill(#base "Async", to, value, element, count, stream, false);                                 \
 	}                                                                                                             \
 	SIM_API CUresult base##Async_ptsz(CUdeviceptr to, type value, size_t count, CUstream stream)                  \
 	{                                                                                                             \
-		return fill(#base "Async", to, 0, value, element, count, 1, PER_THREAD(stream), false);               \
-	}
-
-#define FILL_2D(base, type, element)                                                                                  \
-	SIM_API CUresult base##_v2(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height)             \
-	{                                                                                                             \
-		return fill(#base, to, pitch, value, element, width, height, CU_STREAM_LEGACY, true);                 \
-	}                                                                                                             \
-	SIM_API CUresult base##_v2_ptds(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height)        \
-	{                                                                                                             \
-		return fill(#base, to, pitch, value, element, width, height, CU_STREAM_PER_THREAD, true);             \
-	}                                                                                                             \
-	SIM_API CUresult base##Async(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height,           \
-				     CUstream stream)                                                                 \
-	{                                                                                                             \
-		return fill(#base "Async", to, pitch, value, element, width, height, stream, false);                  \
-	}                                                                                                             \
-	SIM_API CUresult base##Async_ptsz(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height,      \
-					  CUstream stream)                                                            \
-	{                                                                                                             \
-		return fill(#base "Async", to, pitch, value, element, width, height, PER_THREAD(stream), false);      \
+		return fill(#base "Async", to, value, element, count, PER_THREAD(stream), false);                     \
 	}
 
 FILL(cuMemsetD8, unsigned char, 1)
 FILL(cuMemsetD16, unsigned short, 2)
 FILL(cuMemsetD32, unsigned int, 4)
-FILL_2D(cuMemsetD2D8, unsigned char, 1)
-FILL_2D(cuMemsetD2D16, unsigned short, 2)
-FILL_2D(cuMemsetD2D32, unsigned int, 4)

@@ -1,4 +1,4 @@
-/* Devices: count, name, UUID, memory. What kind of chip they are is in attributes.c.  */
+/* Devices: count, name, UUID, memory, attributes.  */
 #include "driver/device.h"
 
 #include <stdio.h>
@@ -8,17 +8,10 @@
 
 #include "driver/api.h"
 #include "machine/machine.h"
+#include "machine/settings.h"
 
 static unsigned visible[SIM_MAX_GPUS];
 static unsigned visible_count;
-
-static void uuid_text(const uint8_t *uuid, char text[41])
-{
-	char *at = text + sprintf(text, "GPU-");
-
-	for (unsigned i = 0; i < 16; i++)
-		at += sprintf(at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
-}
 
 /* "1" or "GPU-53494d…" (any unambiguous beginning), as the driver reads it; -1 ends the list.  */
 static int gpu_named(const char *name)
@@ -29,7 +22,7 @@ static int gpu_named(const char *name)
 
 	if (!strncasecmp(name, "GPU-", 4)) {
 		for (unsigned gpu = 0; gpu < count; gpu++) {
-			uuid_text(machine()->gpus[gpu].uuid, text);
+			machine_uuid_text(gpu, text);
 			if (!strncasecmp(text, name, strlen(name)))
 				return (int)gpu;
 		}
@@ -60,11 +53,6 @@ CUresult device_discover(void)
 		free(text);
 	}
 	return visible_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
-}
-
-unsigned device_count(void)
-{
-	return visible_count;
 }
 
 bool device_valid(CUdevice device)
@@ -164,5 +152,27 @@ SIM_API CUresult cuDeviceGetPCIBusId(char *text, int size, CUdevice device)
 	if (!device_valid(device))
 		return CUDA_ERROR_INVALID_DEVICE;
 	snprintf(text, (size_t)size, "0000:%02x:00.0", device_gpu(device) + 1);
+	return CUDA_SUCCESS;
+}
+
+/* An H200's answers to what is asked for here, 0 to all else. CU_DEVICE_ATTRIBUTE_* by number.  */
+static const int attributes[] = {
+	[75] = 9, /* compute capability */
+	[CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS] = 1,
+	[CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED] = 1,
+	[CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED] = 1,
+	[147] = 0, /* the last that is known */
+};
+
+SIM_API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
+{
+	ENTER("cuDeviceGetAttribute");
+	if (!value || attribute < 1)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_valid(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	if ((unsigned)attribute >= sizeof(attributes) / sizeof(*attributes))
+		return CUDA_ERROR_INVALID_VALUE; /* a newer header's */
+	*value = attribute == CU_DEVICE_ATTRIBUTE_INTEGRATED ? settings()->is_integrated : attributes[attribute];
 	return CUDA_SUCCESS;
 }

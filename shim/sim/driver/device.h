@@ -6,12 +6,10 @@
 
 #include "driver/sim_cuda.h"
 
-#define SIM_DEVICE_NAME "Simulated GPU"
 #define SIM_DRIVER_VERSION 13000
 
 /* Read CUDA_VISIBLE_DEVICES; CUDA_ERROR_NO_DEVICE when nothing is left.  */
 CUresult device_discover(void);
-unsigned device_count(void);
 bool device_valid(CUdevice device);
 /* Number of the GPU in the machine.  */
 unsigned device_gpu(CUdevice device);

@@ -10,11 +10,7 @@
 		return name arguments;                         \
 	}
 
-SAME(cuStreamGetPriority, (CUstream stream, int *value), (PER_THREAD(stream), value))
 SAME(cuStreamGetFlags, (CUstream stream, unsigned int *value), (PER_THREAD(stream), value))
-SAME(cuStreamGetId, (CUstream stream, unsigned long long *value), (PER_THREAD(stream), value))
-SAME(cuStreamGetCtx, (CUstream stream, CUcontext *value), (PER_THREAD(stream), value))
-SAME(cuStreamGetDevice, (CUstream stream, CUdevice *value), (PER_THREAD(stream), value))
 SAME(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned int flags), (PER_THREAD(stream), event, flags))
 SAME(cuStreamQuery, (CUstream stream), (PER_THREAD(stream)))
 SAME(cuStreamSynchronize, (CUstream stream), (PER_THREAD(stream)))

@@ -85,16 +85,6 @@ static bool is_zero(const uint32_t *m)
 	return !m[0] && !memcmp(m, m + 1, CHUNK_BYTES - 4);
 }
 
-/* The table of ranges is held for as long as the memory is used; false: this GPU may not touch it.  */
-static bool hold(CUstream stream, uint64_t address, uint64_t size, uint64_t alignment, bool write)
-{
-	ranges_read();
-	if (!(address % alignment) && ranges_accessible(stream->context, address, size, write))
-		return true;
-	ranges_done();
-	return false;
-}
-
 /* One launch: the key's address, and what it makes of a chunk of zeros, once it was needed.  */
 struct run {
 	CUstream stream;
@@ -107,7 +97,7 @@ static bool digest_chunk(struct run *run, uint64_t address, struct digest *diges
 {
 	const uint32_t *chunk = (const uint32_t *)address, *key = (const uint32_t *)run->key;
 
-	if (!hold(run->stream, address, CHUNK_BYTES, LOAD_BYTES, false))
+	if (!kernel_hold(run->stream, address, CHUNK_BYTES, LOAD_BYTES, false))
 		return false;
 	if (run->key % LOAD_BYTES || !ranges_accessible(run->stream->context, run->key, 4 * KEY_WORDS, false)) {
 		ranges_done();
@@ -127,7 +117,7 @@ static bool digest_chunk(struct run *run, uint64_t address, struct digest *diges
 
 static bool copy_in(CUstream stream, void *to, uint64_t from, uint64_t size, uint64_t alignment)
 {
-	if (!hold(stream, from, size, alignment, false))
+	if (!kernel_hold(stream, from, size, alignment, false))
 		return false;
 	memcpy(to, (const void *)from, size);
 	ranges_done();
@@ -142,7 +132,7 @@ static bool write_result(CUstream stream, uint64_t to, const struct digest *dige
 		result.words[2 * p] = (uint32_t)digest->h[p];
 		result.words[2 * p + 1] = (uint32_t)(digest->h[p] >> 32);
 	}
-	if (!hold(stream, to, sizeof(result), 4, true))
+	if (!kernel_hold(stream, to, sizeof(result), 4, true))
 		return false;
 	memcpy((void *)to, &result, sizeof(result));
 	ranges_done();

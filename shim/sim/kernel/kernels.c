@@ -10,11 +10,10 @@
 #define PIECE (1ull << 20) /* elements between two looks at the table of ranges */
 #define POLL_NS 50000
 
-/* Hold the table when the context's GPU may touch `count` elements of `size` bytes there; else let go of it.  */
-static bool hold(CUstream stream, uint64_t address, uint64_t count, uint64_t size, bool write)
+bool kernel_hold(CUstream stream, uint64_t address, uint64_t size, uint64_t alignment, bool write)
 {
 	ranges_read();
-	if (!(address % size) && ranges_accessible(stream->context, address, count * size, write))
+	if (!(address % alignment) && ranges_accessible(stream->context, address, size, write))
 		return true;
 	ranges_done();
 	return false;
@@ -27,7 +26,8 @@ static bool hold(CUstream stream, uint64_t address, uint64_t count, uint64_t siz
 			uint64_t end_ = (count) - first_ < PIECE ? (count) : first_ + PIECE;                          \
 			type *element = (type *)(address);                                                            \
                                                                                                                       \
-			if (!hold(stream, (address) + first_ * sizeof(type), end_ - first_, sizeof(type), true))      \
+			if (!kernel_hold(stream, (address) + first_ * sizeof(type), (end_ - first_) * sizeof(type),   \
+					 sizeof(type), true))                                                         \
 				return CUDA_ERROR_ILLEGAL_ADDRESS;                                                    \
 			for (uint64_t i = first_; i < end_; i++)                                                      \
 				body;                                                                                 \
@@ -75,40 +75,16 @@ static CUresult differ_u64(CUstream stream, const uint64_t *p)
 	for (uint64_t first = 0; first < p[1]; first += PIECE) {
 		uint64_t end = p[1] - first < PIECE ? p[1] : first + PIECE;
 
-		if (!hold(stream, p[0] + first * 8, end - first, 8, false))
+		if (!kernel_hold(stream, p[0] + first * 8, (end - first) * 8, 8, false))
 			return CUDA_ERROR_ILLEGAL_ADDRESS;
 		for (uint64_t i = first; i < end; i++)
 			differ += ((const uint64_t *)p[0])[i] != mix(p[2], i);
 		ranges_done();
 	}
-	if (!hold(stream, p[3], 1, 8, true))
+	if (!kernel_hold(stream, p[3], 8, 8, true))
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	*(uint64_t *)p[3] += differ;
 	ranges_done();
-	return CUDA_SUCCESS;
-}
-
-static CUresult axpy_f32(CUstream stream, const uint64_t *p)
-{
-	uint32_t bits = (uint32_t)p[3];
-	float a;
-
-	memcpy(&a, &bits, sizeof(a));
-	for (uint64_t first = 0; first < p[2]; first += PIECE) {
-		uint64_t end = p[2] - first < PIECE ? p[2] : first + PIECE;
-		float *y = (float *)p[0];
-		const float *x = (const float *)p[1];
-		bool valid = !(p[0] % 4) && !(p[1] % 4);
-
-		ranges_read();
-		valid = valid && ranges_accessible(stream->context, p[0] + first * 4, (end - first) * 4, true) &&
-			ranges_accessible(stream->context, p[1] + first * 4, (end - first) * 4, false);
-		for (uint64_t i = first; valid && i < end; i++)
-			y[i] += a * x[i];
-		ranges_done();
-		if (!valid)
-			return CUDA_ERROR_ILLEGAL_ADDRESS;
-	}
 	return CUDA_SUCCESS;
 }
 
@@ -119,13 +95,13 @@ static CUresult checksum_u32(CUstream stream, const uint64_t *p)
 	for (uint64_t first = 0; first < p[1]; first += PIECE) {
 		uint64_t end = p[1] - first < PIECE ? p[1] : first + PIECE;
 
-		if (!hold(stream, p[0] + first * 4, end - first, 4, false))
+		if (!kernel_hold(stream, p[0] + first * 4, (end - first) * 4, 4, false))
 			return CUDA_ERROR_ILLEGAL_ADDRESS;
 		for (uint64_t i = first; i < end; i++)
 			sum += ((const uint32_t *)p[0])[i];
 		ranges_done();
 	}
-	if (!hold(stream, p[2], 1, 8, true))
+	if (!kernel_hold(stream, p[2], 8, 8, true))
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	*(uint64_t *)p[2] = sum;
 	ranges_done();
@@ -159,7 +135,7 @@ static CUresult wait_flag(CUstream stream, const uint64_t *p)
 	uint32_t flag = 0;
 
 	while (!flag && !abandoned(stream)) {
-		if (!hold(stream, p[0], 1, 4, false))
+		if (!kernel_hold(stream, p[0], 4, 4, false))
 			return CUDA_ERROR_ILLEGAL_ADDRESS;
 		flag = __atomic_load_n((const uint32_t *)p[0], __ATOMIC_ACQUIRE);
 		ranges_done();
@@ -172,7 +148,6 @@ static CUresult wait_flag(CUstream stream, const uint64_t *p)
 static const struct kernel kernels[] = {
 	{"affinode_fill_u32", 3, {8, 8, 4}, fill_u32},
 	{"affinode_pattern_u32", 3, {8, 8, 4}, pattern_u32},
-	{"affinode_axpy_f32", 4, {8, 8, 8, 4}, axpy_f32},
 	{"affinode_add_u32", 3, {8, 8, 4}, add_u32},
 	{"affinode_checksum_u32", 3, {8, 8, 8}, checksum_u32},
 	{"affinode_random_u64", 3, {8, 8, 8}, random_u64},

@@ -1,4 +1,4 @@
-/* Launching kernels; what is asked about a function is in function.c.  */
+/* Launching kernels.  */
 #include <string.h>
 
 #include "driver/api.h"

@@ -1,9 +1,8 @@
-/* cuModule*: PTX text is searched for `.entry NAME`; names that are built in become functions.  */
+/* cuModule* and cuFunc*: PTX text is searched for `.entry NAME`; names that are built in become functions.  */
 #include "kernel/module.h"
 
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "driver/api.h"
@@ -95,27 +94,6 @@ static CUresult load(CUmodule *made, CUcontext context, const void *image)
 	return CUDA_SUCCESS;
 }
 
-static CUresult load_file(CUmodule *made, CUcontext context, const char *path)
-{
-	FILE *file = path ? fopen(path, "rbe") : NULL;
-	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-	char *image = NULL;
-	long size;
-
-	if (!path)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!file)
-		return CUDA_ERROR_FILE_NOT_FOUND;
-	if (!fseek(file, 0, SEEK_END) && (size = ftell(file)) >= 0 && (image = calloc(1, (size_t)size + 4))) {
-		rewind(file);
-		result = fread(image, 1, (size_t)size, file) == (size_t)size ? load(made, context, image)
-									     : CUDA_ERROR_INVALID_IMAGE;
-	}
-	free(image);
-	fclose(file);
-	return result;
-}
-
 /* Takes the module off the list; true if it was there.  */
 static bool unlink_module(CUmodule module)
 {
@@ -164,12 +142,6 @@ static CUresult find_function(CUmodule module, const char *name, CUfunction *fou
 	return CUDA_ERROR_NOT_FOUND;
 }
 
-SIM_API CUresult cuModuleLoad(CUmodule *module, const char *path)
-{
-	ENTER_CONTEXT("cuModuleLoad", context);
-	return load_file(module, context, path);
-}
-
 SIM_API CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
 	ENTER_CONTEXT("cuModuleLoadData", context);
@@ -190,4 +162,27 @@ SIM_API CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, cons
 {
 	ENTER_CONTEXT("cuModuleGetFunction", context);
 	return find_function(module, name, function);
+}
+
+SIM_API CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *size)
+{
+	size_t at = 0;
+
+	ENTER("cuFuncGetParamInfo");
+	if (!offset)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!object_is(function, OBJECT_FUNCTION))
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (index >= function->kernel->parameter_count)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (size_t i = 0; i <= index; i++) {
+		size_t bytes = function->kernel->parameter_bytes[i];
+
+		at = (at + bytes - 1) / bytes * bytes;
+		*offset = at;
+		at += bytes;
+	}
+	if (size)
+		*size = function->kernel->parameter_bytes[index];
+	return CUDA_SUCCESS;
 }

@@ -15,6 +15,8 @@ struct kernel {
 
 /* The built-in kernel of that name, or NULL.  */
 const struct kernel *kernel_named(const char *name);
+/* Hold the table of ranges for as long as the memory is used; false: the context's GPU may not touch it.  */
+bool kernel_hold(CUstream stream, uint64_t address, uint64_t size, uint64_t alignment, bool write);
 CUresult digest_kernel(CUstream stream, const uint64_t *parameters);
 
 struct CUfunc_st {

@@ -92,14 +92,6 @@ static CUresult save(struct sim_process *process)
 	return CUDA_SUCCESS;
 }
 
-/* What is free of a GPU, dead processes not counted; the machine's lock is held.  */
-static uint64_t free_bytes(unsigned gpu)
-{
-	uint64_t used = machine_used_locked(gpu), total = machine()->gpus[gpu].total_bytes;
-
-	return used < total ? total - used : 0;
-}
-
 static void move_context(CUcontext context, void *destination)
 {
 	context->gpu = ((const uint8_t *)destination)[context->gpu];
@@ -134,7 +126,7 @@ static CUresult restore(struct sim_process *process)
 	machine_lock();
 	machine_reap();
 	for (unsigned gpu = 0; gpu < SIM_MAX_GPUS; gpu++) {
-		uint64_t wanted = checkpoint->parked_bytes[gpu], room = free_bytes(destination[gpu]);
+		uint64_t wanted = checkpoint->parked_bytes[gpu], room = machine_free_locked(destination[gpu]);
 
 		process->used_bytes[destination[gpu]] = wanted < room ? wanted : room;
 		fits = fits && wanted <= room;

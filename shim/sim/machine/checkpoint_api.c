@@ -119,21 +119,6 @@ SIM_API CUresult cuCheckpointProcessGetState(int pid, int *state)
 	return result;
 }
 
-SIM_API CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *thread)
-{
-	struct sim_process *process;
-	CUresult result = api_allowed("cuCheckpointProcessGetRestoreThreadId");
-
-	if (result == CUDA_SUCCESS)
-		result = thread ? find(pid, &process) : CUDA_ERROR_INVALID_VALUE;
-	if (result != CUDA_SUCCESS)
-		return result;
-	if (!process->checkpoint.service_tid)
-		return CUDA_ERROR_NOT_INITIALIZED; /* no context yet */
-	*thread = process->checkpoint.service_tid;
-	return CUDA_SUCCESS;
-}
-
 SIM_API CUresult cuCheckpointProcessLock(int pid, const CUcheckpointLockArgs *arguments)
 {
 	return request("cuCheckpointProcessLock", pid, CHECKPOINT_LOCK, arguments ? arguments->timeoutMs : 0, NULL);

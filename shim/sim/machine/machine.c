@@ -306,7 +306,8 @@ void machine_leave(void)
 	machine_unlock();
 }
 
-uint64_t machine_used_locked(unsigned gpu)
+/* Bytes in use by all records, alive or not; the lock is held.  */
+static uint64_t used_locked(unsigned gpu)
 {
 	uint64_t used = mapped->gpus[gpu].foreign_bytes;
 
@@ -318,7 +319,7 @@ uint64_t machine_used_locked(unsigned gpu)
 
 static bool has_room(unsigned gpu, uint64_t bytes)
 {
-	uint64_t total = mapped->gpus[gpu].total_bytes, used = machine_used_locked(gpu);
+	uint64_t total = mapped->gpus[gpu].total_bytes, used = used_locked(gpu);
 
 	return used <= total && bytes <= total - used;
 }
@@ -357,9 +358,16 @@ uint64_t machine_used(unsigned gpu)
 
 	machine_lock();
 	machine_reap();
-	used = machine_used_locked(gpu);
+	used = used_locked(gpu);
 	machine_unlock();
 	return used;
+}
+
+uint64_t machine_free_locked(unsigned gpu)
+{
+	uint64_t used = used_locked(gpu), total = mapped->gpus[gpu].total_bytes;
+
+	return used < total ? total - used : 0;
 }
 
 void machine_take_foreign(uint64_t bytes)
@@ -368,9 +376,18 @@ void machine_take_foreign(uint64_t bytes)
 	machine_reap();
 	for (unsigned gpu = 0; gpu < mapped->gpu_count; gpu++) {
 		struct sim_gpu *of = &mapped->gpus[gpu];
-		uint64_t used = machine_used_locked(gpu), room = used < of->total_bytes ? of->total_bytes - used : 0;
+		uint64_t room = machine_free_locked(gpu);
 
 		of->foreign_bytes = bytes ? of->foreign_bytes + (bytes < room ? bytes : room) : 0;
 	}
 	machine_unlock();
+}
+
+void machine_uuid_text(unsigned gpu, char text[41])
+{
+	const uint8_t *uuid = mapped->gpus[gpu].uuid;
+	char *at = text + sprintf(text, "GPU-");
+
+	for (unsigned i = 0; i < 16; i++)
+		at += sprintf(at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
 }

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define SIM_DEVICE_NAME "Simulated GPU"
 #define SIM_MAX_GPUS 8
 #define SIM_MAX_PROCESSES 256
 #define SIM_GRANULARITY (2ull << 20)
@@ -100,10 +101,13 @@ bool machine_charge(unsigned gpu, uint64_t bytes);
 void machine_refund(unsigned gpu, uint64_t bytes);
 /* Bytes in use by all live processes; the lock is taken.  */
 uint64_t machine_used(unsigned gpu);
-/* The same with the lock held, by all records, alive or not.  */
-uint64_t machine_used_locked(unsigned gpu);
+/* What is free beside what all records, alive or not, have in use; the lock is held.  */
+uint64_t machine_free_locked(unsigned gpu);
 /* A process that is not simulated takes that much more of every GPU, or all that is free; 0: it ends.  */
 void machine_take_foreign(uint64_t bytes);
+
+/* A GPU's UUID as it is written: "GPU-53494d…".  */
+void machine_uuid_text(unsigned gpu, char text[41]);
 
 /* Start time of a live process in clock ticks since boot (proc(5), field 22); 0 when it is dead or a zombie.  */
 uint64_t process_start_time(int32_t pid);

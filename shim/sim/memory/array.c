@@ -1,4 +1,4 @@
-/* cuArrayCreate and what belongs to it. Nothing samples them here; they hold memory and can be copied.  */
+/* cuArrayCreate and what belongs to it. Nothing samples or copies them here; they hold memory.  */
 
 #include "driver/api.h"
 #include "stream/capture.h"
@@ -10,7 +10,6 @@ struct CUarray_st {
 	CUcontext context;
 	uint64_t context_id;
 	CUdeviceptr memory;
-	uint64_t pitch, slice;
 };
 
 static unsigned format_bytes(int format)
@@ -32,22 +31,13 @@ static unsigned format_bytes(int format)
 	}
 }
 
-bool array_layout(CUarray array, uint64_t *base, uint64_t *pitch, uint64_t *slice)
-{
-	if (!object_is(array, OBJECT_ARRAY))
-		return false;
-	*base = array->memory;
-	*pitch = array->pitch;
-	*slice = array->slice;
-	return true;
-}
-
 static CUresult create(CUarray *made, const CUDA_ARRAY3D_DESCRIPTOR *what)
 {
 	uint64_t rows = what->Height ? what->Height : 1, planes = what->Depth ? what->Depth : 1;
 	unsigned bytes = format_bytes(what->Format) * what->NumChannels;
 	CUcontext context;
 	CUarray array;
+	uint64_t size;
 	CUresult result = context_current(&context);
 
 	if (result == CUDA_SUCCESS)
@@ -56,14 +46,13 @@ static CUresult create(CUarray *made, const CUDA_ARRAY3D_DESCRIPTOR *what)
 		return result;
 	if (!made || !what->Width || !bytes || (what->NumChannels != 1 && what->NumChannels != 2 && what->NumChannels != 4))
 		return CUDA_ERROR_INVALID_VALUE;
+	size = (what->Width * bytes + 511) / 512 * 512 * rows * planes;
 	array = object_new(OBJECT_ARRAY, sizeof(*array));
 	if (!array)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	array->pitch = (what->Width * bytes + 511) / 512 * 512;
-	array->slice = array->pitch * rows;
 	array->context = context;
 	array->context_id = context->id;
-	result = memory_new_block(context, RANGE_DEVICE, array->slice * planes, NULL, &array->memory);
+	result = memory_new_block(context, RANGE_DEVICE, size, NULL, &array->memory);
 	if (result != CUDA_SUCCESS)
 		object_free(OBJECT_ARRAY, array);
 	else

@@ -83,22 +83,6 @@ SIM_API CUresult cuMemFreeHost(void *pointer)
 	return result;
 }
 
-SIM_API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *pointer, unsigned int flags)
-{
-	struct range *range;
-
-	ENTER_CONTEXT("cuMemHostGetDevicePointer", context);
-	if (!address || flags)
-		return CUDA_ERROR_INVALID_VALUE;
-	ranges_read();
-	range = ranges_find(&memory_ranges, (uintptr_t)pointer);
-	ranges_done();
-	if (!range || (range->kind != RANGE_HOST && range->kind != RANGE_REGISTERED))
-		return CUDA_ERROR_INVALID_VALUE;
-	*address = (uintptr_t)pointer;
-	return CUDA_SUCCESS;
-}
-
 SIM_API CUresult cuMemHostRegister_v2(void *pointer, size_t size, unsigned int flags)
 {
 	struct range range = {.start = (uintptr_t)pointer, .size = size, .kind = RANGE_REGISTERED};

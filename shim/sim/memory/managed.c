@@ -10,7 +10,6 @@
 struct prefetch {
 	struct operation operation;
 	CUdeviceptr address;
-	size_t size;
 	int device;
 };
 
@@ -84,7 +83,6 @@ static CUresult prefetch(CUdeviceptr address, size_t size, int device, CUstream 
 	if (!operation)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	operation->address = address;
-	operation->size = size;
 	operation->device = device;
 	return stream_submit(stream, &operation->operation, NULL);
 }
@@ -116,29 +114,4 @@ SIM_API CUresult cuMemPrefetchAsync_v2_ptsz(CUdeviceptr address, size_t size, CU
 					    CUstream stream)
 {
 	return flags ? CUDA_ERROR_INVALID_VALUE : prefetch(address, size, device_at(location), PER_THREAD(stream));
-}
-
-static CUresult advise(CUdeviceptr address, int advice)
-{
-	struct range *range;
-	bool managed;
-
-	ENTER_CONTEXT("cuMemAdvise", context);
-	ranges_read();
-	range = ranges_find(&memory_ranges, address);
-	managed = range && range->kind == RANGE_MANAGED;
-	ranges_done();
-	return managed && advice >= 1 && advice <= 6 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-SIM_API CUresult cuMemAdvise(CUdeviceptr address, size_t size, int advice, CUdevice device)
-{
-	(void)size, (void)device; /* advice is only checked: it changes nothing that could be seen here */
-	return advise(address, advice);
-}
-
-SIM_API CUresult cuMemAdvise_v2(CUdeviceptr address, size_t size, int advice, CUmemLocation location)
-{
-	(void)size, (void)location;
-	return advise(address, advice);
 }

@@ -19,7 +19,5 @@ void slab_drop(CUcontext context, struct range *range);
 void slabs_release(CUcontext context);
 #define SLAB_LARGEST (1ull << 20)
 
-/* Where an array's memory begins, and its steps; false: not an array.  */
-bool array_layout(CUarray array, uint64_t *base, uint64_t *pitch, uint64_t *slice);
 /* Whether the process has managed memory, which the driver's checkpoint refuses.  */
 bool managed_exists(void);

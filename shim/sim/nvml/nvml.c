@@ -12,7 +12,6 @@
 
 #include "machine/machine.h"
 
-#define DEVICE_NAME "Simulated GPU"
 #define DRIVER_VERSION "580.0.simulated"
 #define LOOK_NS 1000000 /* whether the process is still checkpointed */
 
@@ -99,15 +98,6 @@ static nvmlReturn_t put_text(char *out, unsigned size, const char *text)
 	return NVML_SUCCESS;
 }
 
-static void uuid_text(unsigned gpu, char text[41])
-{
-	const uint8_t *uuid = machine()->gpus[gpu].uuid;
-	char *at = text + sprintf(text, "GPU-");
-
-	for (unsigned i = 0; i < 16; i++)
-		at += sprintf(at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
-}
-
 NVML_API const char *nvmlErrorString(nvmlReturn_t result)
 {
 	switch (result) {
@@ -166,7 +156,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *
 	if (!uuid || !device)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	for (unsigned gpu = 0; gpu < machine()->gpu_count; gpu++) {
-		uuid_text(gpu, text);
+		machine_uuid_text(gpu, text);
 		if (!strcasecmp(uuid, text)) {
 			*device = &devices[gpu];
 			return NVML_SUCCESS;
@@ -180,7 +170,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigne
 	unsigned gpu;
 	nvmlReturn_t result = nvml_gpu(device, &gpu);
 
-	return result == NVML_SUCCESS ? put_text(name, size, DEVICE_NAME) : result;
+	return result == NVML_SUCCESS ? put_text(name, size, SIM_DEVICE_NAME) : result;
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int size)
@@ -191,7 +181,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigne
 
 	if (result != NVML_SUCCESS)
 		return result;
-	uuid_text(gpu, text);
+	machine_uuid_text(gpu, text);
 	return put_text(uuid, size, text);
 }
 

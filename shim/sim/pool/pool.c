@@ -30,7 +30,6 @@ CUmemoryPool pool_new(CUdevice device)
 	if (!pool)
 		return NULL;
 	pool->device = device;
-	pool->flags[1] = pool->flags[2] = pool->flags[3] = 1;
 	ranges_write();
 	pool->next = all;
 	all = pool;
@@ -165,10 +164,6 @@ static void count(CUmemoryPool pool, CUdeviceptr address, bool fresh)
 	pool->used += range->charged;
 	if (fresh)
 		pool->reserved += range->charged;
-	if (pool->used > pool->used_high)
-		pool->used_high = pool->used;
-	if (pool->reserved > pool->reserved_high)
-		pool->reserved_high = pool->reserved;
 }
 
 static CUresult allocate(CUcontext context, CUmemoryPool pool, size_t size, CUdeviceptr *address)

@@ -3,15 +3,7 @@
 #include "driver/device.h"
 #include "pool/pool_state.h"
 
-enum {
-	POOL_REUSE_FIRST = 1,
-	POOL_REUSE_LAST = 3,
-	POOL_RELEASE_THRESHOLD = 4,
-	POOL_RESERVED_CURRENT,
-	POOL_RESERVED_HIGH,
-	POOL_USED_CURRENT,
-	POOL_USED_HIGH,
-};
+#define RELEASE_THRESHOLD 4 /* CU_MEMPOOL_ATTR_RELEASE_THRESHOLD */
 
 SIM_API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
 {
@@ -73,56 +65,24 @@ SIM_API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 	return CUDA_SUCCESS;
 }
 
-static CUresult get(CUmemoryPool pool, int attribute, void *value)
-{
-	const uint64_t numbers[] = {pool->threshold, pool->reserved, pool->reserved_high, pool->used, pool->used_high};
-
-	if (attribute >= POOL_REUSE_FIRST && attribute <= POOL_REUSE_LAST)
-		*(int *)value = pool->flags[attribute];
-	else if (attribute >= POOL_RELEASE_THRESHOLD && attribute <= POOL_USED_HIGH)
-		*(uint64_t *)value = numbers[attribute - POOL_RELEASE_THRESHOLD];
-	else
-		return CUDA_ERROR_INVALID_VALUE;
-	return CUDA_SUCCESS;
-}
-
-static CUresult set(CUmemoryPool pool, int attribute, const void *value)
-{
-	if (attribute >= POOL_REUSE_FIRST && attribute <= POOL_REUSE_LAST)
-		pool->flags[attribute] = *(const int *)value != 0;
-	else if (attribute == POOL_RELEASE_THRESHOLD)
-		pool->threshold = *(const uint64_t *)value;
-	else if (attribute == POOL_RESERVED_HIGH && !*(const uint64_t *)value)
-		pool->reserved_high = pool->reserved;
-	else if (attribute == POOL_USED_HIGH && !*(const uint64_t *)value)
-		pool->used_high = pool->used;
-	else
-		return CUDA_ERROR_INVALID_VALUE;
-	return CUDA_SUCCESS;
-}
-
 SIM_API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value)
 {
-	CUresult result;
-
 	ENTER("cuMemPoolGetAttribute");
-	if (!object_is(pool, OBJECT_POOL) || !value)
+	if (!object_is(pool, OBJECT_POOL) || !value || attribute != CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
 		return CUDA_ERROR_INVALID_VALUE;
 	ranges_read();
-	result = get(pool, attribute, value);
+	*(uint64_t *)value = pool->reserved;
 	ranges_done();
-	return result;
+	return CUDA_SUCCESS;
 }
 
 SIM_API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
 {
-	CUresult result;
-
 	ENTER("cuMemPoolSetAttribute");
-	if (!object_is(pool, OBJECT_POOL) || !value)
+	if (!object_is(pool, OBJECT_POOL) || !value || attribute != RELEASE_THRESHOLD)
 		return CUDA_ERROR_INVALID_VALUE;
 	ranges_write();
-	result = set(pool, attribute, value);
+	pool->threshold = *(const uint64_t *)value;
 	ranges_done();
-	return result;
+	return CUDA_SUCCESS;
 }

@@ -15,9 +15,8 @@ struct CUmemPoolHandle_st {
 	CUdevice device;
 	bool is_default, destroyed;
 	uint64_t threshold;
-	uint64_t reserved, reserved_high; /* what it holds of the GPU */
-	uint64_t used, used_high;         /* of that, given out */
-	int flags[4];                     /* the reuse attributes, by their number */
+	uint64_t reserved; /* what it holds of the GPU */
+	uint64_t used;     /* of that, given out */
 	struct pool_block *idle;
 };
 

@@ -17,9 +17,8 @@ struct thread_stream {
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t per_thread;
-static uint64_t last_id;
 
-CUstream stream_new(CUcontext context, enum stream_kind kind, unsigned flags, int priority)
+CUstream stream_new(CUcontext context, enum stream_kind kind, unsigned flags)
 {
 	CUstream stream = object_new(OBJECT_STREAM, sizeof(*stream));
 
@@ -28,10 +27,8 @@ CUstream stream_new(CUcontext context, enum stream_kind kind, unsigned flags, in
 	stream->context = context;
 	stream->kind = kind;
 	stream->flags = flags;
-	stream->priority = priority;
 	pthread_cond_init(&stream->wake, NULL);
 	work_lock();
-	stream->id = ++last_id;
 	stream->next = context->streams;
 	context->streams = stream;
 	work_unlock();
@@ -40,7 +37,7 @@ CUstream stream_new(CUcontext context, enum stream_kind kind, unsigned flags, in
 
 CUresult stream_make_legacy(CUcontext context)
 {
-	context->legacy = stream_new(context, STREAM_LEGACY, 0, 0);
+	context->legacy = stream_new(context, STREAM_LEGACY, 0);
 	return context->legacy ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -76,7 +73,7 @@ static CUresult stream_of_thread(CUcontext context, CUstream *stream)
 	entry = calloc(1, sizeof(*entry));
 	if (!entry)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	entry->stream = stream_new(context, STREAM_PER_THREAD, 0, 0);
+	entry->stream = stream_new(context, STREAM_PER_THREAD, 0);
 	if (!entry->stream) {
 		free(entry);
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -113,7 +110,7 @@ SIM_API CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
 		return refused_;
 	if (!stream || (flags & ~(unsigned)CU_STREAM_NON_BLOCKING))
 		return CUDA_ERROR_INVALID_VALUE;
-	*stream = stream_new(context, STREAM_USER, flags, 0);
+	*stream = stream_new(context, STREAM_USER, flags);
 	return *stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -172,23 +169,15 @@ SIM_API CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int 
 	return refused_ == CUDA_SUCCESS ? event_wait_in(stream, event) : refused_;
 }
 
-/* One shape for four questions.  */
-#define QUESTION(name, type, answer)                                          \
-	SIM_API CUresult name(CUstream handle, type *value)                   \
-	{                                                                     \
-		CUstream stream;                                              \
-                                                                              \
-		ENTER_CONTEXT(#name, context);                                \
-		refused_ = stream_of(context, handle, &stream);               \
-		if (refused_ == CUDA_SUCCESS && !value)                       \
-			refused_ = CUDA_ERROR_INVALID_VALUE;                  \
-		if (refused_ == CUDA_SUCCESS)                                 \
-			*value = answer;                                      \
-		return refused_;                                              \
-	}
+SIM_API CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags)
+{
+	CUstream stream;
 
-QUESTION(cuStreamGetPriority, int, stream->priority)
-QUESTION(cuStreamGetFlags, unsigned int, stream->flags)
-QUESTION(cuStreamGetId, unsigned long long, stream->id)
-QUESTION(cuStreamGetCtx, CUcontext, stream->context)
-QUESTION(cuStreamGetDevice, CUdevice, stream->context->device)
+	ENTER_CONTEXT("cuStreamGetFlags", context);
+	refused_ = stream_of(context, handle, &stream);
+	if (refused_ == CUDA_SUCCESS && !flags)
+		refused_ = CUDA_ERROR_INVALID_VALUE;
+	if (refused_ == CUDA_SUCCESS)
+		*flags = stream->flags;
+	return refused_;
+}

@@ -37,8 +37,6 @@ struct CUstream_st {
 	CUcontext context;
 	enum stream_kind kind;
 	unsigned flags;
-	int priority;
-	uint64_t id;
 	bool destroyed;
 	bool running; /* has an executor */
 	struct work *first, *last;
@@ -81,4 +79,4 @@ bool streams_all_idle(void);
 void streams_destroy(CUcontext context);
 /* The streams end once their work is done.  */
 void stream_retire(CUstream stream);
-CUstream stream_new(CUcontext context, enum stream_kind kind, unsigned flags, int priority);
+CUstream stream_new(CUcontext context, enum stream_kind kind, unsigned flags);

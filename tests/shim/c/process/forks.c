@@ -32,7 +32,7 @@ int on_exit(void (*handler)(int, void *), void *argument)
 static void *resolve(void *unused)
 {
 	static const char *const names[] = {"cuMemsetD8_v2", "cuMemsetD16_v2", "cuMemAllocManaged", "cuEventQuery",
-					    "cuMemHostRegister_v2", "cuFuncLoad", "cuMemAdvise", "cuModuleLoad"};
+					    "cuMemHostRegister_v2", "cuCtxSetLimit", "cuMemPrefetchAsync_v2", "cuArrayCreate_v2"};
 	unsigned n = 0;
 
 	(void)unused;

@@ -50,7 +50,6 @@ typedef struct {
 	X(MemcpyHtoD, "cuMemcpyHtoD_v2", (CUdeviceptr, const void *, size_t))                                        \
 	X(MemcpyDtoH, "cuMemcpyDtoH_v2", (void *, CUdeviceptr, size_t))                                              \
 	X(MemcpyDtoD, "cuMemcpyDtoD_v2", (CUdeviceptr, CUdeviceptr, size_t))                                         \
-	X(MemcpyPeer, "cuMemcpyPeer", (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t))                      \
 	X(MemsetD32, "cuMemsetD32_v2", (CUdeviceptr, unsigned int, size_t))                                          \
 	X(MemsetD32Async, "cuMemsetD32Async", (CUdeviceptr, unsigned int, size_t, CUstream))                         \
 	X(PointerGetAttribute, "cuPointerGetAttribute", (void *, int, CUdeviceptr))                                  \
