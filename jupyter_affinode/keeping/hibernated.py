@@ -490,23 +490,25 @@ class HibernatedKernels:
             return False
         kernel, end = KernelMessages(record.kernel_id), time.monotonic() + PATIENCE_S
         shims = await asyncio.to_thread(_count_shims, record.process.pid)
+        is_asked = False
         while True:
             try:
-                if await on_own_thread(kernel.count_processes, timeout_s=None) < shims:
-                    if time.monotonic() > end:
-                        raise CannotHibernate(
-                            "a process of it has not found its controller: try again in a while"
-                        )
-                    await asyncio.sleep(TRY_EVERY_S)
-                    continue
-                return await on_own_thread(lambda: kernel.hibernate(folder), timeout_s=None) > 0
+                is_asked = await on_own_thread(kernel.count_processes, timeout_s=None) >= shims
+                if is_asked:
+                    return await on_own_thread(lambda: kernel.hibernate(folder), timeout_s=None) > 0
+                why = "a process of it has not found its controller: try again in a while"
             except ControllerRefused as refused:
                 if refused.status == 404:
                     return False  # it has never used CUDA
-                if time.monotonic() > end:
-                    raise CannotHibernate(refused.message) from None
+                why = refused.message
             except ControllerUnavailable as error:
-                raise CannotHibernate(str(error)) from None
+                if not shims:
+                    return False
+                if is_asked:  # its processes may be on their way: they are not asked twice
+                    raise CannotHibernate(str(error)) from None
+                why = str(error)  # it is being started
+            if time.monotonic() > end:
+                raise CannotHibernate(why)
             await asyncio.sleep(TRY_EVERY_S)
 
     async def _until_gpu_is_back(self, kernel_id: str, pid: int, image: Image) -> None:

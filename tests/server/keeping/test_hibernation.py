@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -127,4 +128,24 @@ def test_what_a_kernel_has_on_the_gpu_hibernates_with_it(keeping_machine, criu):
     wait_until(lambda: not (images(server)[0] / "woken.json").exists(), timeout=30)
     kernel.shutdown()
     wait_until(lambda: images(server) == [])
+    server.stop()
+
+
+@pytest.mark.parametrize("uses_cuda", [True, False])
+def test_one_hibernates_whose_controller_has_just_ended(keeping_machine, criu, uses_cuda):
+    machine = keeping_machine
+    machine.simulate("4GiB")
+    server = prepare(JupyterServer(machine), criu)
+    machine.start_controller("--settle=0")
+    server.start(KEEP)
+    kernel = server.start_kernel(path="work.ipynb")
+    kernel.run(f"{SETUP}\nblock = Block(24, seed=7)" if uses_cuda else "block = None")
+    before, pid = kernel.run("print(block and block.checksum())").text, kernel.pid
+    os.kill(machine.controller_pid(), signal.SIGKILL)
+    status, answer = server.affinode(f"kernels/{kernel.id}/hibernate", "POST", {})
+    assert status == 200, (answer, server.log())
+    assert not exists(pid)
+    wake(server, kernel)
+    assert kernel.run("print(block and block.checksum())").text == before
+    kernel.shutdown()
     server.stop()
