@@ -136,6 +136,14 @@ class LabPage:
             has=self.page.locator(".jp-affinode-name").get_by_text(name, exact=True)
         )
 
+    def opened_row(self, name: str) -> Locator:
+        """The row of the notebook in front, which shows its details by itself once it has GPU memory."""
+        row = self.row(name)
+        expect(row.get_by_role("button", name=f"Details of {name}")).to_have_attribute(
+            "aria-expanded", "true"
+        )
+        return row
+
     def state_of(self, name: str) -> Locator:
         """The plain words of a kernel's state."""
         return self.row(name).locator(".jp-affinode-state")

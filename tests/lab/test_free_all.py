@@ -43,9 +43,7 @@ def test_free_says_before_the_click_what_it_gives_and_how_soon_that_is_back(page
     assert "allocated" in notebook.run_cell(0)
     page.show_panel()
     says = re.compile(r"gives 32 MiB, back in about [\d.]+ s")
-    row = page.row("gives.ipynb")
-    if row.get_by_role("button", name="Details of").get_attribute("aria-expanded") == "false":
-        row.get_by_role("button", name="Details of").click()
+    row = page.opened_row("gives.ipynb")
     expect(row).to_contain_text(says)
     expect(row).to_contain_text(re.compile(r"keeps the GPU \d+ % busy"))
     expect(row).to_contain_text(re.compile(r"its RAM: \d+ MiB, freeing takes \d+ MiB more"))
@@ -56,9 +54,7 @@ def test_a_notebook_is_kept_until_a_moment_of_the_users_choice(page):
     notebook = page.open_notebook("until.ipynb", lab_cells.allocate(32))
     assert "allocated" in notebook.run_cell(0)
     page.show_panel()
-    row = page.row("until.ipynb")
-    if row.get_by_role("button", name="Details of").get_attribute("aria-expanded") == "false":
-        row.get_by_role("button", name="Details of").click()
+    row = page.opened_row("until.ipynb")
     until = row.get_by_role("button", name="Keep until…")
     until.click()
     choices = row.get_by_role("group", name="Keep until.ipynb until")

@@ -47,11 +47,7 @@ def test_a_notebook_hibernates_from_the_panel_and_its_next_cell_finds_everything
     pid = int(before.split()[0])
 
     page.show_panel()
-    row = page.row("work.ipynb")
-    details = row.get_by_role("button", name="Details of work.ipynb")
-    if details.get_attribute("aria-expanded") == "false":
-        details.click()
-    expect(details).to_have_attribute("aria-expanded", "true")
+    row = page.opened_row("work.ipynb")
     page.button("work.ipynb", "Hibernate").click()
     expect(row).to_contain_text(AWAY, timeout=60_000)
     assert not exists(pid)
