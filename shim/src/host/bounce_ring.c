@@ -304,7 +304,7 @@ static CUresult begin_use(struct context *context)
 	if (ring->in_use)
 		return CUDA_SUCCESS;
 	if (!context_has_copied(context))
-		return CUDA_ERROR_NOT_READY;
+		return CUDA_ERROR_UNKNOWN;
 	ring->in_use = true;
 	if (rings_in_use++ == 0)
 		start_threads();
