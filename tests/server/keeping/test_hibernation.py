@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from gpu_cells import SETUP
 from hibernating import end_kernels, prepare
+from live_machine import Machine
 from live_server import JupyterKernel, JupyterServer, exists
 from waiting import wait_until
 
@@ -23,6 +24,14 @@ def server(keeping_machine, criu):
     yield made
     end_kernels(made)
     made.stop()
+
+
+def with_gpu(machine: Machine, criu: str) -> JupyterServer:
+    """A server on a machine with a simulated GPU, whose kernels outlive it, and hibernate."""
+    machine.simulate("4GiB")
+    server = prepare(JupyterServer(machine), criu)
+    machine.start_controller("--settle=0")
+    return server.start(KEEP)
 
 
 def end(server: JupyterServer) -> None:
@@ -92,11 +101,7 @@ def test_a_kernel_hibernates_and_is_where_it_was_when_its_server_is_back(server)
 
 
 def test_what_a_kernel_has_on_the_gpu_hibernates_with_it(keeping_machine, criu):
-    machine = keeping_machine
-    machine.simulate("4GiB")
-    server = prepare(JupyterServer(machine), criu)
-    machine.start_controller("--settle=0")
-    server.start(KEEP)
+    machine, server = keeping_machine, with_gpu(keeping_machine, criu)
     kernel = server.start_kernel(path="work.ipynb")
     assert kernel.run(f"{SETUP}\nblock = Block(24, seed=7)").error is None
     before = kernel.run("print(block.checksum())").text
@@ -133,11 +138,7 @@ def test_what_a_kernel_has_on_the_gpu_hibernates_with_it(keeping_machine, criu):
 
 @pytest.mark.parametrize("uses_cuda", [True, False])
 def test_one_hibernates_whose_controller_has_just_ended(keeping_machine, criu, uses_cuda):
-    machine = keeping_machine
-    machine.simulate("4GiB")
-    server = prepare(JupyterServer(machine), criu)
-    machine.start_controller("--settle=0")
-    server.start(KEEP)
+    machine, server = keeping_machine, with_gpu(keeping_machine, criu)
     kernel = server.start_kernel(path="work.ipynb")
     kernel.run(f"{SETUP}\nblock = Block(24, seed=7)" if uses_cuda else "block = None")
     before, pid = kernel.run("print(block and block.checksum())").text, kernel.pid

@@ -84,7 +84,7 @@ static void at_every_call(void)
 }
 
 /* When the first block leaves, that which leaves last is written to: it is copied once more. The write is done before the park goes on:
- * what the GPU has yet to do past the shim nobody waits for.  */
+ * the mover does not wait for work that was submitted past the shim.  */
 static void a_hidden_write_is_not_lost(void)
 {
 	unsigned last = 0;
