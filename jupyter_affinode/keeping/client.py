@@ -133,6 +133,10 @@ class Keeper:
         """Take what the tabs of an adopted kernel have not got. From now on this server has the kernel."""
         return Undelivered.from_json(await self._ask("take", kernel=kernel_id))
 
+    async def give_back(self, kernel_id: str) -> None:
+        """Say that this server could not have a kernel that it adopted: it is kept as before."""
+        await self._ask("give_back", kernel=kernel_id)
+
     async def list_kept(self, store: str = "", *, all: bool = False) -> list[Kept]:
         """Return the kernels that are kept, as processes or in images, whatever server they are for.
 

@@ -59,6 +59,7 @@ class Keeper:
             "deliver": self._deliver,
             "adopt": self._adopt,
             "take": self._take,
+            "give_back": self._give_back,
             "list": self._list,
             "end": self._end,
             "hibernate": self.transitions.hibernate,
@@ -133,12 +134,16 @@ class Keeper:
             had = self._known.servers.pop(writer)
             writer.close()
             self.warm.hung_up(writer)
-            self.transitions.hung_up(had)
-            await asyncio.gather(*map(self._keep_left, had - self.transitions.on_their_way.keys()))
-            for kernel_id in had & self._known.ended_under_server.keys():
-                self._known.note_end(self._known.ended_under_server.pop(kernel_id))
-            self.oversight.hold_to_quota()
+            await self._are_left(had)
             self.maybe_leave()
+
+    async def _are_left(self, kernel_ids: set[str]) -> None:
+        """Keep the kernels that a server had and has not any more, and note which have ended."""
+        self.transitions.hung_up(kernel_ids)
+        await asyncio.gather(*map(self._keep_left, kernel_ids - self.transitions.on_their_way.keys()))
+        for kernel_id in kernel_ids & self._known.ended_under_server.keys():
+            self._known.note_end(self._known.ended_under_server.pop(kernel_id))
+        self.oversight.hold_to_quota()
 
     async def _keep_left(self, kernel_id: str) -> None:
         """Keep a kernel after its server has ended, unless it has ended, too, or another server has it."""
@@ -268,6 +273,12 @@ class Keeper:
         if request["kernel"] not in self._known.servers[writer]:
             raise LookupError(f"kernel {request['kernel']} is not this server's")
         return self._known.running[request["kernel"]].take().to_json()
+
+    async def _give_back(self, writer: asyncio.StreamWriter, request: Answer) -> None:
+        """Keep a kernel that its server could not adopt: another may, or its user ends it."""
+        if request["kernel"] in self._known.servers[writer]:
+            self._known.servers[writer].discard(request["kernel"])
+            await self._are_left({request["kernel"]})
 
     async def _list(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
         """Say which kernels are kept; or all that are known."""

@@ -199,11 +199,16 @@ class KeptKernels:
                 self._readers_before[record.kernel_id] = record.readers
             else:
                 await self._read_on(record, manager)
-        except (KeeperUnavailable, KeeperRefused, ProcessLookupError, NoSuchKernel) as error:
-            self._log.error("Kernel %s could not be adopted: %s", record.kernel_id, error)
-            return
-        except Exception:  # an error about one kernel must not keep the server from starting
-            self._log.exception("Kernel %s could not be adopted", record.kernel_id)
+        except Exception as error:  # an error about one kernel must not keep the server from starting
+            is_usual = isinstance(
+                error, (KeeperUnavailable, KeeperRefused, ProcessLookupError, NoSuchKernel)
+            )
+            self._log.error(
+                "Kernel %s could not be adopted: %s", record.kernel_id, error, exc_info=not is_usual
+            )
+            if record.kernel_id not in self._manager:
+                with contextlib.suppress(KeeperUnavailable, KeeperRefused):
+                    await self._keeper.give_back(record.kernel_id)
             return
         self._told[record.kernel_id] = record
         self._unseen[record.kernel_id] = kept

@@ -419,6 +419,28 @@ async def test_kernels_that_no_server_has_get_a_new_keeper_when_theirs_is_killed
     await tab.close()
 
 
+def test_a_kernel_whose_kernelspec_is_gone_runs_on_and_can_be_ended(server, kernelspec):
+    """The next server adopts the others, and says why not this one; one that has the kernelspec again adopts it."""
+    machine = server.machine
+    spec = Path(machine.environment["JUPYTER_DATA_DIR"], "kernels", kernelspec("removed", machine))
+    here, there = server.start_kernel(path="here.ipynb"), server.start_kernel("removed", path="there.ipynb")
+    there.run("kept = 7")
+    pid = there.pid
+    for is_last in (False, True):
+        away = spec.rename(machine.folder / "removed")
+        again(server)
+        assert [model["id"] for model in server.request("GET", "/api/kernels")[1]] == [here.id]
+        assert f"Kernel {there.id} could not be adopted: No such kernel named removed" in server.log()
+        kept = {each["id"]: each["here"] for each in server.affinode()[1]["kept"]}
+        assert kept == {here.id: True, there.id: False}
+        if not is_last:
+            away.rename(spec)
+            again(server)
+            assert there.run("kept").text == "7"
+    assert server.affinode(f"kept/{there.id}", "DELETE")[0] == 204
+    assert not exists(pid)
+
+
 @pytest.mark.long
 def test_servers_of_one_user_adopt_their_own(server, wait_until):
     """Those of another root folder others, and a plain server none; what no server fetches ends in time."""
