@@ -200,9 +200,7 @@ class KeptKernels:
             else:
                 await self._read_on(record, manager)
         except Exception as error:  # an error about one kernel must not keep the server from starting
-            is_usual = isinstance(
-                error, (KeeperUnavailable, KeeperRefused, ProcessLookupError, NoSuchKernel)
-            )
+            is_usual = isinstance(error, (KeeperUnavailable, KeeperRefused, ProcessLookupError, NoSuchKernel))
             self._log.error(
                 "Kernel %s could not be adopted: %s", record.kernel_id, error, exc_info=not is_usual
             )

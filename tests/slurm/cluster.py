@@ -189,14 +189,16 @@ class Cluster:
             f"--key-file={self.folder}/slurm/munge.key",
             *(f"--{name}-file=/run/munge/{name}" for name in ("seed", "log", "pid")),
         )
-        # An empty database, without what only users of it need.
-        self.root(
-            "mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={database}", "--skip-test-db"
-        )
+        # An empty database, without what only users of it need. It names temporary files by its process's number, which
+        # another cluster's may have.
+        (self.folder / "slurm" / "tmp").mkdir()
+        alone = ("env", f"TMPDIR={self.folder}/slurm/tmp")
+        install = ("--no-defaults", "--user=root", f"--datadir={database}", "--skip-test-db")
+        self.root(*alone, "mariadb-install-db", *install)
         self.daemon(
             *("mariadbd", "--no-defaults", "--user=root", f"--datadir={database}", "--skip-networking"),
             *("--skip-grant-tables", "--socket=/run/mysqld/mysqld.sock", "--pid-file=/run/mysqld/pid"),
-            "--innodb-buffer-pool-size=16M",
+            *("--innodb-buffer-pool-size=16M", f"--tmpdir={self.folder}/slurm/tmp"),
         )
         wait_until((self.inside("/run/mysqld/mysqld.sock")).exists, 60, self.log)
         wait_until((self.inside("/run/munge/munge.socket.2")).exists, 60, self.log)

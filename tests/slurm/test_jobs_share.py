@@ -125,6 +125,6 @@ def test_a_drained_nodes_jobs_end_as_usual_and_leave_nothing(cluster: Cluster) -
 def test_what_leaves_its_step_does_not_outlive_its_job(cluster: Cluster) -> None:
     left = "setsid sleep 600 </dev/null >/dev/null 2>&1 & sleep 0.1"
     job = cluster.start_job("ana", OPTS_IN, "sh", "-c", left, stdin=subprocess.DEVNULL)
-    assert job.wait(timeout=60) == 0, job.communicate()
+    assert job.wait(timeout=60) == 0, f"{job.communicate()}{cluster.log()}"
     wait_until(lambda: not cluster.job_folders(), message=cluster.log)
     assert not cluster.processes("ana"), cluster.processes("ana")

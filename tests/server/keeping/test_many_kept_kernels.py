@@ -79,7 +79,7 @@ def test_of_two_hundred_kernels_that_were_kept_adopted_and_ended_nothing_is_left
     wait_until(lambda: not exists(keeper))
     assert list((own / "kept").iterdir()) == [] and not (own / "keep.sock").exists()
     assert list(runtime.glob("kernel-*")) == []
-    assert processes_of(machine) == []
+    wait_until(lambda: processes_of(machine) == [], message=lambda: processes_of(machine))  # its supervisor
 
 
 def told(own: Path, kernel_id: str) -> bool:
