@@ -61,6 +61,16 @@ void copy_drop(struct copy *copy)
 	free(copy);
 }
 
+void copies_drop(struct copy *list)
+{
+	while (list) {
+		struct copy *copy = list;
+
+		list = copy->next;
+		copy_drop(copy);
+	}
+}
+
 void copy_take(struct copy **copy, struct copy **list, uint64_t *bytes)
 {
 	uint64_t slots = 0;

@@ -64,6 +64,8 @@ void chunk_from_disk(struct chunk *chunk, const struct host_slot *slot);
 
 /* Give back all that a copy holds, and the copy; NULL is allowed. Called by any thread.  */
 void copy_drop(struct copy *copy);
+/* So for all of a list.  */
+void copies_drop(struct copy *list);
 
 /* Move a copy that holds slots from its block to `list`, and add what they take to `bytes`.  */
 void copy_take(struct copy **copy, struct copy **list, uint64_t *bytes);

@@ -27,11 +27,24 @@ uint64_t retained_bytes(void)
 	return slabs_bytes() + staging_bytes() + (shim_is_parked() ? 0 : memory_packs_bytes());
 }
 
+struct taking {
+	struct copy *list; /* linked by `next` */
+	uint64_t bytes, most;
+};
+
+static void take(struct copy **copy, void *what)
+{
+	struct taking *taking = what;
+
+	if (taking->bytes < taking->most)
+		copy_take(copy, &taking->list, &taking->bytes);
+}
+
 bool retained_trim(uint64_t keep)
 {
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	struct taking taking = {0};
 	uint64_t before = retained_bytes(), have;
-	struct copy *list;
 	bool done = true;
 
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
@@ -41,13 +54,9 @@ bool retained_trim(uint64_t keep)
 	if (retained_bytes() > keep)
 		forget_places(true);
 	have = retained_bytes();
-	list = have > keep ? blocks_take_retained_copies(have - keep) : NULL;
-	while (list) {
-		struct copy *copy = list;
-
-		list = copy->next;
-		copy_drop(copy);
-	}
+	taking.most = have > keep ? have - keep : 0;
+	blocks_see_retained_copies(take, &taking);
+	copies_drop(taking.list);
 	driver.cuThreadExchangeStreamCaptureMode(&mode);
 	done = slabs_release_unused() && done;
 	driver.cuThreadExchangeStreamCaptureMode(&mode);

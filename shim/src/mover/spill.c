@@ -301,20 +301,19 @@ static uint64_t read_next(uint64_t most, int *error)
 	return bytes;
 }
 
+static void forget_places_of(struct copy **copy, void *in_memory)
+{
+	for (size_t at = 0; at < (*copy)->count; at++) {
+		struct chunk *chunk = &(*copy)->chunks[at];
+
+		if (chunk->kind == CHUNK_SPILLED && spill_is_in_memory(chunk->place) == *(bool *)in_memory)
+			chunk_drop(chunk);
+	}
+}
+
 void forget_places(bool in_memory)
 {
-	struct block **blocks;
-	size_t n;
-
-	blocks = blocks_list(&n);
-	for (size_t i = 0; blocks && i < n; i++)
-		for (size_t at = 0; !is_parked(blocks[i]) && blocks[i]->copy && at < blocks[i]->copy->count; at++) {
-			struct chunk *chunk = &blocks[i]->copy->chunks[at];
-
-			if (chunk->kind == CHUNK_SPILLED && spill_is_in_memory(chunk->place) == in_memory)
-				chunk_drop(chunk);
-		}
-	free(blocks);
+	blocks_see_retained_copies(forget_places_of, &in_memory);
 }
 
 /* Of a resident process: forget what is kept on disk for the next park.  */

@@ -91,14 +91,14 @@ size_t mappings_list(struct block **list, size_t room)
 	return count;
 }
 
-void mappings_take_retained_copies(struct copy **list, uint64_t *taken, uint64_t bytes)
+void mappings_see_retained_copies(void (*see)(struct copy **copy, void *what), void *what)
 {
 	struct mapping *mapping;
 
 	pthread_mutex_lock(&mappings_lock);
-	for (size_t i = 0; (mapping = mappings_nth(i)) && *taken < bytes; i++)
-		if (mapping->block.resident && !mapping->block.hollow)
-			copy_take(&mapping->block.copy, list, taken);
+	for (size_t i = 0; (mapping = mappings_nth(i)); i++)
+		if (mapping->block.resident && !mapping->block.hollow && mapping->block.copy)
+			see(&mapping->block.copy, what);
 	pthread_mutex_unlock(&mappings_lock);
 }
 

@@ -69,7 +69,7 @@ CUresult alias_unmap(struct alias *alias);
 void mappings_choose_contexts(void);
 size_t mappings_list(struct block **list, size_t room);
 size_t mappings_count(void);
-void mappings_take_retained_copies(struct copy **list, uint64_t *taken, uint64_t bytes);
+void mappings_see_retained_copies(void (*see)(struct copy **copy, void *what), void *what);
 void mappings_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFFINODE_MAX_GPUS],
 		  uint64_t unmovable[AFFINODE_MAX_GPUS]);
 size_t mappings_resident_bytes(void);

@@ -84,7 +84,7 @@ bool blocks_wait_to_be_freed(void);
 bool block_find(CUdeviceptr address, struct block *found);
 
 /* All blocks that can move, the application's own mappings too, for the mover; an array of pointers to be freed
- * with free(), NULL: no memory. Blocks in it stay allocated while the mover's lock is held.  */
+ * with free(), NULL: no memory. Blocks in it stay allocated while the gate is closed, and while frees wait for the mover (is_copying).  */
 struct block **blocks_list(size_t *count);
 size_t blocks_resident_bytes(void);
 /* Whether any that can move belongs to that context, which is what it is copied in.  */
@@ -134,5 +134,6 @@ bool blocks_sum(struct block_bytes bytes[AFFINODE_MAX_GPUS], uint64_t shared[AFF
 		uint64_t mapped[AFFINODE_MAX_GPUS], uint64_t *generation);
 void blocks_changed(void);
 
-/* Take the retained copies of resident blocks, linked by `next`, until their slots are `bytes` or more.  */
-struct copy *blocks_take_retained_copies(uint64_t bytes);
+/* Show each copy that the last park left of a resident block, the application's own mappings too. `see` may change it, or take it and
+ * leave NULL. Nothing is freed meanwhile, with the gate open either.  */
+void blocks_see_retained_copies(void (*see)(struct copy **copy, void *what), void *what);

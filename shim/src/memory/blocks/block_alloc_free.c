@@ -235,12 +235,7 @@ void blocks_give_up_doomed_copies(void)
 	for (struct block *block = doomed; block; block = block->next_doomed)
 		copy_take(&block->copy, &list, &taken);
 	pthread_mutex_unlock(&blocks_lock);
-	while (list) {
-		struct copy *copy = list;
-
-		list = copy->next;
-		copy_drop(copy);
-	}
+	copies_drop(list);
 }
 
 static bool block_end(CUdeviceptr address, bool imported)

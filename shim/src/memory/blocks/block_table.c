@@ -111,18 +111,14 @@ struct block **blocks_list(size_t *count)
 	return list;
 }
 
-struct copy *blocks_take_retained_copies(uint64_t bytes)
+void blocks_see_retained_copies(void (*see)(struct copy **copy, void *what), void *what)
 {
-	uint64_t taken = 0;
-	struct copy *list = NULL;
-
 	pthread_mutex_lock(&blocks_lock);
-	for (size_t i = 0; i < blocks.count && taken < bytes; i++)
-		if (nth(i)->resident && !nth(i)->hollow)
-			copy_take(&nth(i)->copy, &list, &taken);
+	for (size_t i = 0; i < blocks.count; i++)
+		if (nth(i)->resident && !nth(i)->hollow && nth(i)->copy)
+			see(&nth(i)->copy, what);
 	pthread_mutex_unlock(&blocks_lock);
-	mappings_take_retained_copies(&list, &taken, bytes);
-	return list;
+	mappings_see_retained_copies(see, what);
 }
 
 size_t blocks_resident_bytes(void)
