@@ -136,6 +136,7 @@ static void hold_on_the_way_out(void)
 	uint32_t park;
 
 	do {
+		PAGE_UNTIL(page.state != AFFINODE_STATE_PARKING); /* a park that was answered for being late goes on to its end */
 		if (page_read().state != AFFINODE_STATE_RESIDENT)
 			CHECK_RESUMES();
 		board_arm("cuCheckpointProcessCheckpoint:HOLD:1");

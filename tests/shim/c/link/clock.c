@@ -47,7 +47,7 @@ int main(int argc, char **argv)
 	atomic_store(&ahead_ns, 0);
 	controller_start_again();
 	PAGE_UNTIL(is_of_new_clock(page));
-	CHECK(!(page_read().flags & AFFINODE_PAGE_CANCELLING)); /* for no longer than was said */
+	PAGE_UNTIL(!(page.flags & AFFINODE_PAGE_CANCELLING)); /* for no longer than was said */
 	controller_park();
 	CHECK_RESUMES();
 	CHECK(holds_pattern(block, BYTES, 7, 0));

@@ -119,9 +119,8 @@ int main(int argc, char **argv)
 	}
 	controller_drop();
 	controller_accept();
+	UNTIL(controller_move(AFFINODE_COMMAND_RESUME) != AFFINODE_BUSY); /* what was sent last may be under way still */
 	atomic_store(&stop, true);
-	if (page_read().state != AFFINODE_STATE_RESIDENT)
-		controller_move(AFFINODE_COMMAND_RESUME);
 	thread_join(thread);
 	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT);
 	CHECK(dropped > 0);

@@ -114,7 +114,11 @@ static void move(void)
 		verify();
 		return;
 	}
-	int status = controller_move(AFFINODE_COMMAND_PARK);
+	int status;
+
+	do
+		status = controller_move(AFFINODE_COMMAND_PARK);
+	while (status == AFFINODE_BUSY); /* this machine is too slow for the mover's patience */
 	CHECK(status == AFFINODE_OK || status == AFFINODE_NOTHING);
 	parked = status == AFFINODE_OK;
 }

@@ -96,9 +96,10 @@ static void the_current_pool_ends(void)
 	used = use_and_keep(NULL);
 	CUDA(MemFreeAsync(used, NULL));
 	CUDA(CtxSynchronize());
-	board_arm("cuMemPoolTrimTo:HOLD:2"); /* the first is the default pool's */
-	park = controller_command(AFFINODE_COMMAND_PARK, 0);
-	UNTIL(board_holds());
+	do {
+		board_arm("cuMemPoolTrimTo:HOLD:2"); /* the first is the default pool's */
+		park = controller_command(AFFINODE_COMMAND_PARK, 0);
+	} while (!board_holds_in(park)); /* this machine is too slow for the mover's patience */
 	call_begin(&call, destroy);
 	CHECK(call_waits(&call));
 	board_disarm();

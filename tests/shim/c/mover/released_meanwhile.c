@@ -45,6 +45,7 @@ static struct affinode_reply park_with(const char *fault, unsigned nth, const ch
 
 static void comes_back(void)
 {
+	PAGE_UNTIL(page.state != AFFINODE_STATE_PARKING); /* a park that was answered for being late goes on to its end */
 	if (page_read().state != AFFINODE_STATE_RESIDENT)
 		CHECK_RESUMES();
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);

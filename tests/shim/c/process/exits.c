@@ -47,15 +47,16 @@ static void one(int moment, bool announced, bool killed)
 	if (moment == PARKED || moment == RESUMING)
 		while (controller_move(AFFINODE_COMMAND_PARK) != AFFINODE_OK)
 			test_pause();
-	if (moment == PARKING)
-		controller_command(AFFINODE_COMMAND_PARK, 0);
+	if (moment == PARKING) {
+		uint32_t park = controller_command(AFFINODE_COMMAND_PARK, 0);
+
+		PAGE_UNTIL(page.state == AFFINODE_STATE_PARKING || controller_replied(park)); /* seen too late, or given up */
+	}
 	if (moment == PREPARED)
 		while (!controller_prepared(controller_command(AFFINODE_COMMAND_PARK, AFFINODE_MOVE_PREPARE)))
 			test_pause();
 	if (moment == RESUMING)
 		controller_command(AFFINODE_COMMAND_RESUME, 0);
-	if (moment == PARKING)
-		PAGE_UNTIL(page.state == AFFINODE_STATE_PARKING);
 	if (moment == PARKING || moment == RESUMING)
 		usleep((unsigned)(test_random(&random_state) % 50000));
 	if (announced)
