@@ -263,6 +263,8 @@ class Scene:
     def _open_gpu(self) -> None:
         """Every user may use the simulated GPU, which the controller made for root alone."""
         folder = Path(self.machine.environment["AFFINODE_SIM_DIR"])
+        # It makes that when it first looks at the GPU, on a thread.
+        wait_until(lambda: (self.machine.node() or {}).get("gpus"), PATIENCE_S)
         folder.chmod(0o777)
         for path in folder.iterdir():
             path.chmod(0o666)

@@ -84,11 +84,13 @@ def test_a_stopped_process_that_fills_the_gpu_is_shown_and_an_administrator_ends
     filling = scene.program(ATTACKER, "filling", 600)
     assert filling.is_well()
     stuck = f"uid-{ATTACKER}/filling"
-    wait_until(lambda: scene.machine.kernels()[stuck]["resident_bytes"])  # told from time to time
+    # Its shim says HELLO, and is looked at, from time to time.
+    wait_until(lambda: scene.machine.kernels().get(stuck, {}).get("resident_bytes"))
     os.kill(filling.process.pid, signal.SIGSTOP)
     program = scene.program(HONEST, "thesis", 600)
     wait_until(lambda: "it is stopped and holds" in scene.machine.affinode("clean").stdout)
-    assert scene.honest.ask("GET", "/kernels/thesis")[1]["residency"] != "resident"
+    # It may not have come so far as to be known.
+    assert scene.honest.ask("GET", "/kernels/thesis")[1].get("residency") != "resident"
     refused = scene.honest.ask("POST", f"/kernels/{stuck.replace('/', '%2F')}/end", {"process": 1})
     assert refused[0] == 404
     scene.bystander.wait_for(10)

@@ -139,7 +139,10 @@ class LoneKernel:
     def start(self) -> None:
         """Start the kernel anew, and give it to the keeper."""
         connection = self.folder / "connection.json"
-        ports = {f"{channel}_port": free_port() for channel in CHANNELS}
+        chosen: set[int] = set()
+        while len(chosen) < len(CHANNELS):  # by chance, and not bound before the kernel runs
+            chosen.add(free_port())
+        ports = {f"{channel}_port": chosen.pop() for channel in CHANNELS}
         write_connection_file(str(connection), transport="tcp", ip="127.0.0.1", key=b"key", **ports)
         with (self.folder / "kernel.log").open("ab") as log:
             self.machine.start(

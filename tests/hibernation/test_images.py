@@ -461,7 +461,8 @@ async def test_a_kernel_that_is_stopped_on_its_way_does_not_have_criu_killed_in_
     store, monkeypatch, tmp_path
 ):
     fake = tmp_path / "criu"
-    fake.write_text(f"#!/bin/sh\ntouch {tmp_path}/begun; sleep 0.5; touch {tmp_path}/ended\n")
+    waits = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done"
+    fake.write_text(f"#!/bin/sh\ntouch {tmp_path}/begun; {waits}; touch {tmp_path}/ended\n")
     fake.chmod(0o700)
     monkeypatch.setenv("AFFINODE_CRIU", str(fake))
     image = made(store)
@@ -469,6 +470,8 @@ async def test_a_kernel_that_is_stopped_on_its_way_does_not_have_criu_killed_in_
         dump = asyncio.get_running_loop().create_task(criu.dump(GONE.pid, image.process_folder, lock))
         await until((tmp_path / "begun").exists)
         dump.cancel()
+        await asyncio.sleep(0.5)  # it would be killed by then
+        (tmp_path / "go").touch()
         with pytest.raises(asyncio.CancelledError):
             await dump
     assert (tmp_path / "ended").exists()

@@ -148,8 +148,12 @@ def test_a_server_that_waits_for_room_is_shown_with_its_user_size_and_age(hub, n
             target=node.machine.ask, args=("POST", "/room", {"bytes": 79 * GIB, "timeout_s": 15})
         )
         waiting.start()
-    wait_until(lambda: "a server that starts" in text_of(page(hub, admin)))
-    words = text_of(page(hub, admin)).partition("Queue")[2].partition("Kernels")[0]
+
+    def queue() -> str:
+        words = text_of(page(hub, admin))
+        return words.partition("Queue")[2].partition("Kernels")[0] if "a server that starts" in words else ""
+
+    words = wait_until(queue)  # of the same page: it waits for some seconds alone
     assert re.search(rf"{BOB} a server that starts, for 79 GiB waits \d", words), words
     waiting.join()
 

@@ -70,6 +70,8 @@ def test_an_administrator_sees_and_moves_the_kernels_of_all_nodes(site, wait_unt
     def page() -> requests.Response:
         return admin.get(f"{hub.url}/services/affinode/", headers=NAVIGATE, timeout=30)
 
+    # Their shims connect on threads of their own.
+    wait_until(lambda: "hub:ana" in (told := words(page())) and "hub:ben" in told)
     seen = words(page())
     first, _, second = seen.partition("node-2")
     assert "node-1" in first and "hub:ana" in first and "hub:ana" not in second and "hub:ben" in second, seen

@@ -36,7 +36,8 @@ def own(server, kernel) -> dict | None:
 
 def test_status_and_controller_have_own_kernels_with_their_paths_also_after_a_rename(followed, wait_until):
     kernel = followed.start_kernel(path="plan.ipynb")
-    shown = wait_until(lambda: own(followed, kernel))
+    # Its process may be known before it is described.
+    shown = wait_until(lambda: (found := own(followed, kernel)) and found["name"] and found)
     status = followed.affinode()[1]
     assert status["version"] == "0.1.0" and status["message"] is None
     assert status["node"]["controller"]["pid"] == followed.machine.controller_pid()
@@ -187,6 +188,7 @@ def test_reading_and_moving_need_the_right_to_read_and_write_kernels(configured_
     server, machine = configured_server, configured_server.machine
     kernel = server.start_kernel()
     wait_until(lambda: (machine.kernel(kernel.id) or {}).get("name"))
+    wait_until(lambda: "Following the GPU controller" in server.log())  # the kernel's start may meet it first
     for allowed, reading, moving in (
         ([], 403, 403),
         (["read"], 200, 403),
@@ -349,8 +351,12 @@ def test_two_servers_of_one_person_share_the_controller(native, machine, server,
     other = other_server()
     mine, theirs = server.start_kernel(), other.start_kernel()
     wait_until(lambda: {mine.id, theirs.id} <= set(machine.kernels()))
-    labels = {kernel["server"] for kernel in machine.kernels().values()}
-    assert len(labels) == 2 and "ana/gpu" in labels
+
+    def labels() -> set[str | None]:
+        return {kernel["server"] for kernel in machine.kernels().values()}
+
+    wait_until(lambda: None not in labels() and "ana/gpu" in labels(), message=labels)
+    assert len(labels()) == 2
     wait_until(lambda: len(server.affinode()[1]["kernels"]) == 2)
     whose = {kernel["id"]: kernel["own"] for kernel in server.affinode()[1]["kernels"]}
     assert whose == {mine.id: True, theirs.id: False}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -216,6 +217,7 @@ sys.stdin.readline()
     )
     assert target.stdout.readline() == "parked\n"
     target.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, target.pid, os.WEXITED | os.WNOWAIT)  # a zombie, not reaped
     assert gpu.run("context(); say(free_bytes() // MIB)") == ["960"]
     target.wait(60)
 

@@ -308,7 +308,7 @@ class Cluster:
                 return not done.returncode
             return False
 
-        wait_until(succeeds, 20, lambda: f"{said}{self.log()}")
+        wait_until(succeeds, 60, lambda: f"{said}{self.log()}")
 
     # ---- commands in it
 

@@ -55,13 +55,14 @@ def test_slurm_itself_finds_the_files_right(cluster: Cluster) -> None:
 def test_the_idle_one_of_two_jobs_parks_for_the_other_and_nothing_is_left(cluster: Cluster) -> None:
     ana = keeper(cluster, "ana", OPTS_IN, "--qos=urgent")
     bob = keeper(cluster, "bob", "--constraint=affinode")
-    assert residencies(cluster) == {"hub:ana": "parked", "hub:bob": "resident"}
+    # The list of all kernels is as of the controller's last look.
+    wait_until(lambda: residencies(cluster) == {"hub:ana": "parked", "hub:bob": "resident"})
     assert {each["user"]: each["priority"] for each in cluster.kernels().values()} == {
         "hub:ana": 3,
         "hub:bob": 0,
     }
     assert contents(ana) == "same"
-    assert residencies(cluster) == {"hub:ana": "resident", "hub:bob": "parked"}
+    wait_until(lambda: residencies(cluster) == {"hub:ana": "resident", "hub:bob": "parked"})
     assert contents(bob) == "same"
     end(ana)
     end(bob)

@@ -93,14 +93,14 @@ def test_a_suspended_job_has_freed_its_gpu_and_goes_on_when_it_is_resumed(
     cluster: Cluster, ana: JobServer
 ) -> None:
     kernel, told = filled(ana)
-    assert state_of(cluster, kernel) == "resident"
+    wait_until(lambda: state_of(cluster, kernel) == "resident")  # as of the controller's last look
     cluster.root("scontrol", "suspend", str(ana.job_id))
     wait_until(cluster.has_frozen, message=ana.log)
     assert ana.state() == "SUSPENDED"
     assert state_of(cluster, kernel) == "parked", ana.log()
     cluster.root("scontrol", "resume", str(ana.job_id))
     assert kernel.run("print(block.checksum(), kept)").text == told
-    assert state_of(cluster, kernel) == "resident"
+    wait_until(lambda: state_of(cluster, kernel) == "resident")
 
 
 def test_a_job_that_is_requeued_has_its_notebooks_again(cluster: Cluster, ana: JobServer) -> None:

@@ -83,6 +83,8 @@ def test_a_victim_that_stays_keeps_the_others_on_the_gpu(full, wait_until, what)
     wait_until(lambda: steady.waiting is not None or steady.heard.of(ABORT))
     if what != "refuses":
         wait_until(lambda: other.waiting is not None)
+        if what == "used":  # it computes on: else both are parked soon, one after the other
+            other.page.calls_in_flight = 1
         other.hang_up() if what == "hangs up" else other.touch()
     wait_until(lambda: steady.heard.of(ABORT) and RESIDENT in steady.states)
     assert waiter.heard.of(RESUME) == [] == steady.heard.of(COMMIT)

@@ -23,6 +23,7 @@ from fake_shim import (
     REVOKED,
 )
 
+from jupyter_affinode.node.execution import user_requests
 from jupyter_affinode.node.link.listener import Link
 
 
@@ -43,8 +44,9 @@ def park(machine):
 
 
 @pytest.fixture
-def half_prepared(pair, wait_until):
+def half_prepared(pair, monkeypatch, wait_until):
     """(machine, a process that is prepared to park, one that still copies, the request that both be parked)."""
+    monkeypatch.setattr(user_requests, "BUSY_PATIENCE_S", 600.0)  # what a test does to them may take a while
     machine, prepared, slow = pair(resident=300 * MIB)
     slow.is_slow = True
     asked = park(machine)

@@ -11,7 +11,7 @@ import pytest
 from fake_shim import MIB
 
 from jupyter_affinode.node import controller
-from jupyter_affinode.node.ledger import today
+from jupyter_affinode.node.ledger import today, writer
 from jupyter_affinode.node.ledger.store import Batch, EventRow, KernelRow, LedgerStore
 from jupyter_affinode.node.ledger.today import Away, Today
 from jupyter_affinode.node.metrics.history_options import HistoryOptions
@@ -150,6 +150,7 @@ def test_a_controller_that_starts_anew_knows_what_an_ended_kernel_gave_back(
     node, shim, wait_until, machine, monkeypatch, is_restarted
 ):
     monkeypatch.setattr(controller, "EMPTY_KERNEL_LASTS_S", 0.5)
+    monkeypatch.setattr(writer, "CLOSE_WAIT_S", 30.0)
     history = HistoryOptions(ledger=machine.socket.with_name("ledger.sqlite"))
     running = node(history=history)
     ended = shim("k", resident=300 * MIB)

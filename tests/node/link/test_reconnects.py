@@ -37,9 +37,10 @@ def test_a_process_in_a_container_that_paused_is_counted_once(contained, shim, w
 
 
 def test_a_request_to_resume_outlasts_a_link_that_broke_in_a_container(
-    node, shim, unseen_pids, passes, wait_until
+    node, shim, unseen_pids, passes, monkeypatch, wait_until
 ):
     """The shim of a controller that did not answer in time hangs up, and connects again a moment later."""
+    monkeypatch.setattr(registry, "UNSEEN_HUNG_UP_FORGOTTEN_S", 600.0)  # "a moment" is long on a slow machine
     nvml = FakeNvml(free=0)
     machine = node(nvml=nvml)
     old = shim("k", parked=50 * MIB)

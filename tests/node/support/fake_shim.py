@@ -278,8 +278,9 @@ class FakeShim:
 
     @property
     def state(self) -> int:
-        """The page's state."""
-        return self.page.state
+        """The page's state, once the page says so: what the controller is asked then is not older."""
+        with self._lock:
+            return self.page.state
 
     def send(self, data: bytes) -> None:
         """Send a packet as it is."""
@@ -477,8 +478,9 @@ class FakeShim:
         if status != OK:
             self.send(reply(command.kind, command.epoch, status, text=f"status {status}"))
             return
-        self.waiting = Waiting(command, before=self.state)
+        before = self.state
         self.become(PARKING if command.kind == PARK else RESUMING)
+        self.waiting = Waiting(command, before)  # who sees this may look at the state, or end it
         if not self.is_slow:
             self.ready()
 

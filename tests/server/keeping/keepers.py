@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from live_machine import Machine
+from waiting import wait_until
 
 KEEPER, SUPERVISOR = b"jupyter_affinode.keeping.keeper", b"jupyter_affinode.client.supervisor"
 
@@ -16,6 +17,17 @@ KEEPER, SUPERVISOR = b"jupyter_affinode.keeping.keeper", b"jupyter_affinode.clie
 def keepers(machine: Machine) -> list[int]:
     """The pids of the machine's keepers."""
     return [pid for pid, command in _found(machine) if SUPERVISOR not in command]
+
+
+def the_keeper(machine: Machine) -> int:
+    """The pid of the machine's only keeper. Where one was killed two may be started, and one ends at once."""
+
+    def only() -> list[int]:
+        found = keepers(machine)
+        return found if len(found) == 1 else []
+
+    (pid,) = wait_until(only)
+    return pid
 
 
 def end_keepers(machine: Machine) -> list[int]:

@@ -113,7 +113,7 @@ def test_what_a_kernel_has_on_the_gpu_hibernates_with_it(keeping_machine, criu):
     assert gpu_file.stat().st_blocks * 512 >= 24 << 20
     wait_until(lambda: machine.node()["gpus"][0]["used_bytes"] == 0)
     wait_until(lambda: machine.kernel(kernel.id)["residency"] == "hibernated")
-    assert machine.kernel(kernel.id)["image_bytes"] >= 24 << 20
+    wait_until(lambda: (machine.kernel(kernel.id)["image_bytes"] or 0) >= 24 << 20)
     (images(server)[0] / "warned").touch(mode=0o600)  # as the keeper does a day before it deletes an image
     assert "unless it is woken before" in machine.affinode("status").stdout
 
@@ -124,12 +124,12 @@ def test_what_a_kernel_has_on_the_gpu_hibernates_with_it(keeping_machine, criu):
     wake(server, kernel)
     assert kernel.pid == pid
     assert kernel.run("1 + 1").text == "2"
-    wait_until(lambda: machine.kernel(kernel.id) is not None)
-    assert machine.kernel(kernel.id)["residency"] == "parked"
+    # Until its process has found the controller again it is known as hibernated.
+    wait_until(lambda: machine.kernel(kernel.id)["residency"] == "parked")
     assert machine.kernel(kernel.id)["depth"] == "context"
     assert images(server), "until the GPU memory is back the image stays"
     assert kernel.run("print(block.checksum())").text == before
-    assert machine.kernel(kernel.id)["residency"] == "resident"
+    wait_until(lambda: machine.kernel(kernel.id)["residency"] == "resident")
     wait_until(lambda: not (images(server)[0] / "woken.json").exists(), timeout=30)
     kernel.shutdown()
     wait_until(lambda: images(server) == [])

@@ -67,7 +67,7 @@ def test_the_least_recently_used_kernel_hibernates_and_its_next_cell_wakes_it(un
         # The next cell of each has it back, as it was.
         for tab in tabs:
             assert await result(tab, "print(block.checksum(), id(kept))") == known[tab]
-            assert residency(tab.kernel_id) == "resident"
+            await until(lambda tab=tab: residency(tab.kernel_id) == "resident")
             await tab.close()
 
     asyncio.run(story())

@@ -69,8 +69,7 @@ def kill(stage: WarmStage, server: JupyterServer, victim: str, pid: int) -> None
     elif victim == "keeper":
         stage.kill_keeper()
     elif victim == "controller":
-        wait_until(stage.machine.controller_pid)
-        os.kill(stage.machine.controller_pid(), signal.SIGKILL)
+        os.kill(wait_until(stage.machine.controller_pid), signal.SIGKILL)
     else:
         os.kill(pid, signal.SIGKILL)
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from gpu_cells import SETUP
 from hibernating import end_kernels, images, move, moved, prepare, result
-from keepers import keepers
+from keepers import keepers, the_keeper
 from live_server import ENDLESS, JupyterServer, exists
 from tab import Tab
 from waiting import until
@@ -444,7 +444,7 @@ def test_a_keeper_that_is_killed_loses_no_hibernated_kernel(server):
         going = asyncio.create_task(
             asyncio.to_thread(server.affinode, f"kernels/{tab.kernel_id}/hibernate", "POST", {})
         )
-        (keeper,) = keepers(server.machine)
+        keeper = the_keeper(server.machine)
         while exists(pid):
             await asyncio.sleep(0)
         os.kill(keeper, signal.SIGKILL)
@@ -545,7 +545,7 @@ def test_what_is_on_the_gpu_comes_back_with_the_next_cell(unstarted):
             assert known["residency"] == "hibernated"
             await until(lambda: server.machine.kernel(tab.kernel_id)["image_bytes"])
             assert await result(tab, "print(block.checksum())") == before
-            assert server.machine.kernel(tab.kernel_id)["residency"] == "resident"
+            await until(lambda: server.machine.kernel(tab.kernel_id)["residency"] == "resident")
 
     with_tab(server, story)
 
@@ -613,7 +613,7 @@ def test_kernels_hibernate_on_a_controller_of_all_users_too(unstarted):
         await until(lambda: server.machine.kernel(tab.kernel_id)["image_bytes"])
         assert (known["residency"], known["parked_bytes"]) == ("hibernated", 24 << 20)
         assert await result(tab, "print(block.checksum())") == before
-        assert server.machine.kernel(tab.kernel_id)["residency"] == "resident"
+        await until(lambda: server.machine.kernel(tab.kernel_id)["residency"] == "resident")
 
     with_tab(server, story)
 

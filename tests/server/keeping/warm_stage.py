@@ -68,12 +68,14 @@ class WarmStage:
         """The processes of kernels that have an entry."""
         found = []
         for path in (self.folder / "warm").glob("*/started.json"):
-            found.append(int(json.loads(path.read_text())["pid"]))
+            with contextlib.suppress(FileNotFoundError):  # it is taken or ended meanwhile
+                found.append(int(json.loads(path.read_text())["pid"]))
         return found
 
     def kill_keeper(self) -> None:
         """SIGKILL the keeper; the next one is started by what looks after it."""
         killed = keepers(self.machine)
         for pid in killed:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # of two that were started one ends by itself
+                os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not {*killed} & {*keepers(self.machine)})

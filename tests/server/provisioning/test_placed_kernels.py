@@ -21,6 +21,7 @@ def test_each_kernel_gets_the_gpu_with_the_most_room(gpu_machine, wait_until):
     gpu_machine.simulate(memory="1GiB", gpus=2)
     server = JupyterServer(gpu_machine).start("--AffinodeExtension.place_kernels=True")
     try:
+        wait_until(lambda: server.affinode()[1]["available"])  # a start waits three seconds for a place
         first = server.start_kernel()
         numbers, order = first.run(DEVICES).text.split()
         placed = numbers.split(",")
