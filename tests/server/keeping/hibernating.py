@@ -50,5 +50,4 @@ async def result(tab: Tab, code: str) -> str:
     """What a cell prints."""
     message_id = tab.run(code)
     await until(lambda: tab.is_done(message_id))
-    # Other programs of this machine may have one of its process ids for a moment, and then it says so first.
-    return tab.text(message_id).rpartition("It is tried again.\n")[-1]
+    return tab.text(message_id)
