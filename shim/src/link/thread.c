@@ -106,12 +106,12 @@ static void sample(uint64_t now)
 
 static void watch_mover(uint64_t now)
 {
-	uint64_t deadline = mover_wait_deadline_ns();
+	uint64_t wait, deadline = mover_wait_deadline_ns(&wait);
 	struct moved moved, refused = {.move = link_.move};
 	enum reason why;
 
 	/* A move that the mover has not begun is none of what it waits for.  */
-	if (deadline && now >= deadline && mover_revoke_wait(&refused.status, &why) && link_.owes_reply &&
+	if (deadline && now >= deadline && mover_revoke_wait(wait, &refused.status, &why) && link_.owes_reply &&
 	    !mover_has_next()) {
 		snprintf(refused.text, sizeof(refused.text), "%s", reason_words(why));
 		link_.owes_reply = false;
@@ -153,11 +153,11 @@ static void earlier(uint64_t *at, uint64_t than)
 
 static int poll_timeout_ms(uint64_t now)
 {
-	uint64_t at = now + S_NS;
+	uint64_t wait, at = now + S_NS;
 
 	earlier(&at, link_.sample_at_ns);
 	earlier(&at, link_.alone_at_ns);
-	earlier(&at, mover_wait_deadline_ns());
+	earlier(&at, mover_wait_deadline_ns(&wait));
 	if (link_is_away())
 		earlier(&at, now + AWAY_LOOK_NS);
 	else if (link_.socket < 0)

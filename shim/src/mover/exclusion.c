@@ -21,28 +21,31 @@ static OF_PROCESS _Atomic bool copying;
 static _Atomic unsigned steps_aside;
 static OF_PROCESS _Atomic unsigned holders; /* frees that wait for the mover at a closed gate */
 
-/* The bounded wait for the GPU at a closed gate. ARMED by the mover; the thread that swaps it out of ARMED decides.  */
-enum { WAIT_NONE, WAIT_ARMED, WAIT_REVOKED };
-static OF_PROCESS _Atomic int bounded_wait;
+/* The bounded wait for the GPU at a closed gate: its number, while it lasts. The thread that swaps that decides how it ends, and
+ * one that comes late finds another number.  */
+enum { WAIT_NONE, WAIT_GIVEN_UP, WAIT_FIRST };
+static OF_PROCESS _Atomic uint64_t bounded_wait;
 static _Atomic uint64_t bounded_wait_ns;
 static _Atomic unsigned waiting_before; /* calls that waited when it began */
 
-uint64_t mover_wait_deadline_ns(void)
+uint64_t mover_wait_deadline_ns(uint64_t *wait)
 {
-	if (atomic_load(&bounded_wait) != WAIT_ARMED)
+	uint64_t deadline = atomic_load(&bounded_wait_ns);
+
+	*wait = atomic_load(&bounded_wait);
+	if (*wait < WAIT_FIRST)
 		return 0;
 	/* Reading depends on nothing that waits: it has the time that it takes, until it keeps a call waiting.  */
 	if (mover_is_copying() && gate_calls_waiting() <= atomic_load(&waiting_before) && !mover_has_holders())
-		atomic_store(&bounded_wait_ns, clock_ns() + DRAIN_NS);
+		atomic_compare_exchange_strong(&bounded_wait_ns, &deadline, clock_ns() + DRAIN_NS); /* unless it is the next one's */
 	return atomic_load(&bounded_wait_ns);
 }
 
-bool mover_revoke_wait(enum affinode_status *status, enum reason *why)
+bool mover_revoke_wait(uint64_t wait, enum affinode_status *status, enum reason *why)
 {
-	int armed = WAIT_ARMED;
 	bool reads = mover_is_copying();
 
-	if (!atomic_compare_exchange_strong(&bounded_wait, &armed, WAIT_REVOKED))
+	if (!atomic_compare_exchange_strong(&bounded_wait, &wait, WAIT_GIVEN_UP))
 		return false;
 	gate_open();
 	*status = reads ? AFFINODE_REVOKED : AFFINODE_BUSY;
@@ -76,14 +79,15 @@ void mover_wait_for_copies(void)
  * 0, or -ETIMEDOUT: it did.  */
 static int bounded(void (*work)(void *), void *data)
 {
-	int armed = WAIT_ARMED;
+	static uint64_t next = WAIT_FIRST;
+	uint64_t this_one = next++;
 
 	atomic_store(&waiting_before, gate_calls_waiting());
 	atomic_store(&bounded_wait_ns, clock_ns() + DRAIN_NS);
-	atomic_store(&bounded_wait, WAIT_ARMED);
+	atomic_store(&bounded_wait, this_one);
 	link_wake();
 	work(data);
-	if (atomic_compare_exchange_strong(&bounded_wait, &armed, WAIT_NONE))
+	if (atomic_compare_exchange_strong(&bounded_wait, &this_one, WAIT_NONE))
 		return 0;
 	atomic_store(&bounded_wait, WAIT_NONE);
 	return -ETIMEDOUT;
@@ -187,10 +191,10 @@ bool mover_seize(uint64_t ns)
 
 int describe_holds(char *text, size_t size, int at)
 {
-	static const char *const waits[] = {"none", "armed", "given up"};
+	uint64_t wait = atomic_load(&bounded_wait);
 
 	DESCRIBE("mover: %scopying, %u stepped aside, %u frees wait for it, its bounded wait: %s\n",
 		 mover_is_copying() ? "" : "not ", atomic_load(&steps_aside), atomic_load(&holders),
-		 waits[atomic_load(&bounded_wait)]);
+		 wait == WAIT_NONE ? "none" : wait == WAIT_GIVEN_UP ? "given up" : "armed");
 	return at;
 }

@@ -131,12 +131,12 @@ void mover_lots_changed(void);
  * Return false where there is nothing new. The link thread polls this, and is woken when something is there.  */
 bool mover_take_outcome(struct moved *moved);
 
-/* When the mover's wait for the GPU at the closed gate must be given up; 0: it does not wait. The GPU's work may itself be waiting
- * for a call that the gate keeps, so the link thread watches this and opens the gate.  */
-uint64_t mover_wait_deadline_ns(void);
+/* When the mover's wait for the GPU at the closed gate must be given up, and in *wait which wait that is; 0: it does not wait. The
+ * GPU's work may itself be waiting for a call that the gate keeps, so the link thread watches this and opens the gate.  */
+uint64_t mover_wait_deadline_ns(uint64_t *wait);
 /* Give that wait up and open the gate; return false if it had ended. *status and *why are the move's outcome from now on, although
  * the mover goes on waiting until the GPU's work is done.  */
-bool mover_revoke_wait(enum affinode_status *status, enum reason *why);
+bool mover_revoke_wait(uint64_t wait, enum affinode_status *status, enum reason *why);
 
 /* Free doomed blocks now if the mover is not at work; else it does so when it is done.  */
 void mover_reap(void);
