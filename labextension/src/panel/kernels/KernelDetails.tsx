@@ -70,7 +70,7 @@ export function Details(props: IDetailsProps): JSX.Element {
           {isWaiting && <Remedies {...props} />}
           {actions.map((action, index) => (
             <ActionButton
-              key={`action${index}`}
+              key={action}
               action={action}
               commands={view.commands}
               kernel={kernel}

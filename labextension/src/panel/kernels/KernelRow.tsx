@@ -132,7 +132,7 @@ function Line(props: IRowProps & { name: string }): JSX.Element {
         <span className="jp-affinode-quick">
           {quick.map((action, index) => (
             <ActionButton
-              key={index}
+              key={action}
               action={action}
               commands={view.commands}
               kernel={kernel}
