@@ -110,6 +110,12 @@ def browser() -> Browser:
     return OPENED.browser()
 
 
+@pytest.fixture(scope="module")
+def nothing_shared() -> None:
+    """For a module with a Chromium of its own: a process can have one Playwright."""
+    OPENED.close()
+
+
 @pytest.fixture(autouse=True)
 def jp_asyncio_loop() -> None:
     """Takes the place of pytest-jupyter's: this process has Playwright's event loop and can have no other."""

@@ -21,7 +21,7 @@ LOADED_MS = 120_000
 
 
 @pytest.fixture(scope="module")
-def page(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def page(native: Path, nothing_shared: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """What a user of `make demo` sees."""
     log = tmp_path_factory.mktemp("demo") / "log"
     with chromium() as browser, log.open("w") as written:
