@@ -9,6 +9,7 @@ from pathlib import Path
 import nbformat
 from live_server import JupyterServer
 from playwright.sync_api import Error, Locator, Page, expect
+from waiting import wait_until
 
 SLOW_MS = 60_000
 expect.set_options(timeout=SLOW_MS)
@@ -256,6 +257,11 @@ class Notebook:
         self.lab.page.keyboard.press("Control+Enter")
         return cell
 
+    def start_computing(self, index: int, done: Path) -> None:
+        """Run a cell of `lab_cells.compute_until`, and wait until it uses the GPU: it was idle before."""
+        self.start_cell(index)
+        wait_until(done.with_suffix(".begun").exists, message="the cell computes")
+
     def run_cell(self, index: int, timeout_s: float = 60) -> str:
         """Run a cell and wait for its end; what it wrote."""
         cell = self.activate().locator(".jp-CodeCell").nth(index)
@@ -266,9 +272,13 @@ class Notebook:
         return self.output(index)
 
     def wait_for_cell(self, index: int, before: str = "", timeout_s: float = 60) -> None:
-        """Wait until a cell has a number that it did not have before."""
+        """Wait until a cell has a number that it did not have before, and does not say that it waits.
+
+        A thread of the kernel takes that back, now and then after the cell's end.
+        """
         self.lab.page.wait_for_function(
-            """([prompt, before]) => /^\\[\\d+\\]:$/.test(prompt.innerText) && prompt.innerText !== before""",
+            """([prompt, before]) => /^\\[\\d+\\]:$/.test(prompt.innerText) && prompt.innerText !== before &&
+                !prompt.closest('.jp-CodeCell').innerText.includes('Waiting for the GPU')""",
             arg=[
                 self._panel.locator(".jp-CodeCell").nth(index).locator(".jp-InputPrompt").element_handle(),
                 before,

@@ -80,7 +80,11 @@ def test_a_waiting_notebook_lists_what_ends_its_wait_with_sizes_and_does_it_by_o
     row = panel.root.locator(f"[data-kernel-id='kernel-{number}']")
     expect(row.get_by_role("button", name="Stop keeping tokenizer.ipynb (12 GiB)")).to_be_visible()
     expect(row.get_by_role("button", name="Free notes.ipynb (22 GiB)")).to_be_visible()
-    row.get_by_role("button", name="All of these (34 GiB)").click()
+    with (
+        page.page.expect_request("**/affinode/api/kernels/*/park*"),
+        page.page.expect_request("**/affinode/api/kernels/*/release*"),
+    ):
+        row.get_by_role("button", name="All of these (34 GiB)").click()
     expect(page.notices().first).to_be_visible()
     page.page.unroute_all()
     assert sorted(re.sub(r"[?&].*", "", each).rsplit("/kernels/")[1] for each in asked) == [

@@ -48,7 +48,7 @@ def test_the_window_is_chosen_and_a_pause_holds_the_picture(panel, section):
         with page.expect_response(re.compile(rf"/affinode/api/past\?seconds={seconds}\b")):
             section.get_by_role("button", name=name, exact=True).click()
         expect(section.get_by_role("application")).to_be_visible()
-    assert re.search(r"\d GPU \w+ given back, .* waited", section.inner_text())
+    expect(section).to_contain_text(re.compile(r"\d GPU \w+ given back, .* waited"))
     section.get_by_role("button", name="Pause").click()
     drawn = section.locator("[data-lane='0 0'] path").first.get_attribute("d")
     answer = recorded.states()["resident"]
@@ -64,7 +64,8 @@ def test_the_picture_stays_until_the_answer_about_another_window_comes(panel, se
     held, sums = [], section.locator(".jp-affinode-historySums")
     expect(sums).to_contain_text("given back")
     panel.lab.page.route("**/affinode/api/past*", lambda route: held.append(route))
-    section.get_by_role("button", name="10 min", exact=True).click()
+    with panel.lab.page.expect_request("**/affinode/api/past*"):
+        section.get_by_role("button", name="10 min", exact=True).click()
     expect(sums).to_have_text("Looking…")
     expect(section.locator("[data-lane='0 0']")).to_be_visible()
     held.pop().fulfill(status=503, json={"detail": "away"})
@@ -78,8 +79,10 @@ def test_the_past_is_asked_for_once_and_not_while_it_is_not_seen(panel, section)
     for _ in range(3):
         panel.show(recorded.states()["resident"])
     panel.lab.hide_panel()
-    panel.lab.show_panel()
+    with page.expect_request("**/affinode/api/past*"):
+        panel.lab.show_panel()
     expect(section.get_by_role("application")).to_be_visible()
+    page.evaluate("() => fetch('/api/status')")  # is heard of after whatever came before it
     assert len(asked) == 1, asked  # the second time, since what happened meanwhile was missed
 
 

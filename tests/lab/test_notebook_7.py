@@ -58,6 +58,7 @@ def test_a_notebook_waits_and_is_freed_in_notebook_7(page, open_page):
     expect(seven.lab.page).to_have_title(re.compile("^seven"))
     expect(kept.chip()).to_have_text("GPU freed")
 
+    expect(seven.chip()).to_have_text("On the GPU: 124 MiB")  # a menu shows what was possible when it opened
     seven.lab.page.get_by_role("menuitem", name="Kernel", exact=True).click()
     seven.lab.page.get_by_role("menuitem", name="Free the GPU of This Notebook").click()
     expect(seven.chip()).to_have_text("GPU freed")

@@ -15,7 +15,7 @@ def test_a_wait_around_a_notebook_in_both_themes(page):
     waiter = page.open_notebook("embeddings.ipynb", lab_cells.allocate(124))
     freed.run_cell(0)
     busy.run_cell(0)
-    busy.start_cell(1)
+    busy.start_computing(1, done)
     expect(freed.chip()).to_have_text("GPU freed")
     for theme in ("Light", "Dark"):
         page.theme(f"JupyterLab {theme}")

@@ -12,6 +12,11 @@ from playwright.sync_api import expect
 
 KEEP = "--AffinodeExtension.keep_kernels=all"
 COUNTING = "import time\nfor number in range(80):\n    print(number, flush=True)\n    time.sleep(0.1)"
+# What is not saved before the server ends is lost: it prints few numbers until then, however long that takes.
+COUNTING_ON = f"""import pathlib
+{COUNTING}
+    while number == 9 and not pathlib.Path("away").exists():
+        time.sleep(0.05)"""
 
 
 @pytest.fixture
@@ -76,12 +81,13 @@ def test_a_reloaded_notebook_has_what_its_cells_printed_and_drew_without_a_serve
 ):
     """One cell ran already, the next began meanwhile; what had been saved is there once."""
     page = open_lab()
-    notebook = page.open_notebook("reloaded.ipynb", COUNTING, DRAWING, "1 + 1")
+    notebook = page.open_notebook("reloaded.ipynb", COUNTING_ON, DRAWING, "1 + 1")
     notebook.start_cell(0)
     notebook.start_cell(1)
     wait_until(lambda: "5" in notebook.output(0).split())
     page.command("docmanager:save")
     server.terminate()
+    (server.machine.work / "away").touch()
     wait_until((server.machine.work / "done").exists)
     start(server)
     page.load()
@@ -128,6 +134,7 @@ def test_a_plot_that_was_drawn_without_a_server_is_in_the_tab_and_stays_after_a_
     plots = notebook.activate().locator(".jp-OutputArea img")
     expect(plots).to_have_count(1)
     drawn = plots.first.get_attribute("src")
+    plots.first.evaluate("image => image.decode()")  # before, it has no size
     assert plots.first.evaluate("image => image.naturalWidth > 300 && image.naturalHeight > 200")
     page.command("docmanager:save")
     page.load()
@@ -197,6 +204,7 @@ def test_the_panel_lists_kernels_that_no_notebook_shows_and_opens_and_ends_them(
 
     kept.get_by_role("button", name="Open").click()
     notebook = Notebook(page, "kept.ipynb")
+    notebook.activate()  # once it is there
     notebook.wait_for_kernel()
     assert notebook.run_cell(1) == "7 7"
     assert notebook.kernel_id() == named["kept.ipynb"]

@@ -93,7 +93,8 @@ def test_a_lost_state_is_restarted_from_panel_banner_or_popover(page):
     dialog = page.page.locator(".jp-Dialog")
     expect(dialog).to_contain_text("Restart the kernel of lost.ipynb?")
     page.page.unroute_all()
-    dialog.get_by_role("button", name="Restart").click()
+    with page.page.expect_response("**/api/kernels/*/restart*"):  # what is run before it may be lost
+        dialog.get_by_role("button", name="Restart").click()
     expect(notebook.banner()).to_be_hidden()
     notebook.wait_for_kernel()
     assert notebook.run_cell(1) == "alive"

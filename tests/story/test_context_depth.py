@@ -100,7 +100,8 @@ def test_a_stranger_that_fills_the_gpu_meanwhile_keeps_the_kernel_parked_and_not
         os.kill(int(pid), signal.SIGKILL)
     done = kernel.wait(cell)
     assert done.text.strip() == "True", done.traceback
-    assert s.seen(kernel)["resumes"] == before + 1, "it was brought back once, when there was room"
+    # It was brought back once, when there was room; a shim counts that after it lets calls go on.
+    s.until(lambda: s.seen(kernel)["resumes"] == before + 1)
     s.ok(kernel, REAP)
 
 
@@ -134,12 +135,13 @@ def test_with_its_gpu_full_of_busy_kernels_it_resumes_on_the_other_one(stage):
     home, away = (gpu["uuid"] for gpu in s.machine.node()["gpus"])
 
     assert s.ok(kernel, "gpu.add('a', 4); gpu.check('a')") == "True"
+    s.until(lambda: s.seen(kernel)["moved_from"] == home)  # once the controller is told that it is there
     seen = s.seen(kernel)
-    assert (seen["residency"], seen["depth"], seen["moved_from"]) == ("resident", "none", home)
+    assert (seen["residency"], seen["depth"]) == ("resident", "none")
     assert [gpu["uuid"] for gpu in seen["gpus"] if gpu["resident_bytes"]] == [away]
     s.until(lambda: s.machine.node()["gpus"][1]["used_bytes"] >= (96 + 64) << 20)  # NVML is sampled
     assert "  1    96 MiB" in s.machine.affinode("status").stdout
 
     park_to(s, kernel, "context")
     assert s.ok(kernel, "gpu.add('a', 5); gpu.check('a') and x == 41") == "True"
-    assert s.seen(kernel)["moved_from"] is None, "the other one is its own now"
+    s.until(lambda: s.seen(kernel)["moved_from"] is None)  # the other one is its own now

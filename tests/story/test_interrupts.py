@@ -78,6 +78,7 @@ def test_an_interrupt_ends_the_wait_and_the_next_cell_works(crowded, code):
     interrupt(s, waiter)
     done = waiter.wait(cell, 60)  # the GPU is held for much longer
     assert done.error == "KeyboardInterrupt", done
+    s.until(lambda: not s.seen(waiter)["cell_open"])  # its server says so after this client was told
     cell = waiter.submit("gpu.check('a')")
     s.wait(waiter, "queued")  # what was cancelled is over with its cell
     s.machine.ask("POST", f"/kernels/{holder.id}/release", {})

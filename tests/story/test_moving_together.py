@@ -117,7 +117,7 @@ def test_while_one_process_computes_none_is_parked_and_then_all_are_together(gro
     assert g.tell("gpu.check('b')") == "True"
     g.stage.wait(g.kernel, "resident")
     assert g.residencies() == {"resident"}, "a call of one brings both back"
-    assert g.counts() == (2, 2)
+    g.stage.until(lambda: g.counts() == (2, 2))  # a shim counts a resume after it lets calls go on
     g.check()
 
 

@@ -40,7 +40,7 @@ def test_an_idle_kernel_is_parked_and_its_next_computing_cell_brings_it_back(sta
     assert s.residency(kernel) == "parked"
 
     assert s.ok(kernel, "gpu.add('a', 4); gpu.check('a')") == "True"
-    assert s.seen(kernel)["resumes"] == 1
+    s.until(lambda: s.seen(kernel)["resumes"] == 1)  # a shim counts a resume after it lets calls go on
 
 
 @pytest.mark.long
@@ -157,4 +157,4 @@ def test_a_c_program_of_a_bash_kernel_is_tracked_and_parked_the_same_way(stage, 
     assert (seen["residency"], seen["parked_bytes"], seen["language"]) == ("parked", 4 << 20, "bash")
     assert s.ok(kernel, "echo $((6 * 7))") == "42"
     assert "0 wrong" in s.ok(kernel, "printf x >&${GPU[1]}; read -u ${GPU[0]} answer; echo $answer")
-    assert s.seen(kernel)["resumes"] == 1
+    s.until(lambda: s.seen(kernel)["resumes"] == 1)
