@@ -148,7 +148,7 @@ void shim_start(void)
 	for (int i = 0; i < count; i++)
 		device_known(i);
 	shim_begin_state(AFFINODE_STATE_RESIDENT);
-	page_set_state(AFFINODE_STATE_RESIDENT);
+	page_take_state();
 	atomic_store(&life, LIFE_ON);
 	shim_set_on(true);
 	context_depth_start();

@@ -68,7 +68,7 @@ bool shim_move_state(enum affinode_state from, enum affinode_state to)
 
 	if (!atomic_compare_exchange_strong(&state, &expected, to))
 		return false;
-	page_set_state(to);
+	page_take_state();
 	link_wake();
 	return true;
 }

@@ -13,6 +13,7 @@
 
 #include "base/monotonic_futex.h"
 #include "base/per_process.h"
+#include "state/shim_state.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -95,10 +96,11 @@ int page_open_read_only(void)
 	return fd >= 0 ? fd : fcntl(page_fd, F_DUPFD_CLOEXEC, 0);
 }
 
-void page_set_state(enum affinode_state state)
+/* The state is read here: of two threads that have just changed it, either may come last.  */
+void page_take_state(void)
 {
 	page_begin();
-	page->state = state;
+	page->state = shim_state();
 	page->state_since_ns = clock_ns();
 	page_end();
 	page_sample();

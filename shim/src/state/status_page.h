@@ -13,7 +13,8 @@ int page_create(void);
 /* Return a read-only descriptor of the page for the controller, which the caller closes, or a negative errno.  */
 int page_open_read_only(void);
 
-void page_set_state(enum affinode_state state);
+/* Say in the page what the process's state is by now.  */
+void page_take_state(void);
 void page_set_flags(uint32_t set, uint32_t clear);
 /* Note a move that was done. In a park `copied` bytes were copied and `zeros` needed no copy; in a resume `copied` came from disk.  */
 void page_note_move(bool park, uint64_t bytes, uint64_t duration_ns, uint64_t copied, uint64_t zeros);
