@@ -139,6 +139,8 @@ static bool digest_behind_gate(struct moved *moved, struct survey *survey)
 	uint64_t begin = clock_ns();
 	int late = 0;
 
+	if (call_came()) /* who waited before the reading is no reason to end it */
+		return is_revoked(moved);
 	if (moved->move.kind == MOVE_PREEMPT)
 		read_memory(&look);
 	else
