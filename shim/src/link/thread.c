@@ -104,21 +104,22 @@ static void sample(uint64_t now)
 	link_.sample_at_ns = now + (resident ? SAMPLE_RESIDENT_NS : SAMPLE_PARKED_NS);
 }
 
+/* In this order: the wait is that of the move which was asked for only if that had begun by then, and has no outcome yet.  */
 static void watch_mover(uint64_t now)
 {
 	uint64_t wait, deadline = mover_wait_deadline_ns(&wait);
 	struct moved moved, refused = {.move = link_.move};
+	bool has_begun = !mover_has_next();
 	enum reason why;
 
-	/* A move that the mover has not begun is none of what it waits for.  */
-	if (deadline && now >= deadline && mover_revoke_wait(wait, &refused.status, &why) && link_.owes_reply &&
-	    !mover_has_next()) {
-		snprintf(refused.text, sizeof(refused.text), "%s", reason_words(why));
-		link_.owes_reply = false;
-		link_reply(&refused);
-	}
-	if (!mover_take_outcome(&moved))
+	if (!mover_take_outcome(&moved)) {
+		if (deadline && now >= deadline && mover_revoke_wait(wait, &refused.status, &why) && link_.owes_reply && has_begun) {
+			snprintf(refused.text, sizeof(refused.text), "%s", reason_words(why));
+			link_.owes_reply = false;
+			link_reply(&refused);
+		}
 		return;
+	}
 	if (moved.status == AFFINODE_PREPARED) {
 		if (link_.owes_reply)
 			link_reply(&moved);

@@ -22,8 +22,8 @@ static _Atomic unsigned steps_aside;
 static OF_PROCESS _Atomic unsigned holders; /* frees that wait for the mover at a closed gate */
 
 /* The bounded wait for the GPU at a closed gate: its number, while it lasts. The thread that swaps that decides how it ends, and
- * one that comes late finds another number.  */
-enum { WAIT_NONE, WAIT_GIVEN_UP, WAIT_FIRST };
+ * one that comes late finds another number. What is given up ends when the gate is open: the mover may close it again then.  */
+enum { WAIT_NONE, WAIT_OPENS_GATE, WAIT_GIVEN_UP, WAIT_FIRST };
 static OF_PROCESS _Atomic uint64_t bounded_wait;
 static _Atomic uint64_t bounded_wait_ns;
 static _Atomic unsigned waiting_before; /* calls that waited when it began */
@@ -45,9 +45,10 @@ bool mover_revoke_wait(uint64_t wait, enum affinode_status *status, enum reason 
 {
 	bool reads = mover_is_copying();
 
-	if (!atomic_compare_exchange_strong(&bounded_wait, &wait, WAIT_GIVEN_UP))
+	if (!atomic_compare_exchange_strong(&bounded_wait, &wait, WAIT_OPENS_GATE))
 		return false;
 	gate_open();
+	atomic_store(&bounded_wait, WAIT_GIVEN_UP);
 	*status = reads ? AFFINODE_REVOKED : AFFINODE_BUSY;
 	*why = reads ? REASON_CALL_CAME : REASON_GPU_COMPUTES;
 	return true;
@@ -89,6 +90,8 @@ static int bounded(void (*work)(void *), void *data)
 	work(data);
 	if (atomic_compare_exchange_strong(&bounded_wait, &this_one, WAIT_NONE))
 		return 0;
+	while (atomic_load(&bounded_wait) == WAIT_OPENS_GATE)
+		clock_sleep_ns(HOLD_POLL_NS);
 	atomic_store(&bounded_wait, WAIT_NONE);
 	return -ETIMEDOUT;
 }
@@ -195,6 +198,6 @@ int describe_holds(char *text, size_t size, int at)
 
 	DESCRIBE("mover: %scopying, %u stepped aside, %u frees wait for it, its bounded wait: %s\n",
 		 mover_is_copying() ? "" : "not ", atomic_load(&steps_aside), atomic_load(&holders),
-		 wait == WAIT_NONE ? "none" : wait == WAIT_GIVEN_UP ? "given up" : "armed");
+		 wait == WAIT_NONE ? "none" : wait >= WAIT_FIRST ? "armed" : "given up");
 	return at;
 }
