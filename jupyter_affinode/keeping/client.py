@@ -248,7 +248,11 @@ class Keeper:
 
     async def _ask(self, what: str, patience_s: float = ANSWER_S, **request: Any) -> Any:
         # A request that is cancelled is answered all the same: the next one would take that answer for its own.
-        return await asyncio.shield(asyncio.ensure_future(self._exchange(what, patience_s, request)))
+        exchange = asyncio.ensure_future(self._exchange(what, patience_s, request))
+        exchange.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # nobody may ask for it then
+        return await asyncio.shield(exchange)
 
     async def _exchange(self, what: str, patience_s: float, request: dict[str, Any]) -> Any:
         async with self._turn:
