@@ -166,10 +166,9 @@ class JupyterServer:
         """Whether a server that had ended its kernels and its loop waits for ever for one of AnyIO's threads, which a
         task was to end that the loop no longer runs (jupyterlab issue 10442). Nothing of ours can hold it there.
         """
-        end = self.log().rpartition("Shutting down")[2]
-        return (
-            "in _shutdown" in end and "anyio/_backends/_asyncio.py" in end and "jupyter_affinode/" not in end
-        )
+        stacks = self.log().rpartition("Shutting down")[2].partition("(most recent call first)")[2]
+        waits = "in _shutdown" in stacks and "anyio/_backends/_asyncio.py" in stacks
+        return waits and "jupyter_affinode/" not in stacks
 
     def kill(self) -> None:
         """SIGKILL it; its kernels live on."""
