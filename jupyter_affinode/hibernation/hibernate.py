@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -135,7 +136,7 @@ async def hibernate(
         packed = await _dump(image, pid, size, steps)
         steps.begin("finish")
         processes = tree.tree_of(pid)  # stopped now, so it is whole
-        manifest = await asyncio.to_thread(
+        finish = functools.partial(
             image.finish,
             processes=processes,
             has_cuda=has_cuda,
@@ -143,6 +144,7 @@ async def hibernate(
             environ=_environ_of(processes[0].pid),
             **known,
         )
+        (manifest,) = await _all_of(asyncio.to_thread(finish))  # none may write when the image is given up
         if not lives(processes[0]):  # its server has noted that, and may have started it anew
             raise ProcessLookupError
     except BaseException as error:

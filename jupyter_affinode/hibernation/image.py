@@ -42,6 +42,7 @@ from typing import Any
 from .. import environment
 from ..keeping.processes import ProcessName
 from . import criu_files, files, pages, semaphores, tree
+from .disk import sync
 from .files import Known, Saved
 from .machine import Origin, this_machine
 from .pages import Packed, Packing, PagesRefused, PlainPages
@@ -239,7 +240,7 @@ class Image:
     def sync_gpu_memory(self) -> None:
         """Have what the shims wrote on the disk. Raises OSError."""
         with ThreadPoolExecutor(THREADS) as disk:
-            for _ in disk.map(_sync, self._gpu_files()):
+            for _ in disk.map(sync, self._gpu_files()):
                 pass
 
     def _gpu_files(self) -> list[Path]:
@@ -264,12 +265,12 @@ class Image:
             if path.is_file() and path.name not in known["pages"]
         )
         with ThreadPoolExecutor(THREADS) as disk:  # while the digests are computed
-            syncs = [disk.submit(_sync, path) for path in (*written, self.process_folder)]
+            syncs = [disk.submit(sync, path) for path in (*written, self.process_folder)]
             digests = {
                 str(path.relative_to(self.folder)): [path.stat().st_size, _digest(path)] for path in written
             }
-            for sync in syncs:
-                sync.result()
+            for each in syncs:
+                each.result()
         ids = sorted(int(found[1]) for path in written if (found := CORE.fullmatch(path.name)))
         manifest = Manifest(
             files=digests,
@@ -286,7 +287,7 @@ class Image:
         self._write(MANIFEST, manifest)
         for above in (self.folder.parent, self.folder.parent.parent):  # they may be new
             with contextlib.suppress(PermissionError):
-                _sync(above)
+                sync(above)
         return manifest
 
     def manifest(self) -> Manifest:
@@ -340,7 +341,7 @@ class Image:
 
     def _is_now(self, name: str, before: str) -> None:
         os.rename(self.folder / before, self.folder / name)
-        _sync(self.folder)
+        sync(self.folder)
 
     def _write(self, name: str, manifest: Manifest) -> None:
         told = asdict(manifest)
@@ -353,7 +354,7 @@ class Image:
             file.flush()
             os.fsync(file.fileno())
         os.replace(path, self.folder / name)
-        _sync(self.folder)
+        sync(self.folder)
 
 
 def verify_private(folder: Path) -> None:
@@ -386,14 +387,6 @@ def _read(path: Path, most: int) -> bytes:
         if not _is_plain(status, status.st_size) or status.st_size > most:
             raise OSError(f"{path} is not a file that this user's keeper wrote")
         return file.read(most)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _digest(path: Path) -> str:

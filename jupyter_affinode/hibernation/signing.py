@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import environment
+from .disk import sync
 
 KEY_NAME, KEY_BYTES = "image.key", 32
 
@@ -54,3 +55,4 @@ def _make(path: Path) -> None:
             os.link(partial, path)  # the first one stays
     finally:
         os.unlink(partial)
+    sync(path.parent.resolve())  # what is signed with it would be refused if it were lost

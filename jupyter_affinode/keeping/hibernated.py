@@ -408,10 +408,12 @@ class HibernatedKernels:
                 record.kernel_id,
                 image.folder,
             )
-            with contextlib.suppress(OSError, ImageRefused, ValueError):
+            try:
                 image.not_woken()
                 self._take_manifest(image, image.manifest())
                 self._claims.note_nowhere(image)
+            except (OSError, ImageRefused, ValueError) as error:
+                self._log.error("%s is there, and cannot be used now: %s", image.folder, error)
         elif image.folder.exists():
             self._give_up(image)
 

@@ -81,6 +81,8 @@ class KnownKernels:
         if self.running.get(kernel_id) is not kernel:
             return
         self.hibernated.has_ended(kernel.record, was_wanted=kernel.dying is not None)
+        kernel.close()
+        del self.running[kernel_id]  # or `drop` would take its end for wanted, and delete an image that stays
         if kernel.record.warm:
             self.drop(kernel_id)
             self._on_warm_end(kernel_id)
@@ -89,8 +91,7 @@ class KnownKernels:
             self.drop(kernel_id)
             self._remove_grant(kernel)
         else:  # its server restarts it, or says that it is gone, unless that ends at the same time
-            kernel.close()
-            self.ended_under_server[kernel_id] = self.running.pop(kernel_id).record
+            self.ended_under_server[kernel_id] = kernel.record
         self._on_fewer()
 
     def note_end(self, record: Record, *, was_wanted: bool = False) -> None:

@@ -34,6 +34,7 @@ LOOK_AT_IMAGES_EVERY_S = 60.0
 CELL_ENDS_S = 60.0  # after a cell that asks for it
 WAKE_S, DISK_BYTES_PER_S = 1.0, 1 << 30  # until something was measured
 ENDED = "it is being shut down"
+SERVER_ENDS = "its server is ending: it stays in its image"
 LOST = "its process ended before its GPU memory was back: it is again as it was when it hibernated"
 
 
@@ -100,6 +101,7 @@ class Hibernation:
         self._rate = float(DISK_BYTES_PER_S)
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
+        self.wakes = True  # not any more where the server ends: what is in an image is safe there
         # Called when a kernel's processes run again, with what an earlier server did not deliver.
         self.on_awake: Callable[[str, Undelivered], Awaitable[None]] = _nothing
         self.tell_keeper: Callable[[], Awaitable[None]] = _nothing  # has it know what this server has
@@ -134,6 +136,10 @@ class Hibernation:
     def is_away(self, kernel_id: str) -> bool:
         """Return whether a kernel is hibernated, or on its way."""
         return kernel_id in self._away
+
+    def is_hibernated(self, kernel_id: str) -> bool:
+        """Return whether a kernel is in its image, and not on its way."""
+        return kernel_id in self._away and not self._away[kernel_id].is_moving
 
     def description(self, kernel_id: str, *, with_image: bool = True) -> dict[str, Any]:
         """Return what the controller is told of a kernel that can hibernate."""
@@ -177,18 +183,30 @@ class Hibernation:
                 raise Refused(
                     "it was started before hibernate_dir was set, or is not managed: restart it once"
                 )
-            if (there := self._away.get(kernel_id)) is not None:
-                if there.phase == HIBERNATED:
-                    return
-                raise Refused("it is on its way already")
+            if self._is_there(kernel_id):
+                return
             if not await self._is_idle_within(SETTLES_S, kernel_id):
                 raise Refused("a cell runs")
+            if self._is_there(kernel_id):  # another asked meanwhile
+                return
             away = self._begun(kernel_id, HIBERNATING)
             away.move = asyncio.get_running_loop().create_task(self._go(away, provisioner))
             await asyncio.shield(away.move)
         except Refused as refused:
             self._refused(kernel_id, str(refused), "is not hibernated")
             raise
+
+    def _is_there(self, kernel_id: str) -> bool:
+        """Return whether a kernel is hibernated. Raises Refused for one that is on its way there or back."""
+        away = self._away.get(kernel_id)
+        if away is not None and away.is_moving:
+            raise Refused("it is on its way already")
+        return away is not None
+
+    async def arrived(self, kernel_id: str) -> None:
+        """Wait until a kernel is on its way no more, there or back."""
+        while (away := self._away.get(kernel_id)) and away.is_moving and away.move and not away.move.done():
+            await asyncio.wait([away.move])
 
     async def _is_idle_within(self, seconds: float, kernel_id: str) -> bool:
         end = time.monotonic() + seconds
@@ -302,6 +320,8 @@ class Hibernation:
     async def wake(self, kernel_id: str) -> None:
         """Have a kernel run. Raises Refused: then its image stays."""
         while (away := self._away.get(kernel_id)) is not None:
+            if not self.wakes:
+                raise Refused(SERVER_ENDS)
             self._need(away)
             assert away.move is not None
             await asyncio.shield(asyncio.wait([away.move]))
@@ -335,6 +355,8 @@ class Hibernation:
 
     def _need(self, away: _Away) -> None:
         """Have a kernel run soon: on its way there it turns back, if it still can."""
+        if not self.wakes:
+            return
         if away.phase == HIBERNATED and (away.move is None or away.move.done()):
             away.phase, away.since = WAKING, time.time()
             away.move = asyncio.get_running_loop().create_task(self._come(away))

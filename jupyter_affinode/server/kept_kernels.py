@@ -420,8 +420,9 @@ class KeptKernels:
         Called after this server has stopped telling the controller about its kernels.
         """
         AffinodeProvisioner.keeps = False
+        self.hibernation.wakes = False  # tabs reach this server until its kernels are handed over
         if self._was_signalled and self._which == "hibernated":
-            await asyncio.gather(*map(self._into_image, list(self._manager._kernels)))
+            await self._all_into_images()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.hibernation.settle(), HAND_OVER_S)
         if self._task is not None:
@@ -431,25 +432,44 @@ class KeptKernels:
                 AffinodeProvisioner.keeps = False
         if self._keeper is None:
             return
+        in_images = self._in_images()
         try:
             await asyncio.wait_for(self._hand_over(), HAND_OVER_S)
         except asyncio.TimeoutError:  # kernels that are stopped, for example: the keeper has them as it is
             self._log.warning("Kernels are handed over in haste: some output may be lost.")
-            for kernel_id in self._stay & self._manager._kernels.keys():
-                self._taken_out(kernel_id)
+            self._take_out(self._stay)
         except (KeeperUnavailable, KeeperRefused) as error:
             self._log.error("Kernels could not be handed over, and end with this server: %s", error)
         finally:
+            self._take_out(in_images)  # whatever failed: to shut them down would delete their images
             with contextlib.suppress(KeeperUnavailable, KeeperRefused):
                 for kernel_id in self._told.keys() & self._manager._kernels.keys():
                     await self._keeper.forget(kernel_id)  # the server shuts it down
             await self._keeper.close()
+
+    def _in_images(self) -> set[str]:
+        """Return the hibernated kernels that are to outlive this server."""
+        if not self._was_signalled or self._which == "never":
+            return set()
+        return {each for each in self._manager._kernels if self.hibernation.is_hibernated(each)}
+
+    def _take_out(self, kernel_ids: set[str]) -> None:
+        for kernel_id in kernel_ids & self._manager._kernels.keys():
+            self._taken_out(kernel_id)
+
+    async def _all_into_images(self) -> None:
+        kernel_ids = list(self._manager._kernels)
+        ends = await asyncio.gather(*map(self._into_image, kernel_ids), return_exceptions=True)
+        for kernel_id, error in zip(kernel_ids, ends, strict=True):
+            if isinstance(error, Exception):
+                self._log.error("Kernel %s is not hibernated.", kernel_id, exc_info=error)
 
     async def _into_image(self, kernel_id: str) -> None:
         """Have a kernel hibernate; a cell that runs is interrupted, since it would end with the kernel.
 
         There is no time limit: what ends the server knows how long that may be.
         """
+        await self.hibernation.arrived(kernel_id)
         with contextlib.suppress(Refused, KeyError):
             if self._manager.get_kernel(kernel_id).execution_state == "busy":
                 await ensure_async(self._manager.interrupt_kernel(kernel_id))
@@ -511,8 +531,9 @@ class KeptKernels:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.gather(*map(self._parked, records)), PARK_S)
         stay = []
-        for kernel_id, record in records.items():
-            if not record.is_managed or await self._residency(kernel_id) in OFF_THE_GPU:
+        residencies = await asyncio.gather(*map(self._residency, records))
+        for (kernel_id, record), residency in zip(records.items(), residencies, strict=True):
+            if not record.is_managed or residency in OFF_THE_GPU:
                 stay.append(kernel_id)
             else:
                 self._log.warning("Kernel %s is not kept: it uses the GPU.", kernel_id)
