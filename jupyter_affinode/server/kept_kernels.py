@@ -430,9 +430,10 @@ class KeptKernels:
             if self._keeper is None or self._keeper.is_gone:
                 await self._reconnect()
                 AffinodeProvisioner.keeps = False
-        if self._keeper is None:
-            return
         in_images = self._in_images()
+        if self._keeper is None:
+            self._take_out(in_images)
+            return
         try:
             await asyncio.wait_for(self._hand_over(), HAND_OVER_S)
         except asyncio.TimeoutError:  # kernels that are stopped, for example: the keeper has them as it is
