@@ -249,9 +249,8 @@ class Keeper:
     async def _ask(self, what: str, patience_s: float = ANSWER_S, **request: Any) -> Any:
         # A request that is cancelled is answered all the same: the next one would take that answer for its own.
         exchange = asyncio.ensure_future(self._exchange(what, patience_s, request))
-        exchange.add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )  # nobody may ask for it then
+        # Nobody may ask what became of it then.
+        exchange.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(exchange)
 
     async def _exchange(self, what: str, patience_s: float, request: dict[str, Any]) -> Any:
