@@ -19,7 +19,7 @@ LARGE = "import os; kept = 7; big = [os.urandom(1 << 20) for _ in range(300)]"
 
 @pytest.fixture
 def server(keeping_machine, criu):
-    """One that is to be started, whose kernels hibernate."""
+    """A server whose kernels hibernate; each test starts it."""
     made = prepare(JupyterServer(keeping_machine), criu)
     yield made
     made.stop()
