@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,8 +59,8 @@ class Cgroup:
 @contextlib.contextmanager
 def memory_cgroup(name: str, limit_bytes: int) -> Iterator[Cgroup]:
     """A cgroup for as long as the context lasts; skips the test where none can be made."""
-    try:
-        made = Cgroup(f"affinode-test-{os.getpid()}-{name}", limit_bytes)
+    try:  # a killed test leaves its own behind, and numbers of processes come again
+        made = Cgroup(f"affinode-test-{name}-{uuid.uuid4().hex}", limit_bytes)
     except OSError as error:
         pytest.skip(f"no memory cgroup can be made here: {error}")
     try:
