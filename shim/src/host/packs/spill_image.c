@@ -22,6 +22,7 @@ static uint32_t use_shared(const struct shared_chunk *chunk)
 {
 	struct shared_pack *shared = shared_pack(chunk->pack);
 	uint32_t place = 0;
+	bool linked = false;
 
 	pthread_mutex_lock(&places.lock);
 	if (shared->number >= 0 && !is_pack(places.packs[shared->number], shared)) /* its last place was given back meanwhile */
@@ -34,6 +35,7 @@ static uint32_t use_shared(const struct shared_chunk *chunk)
 			places_remove_pack(number);
 			shared->number = CANNOT_TAKE;
 		}
+		linked = shared->number >= 0;
 	}
 	if (shared->number >= 0) {
 		struct pack *pack = places.packs[shared->number];
@@ -41,6 +43,9 @@ static uint32_t use_shared(const struct shared_chunk *chunk)
 		if (pack->written[chunk->at] && pack->users[chunk->at] < UINT16_MAX) {
 			place_use(pack, chunk->at);
 			place = place_of((unsigned)shared->number, chunk->at);
+		} else if (linked) { /* the other process has given the place back: nothing here would take the name away */
+			places_remove_pack((unsigned)shared->number);
+			shared->number = NOT_TAKEN;
 		}
 	}
 	pthread_mutex_unlock(&places.lock);
