@@ -184,7 +184,10 @@ def send_only(path: Path, method: str, target: str, body: dict[str, Any] | None 
 def _connected(path: Path, *, wait_s: float = 0.0) -> sockets.socket:
     """Connect; wait so long for a place in the line at the socket."""
     refuse_other_sockets(path)
-    connected = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_NONBLOCK)
+    try:
+        connected = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_NONBLOCK)
+    except OSError as error:  # no more descriptors
+        raise ControllerUnavailable(f"no controller answers at {path}: {why(error)}") from None
     try:
         connect_in_line(connected, path, wait_s)
         refuse_peer(connected, path)

@@ -170,6 +170,9 @@ class Keeper:
             return {"error": str(refused)}
         except (ValueError, LookupError, TypeError, OSError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
+        except Exception as error:  # zmq.ZMQError, for example: its server's other kernels have no part in it
+            self._log.exception("a request failed")
+            return {"error": f"{type(error).__name__}: {error}"}
 
     # ---- requests
 
@@ -222,7 +225,10 @@ class Keeper:
         if kernel_id in self._known.hibernated:
             return self._known.servers[writer].discard(kernel_id)
         self._log.info("kernel %s is kept: its server hands it over", kernel_id)
-        await self._known.running[kernel_id].keep()
+        try:
+            await self._known.running[kernel_id].keep()
+        except Exception:  # it is kept all the same; refused, it would end with its server
+            self._log.exception("kernel %s is not listened to", kernel_id)
         self.oversight.hold_to_quota()
 
     def _deliver(self, writer: asyncio.StreamWriter, request: Answer) -> None:
@@ -309,8 +315,11 @@ class Keeper:
         """See to kept kernels as their servers would, until cancelled."""
         while True:
             await asyncio.sleep(ASK_EVERY_S)
-            self._known.hibernated.end_old()
-            await self.oversight.look()
+            try:
+                self._known.hibernated.end_old()
+                await self.oversight.look()
+            except Exception:  # the next look may do it
+                self._log.exception("looking after kept kernels failed")
 
     def machine_stops(self) -> None:
         """Hibernate what can be, and end."""
@@ -417,6 +426,7 @@ def main() -> int:
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr)
     folder = environment.user_folder()
     environment.make_folder(folder)
+    environment.raise_descriptor_limit()  # a kernel takes some fifteen for each tab that reads it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # what ends servers
     descriptor = os.open(folder / LOCK_NAME, environment.LOCK_FLAGS, 0o600)
     try:

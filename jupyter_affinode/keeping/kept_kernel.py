@@ -199,7 +199,7 @@ class KeptKernel:
     async def _read(self, session: str, channel: str) -> None:
         """Be the client of a tab, and return once the kernel knows that."""
         name = (session, channel)
-        if name in self._reading:
+        if name in self._reading or not self.is_kept:  # a server has taken it before this began
             return
         socket = self._made(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, session.encode())

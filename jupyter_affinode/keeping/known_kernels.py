@@ -83,7 +83,9 @@ class KnownKernels:
         self.hibernated.has_ended(kernel.record, was_wanted=kernel.dying is not None)
         kernel.close()
         del self.running[kernel_id]  # or `drop` would take its end for wanted, and delete an image that stays
-        if kernel.record.warm:
+        if kernel_id in self.hibernated and not kernel.record.warm:  # its image counts again
+            self.records.remove(kernel_id)
+        elif kernel.record.warm:
             self.drop(kernel_id)
             self._on_warm_end(kernel_id)
         elif kernel.is_kept:
