@@ -324,17 +324,19 @@ class AffinodeExtension(
         the extension and never initialised it.
         """
         AffinodeProvisioner.server_label = AffinodeProvisioner.depth = None
-        AffinodeProvisioner.images, AffinodeProvisioner.image_counts = "", None
+        AffinodeProvisioner.images = ""
         AffinodeProvisioner.warm_settings, AffinodeProvisioner.takes_warm = {}, True
         AffinodeProvisioner.places = False
         if self._follows:
             self._activity_callback.stop()
             self._suspension.end()
+            await self.kept.begin_end()
             await self.kernels.stop()
             await self.warm.stop()
             await self.kept.stop()
             await self._grant.stop(removes=not self.kept.leaves_kernels)
             await self.watch.stop()
+        AffinodeProvisioner.image_counts = None  # not before: a kernel may end while others are handed over
 
 
 def _hubs_name() -> str:

@@ -381,7 +381,14 @@ class Hibernation:
                 finally:
                     await keeper.heard(kernel_id)
         except BaseException as error:
-            if provisioner is not None and record is not None and not lives(record.process):
+            if record is not None and lives(record.process):  # what failed came after that it was awake
+                self._log.warning("Kernel %s is awake, which its keeper has not heard: %s", kernel_id, error)
+                self._refusals.pop(kernel_id, None)
+                self._is_here(away)
+                if isinstance(error, Exception):
+                    return
+                raise
+            if provisioner is not None and record is not None:
                 provisioner.has_left(record.process)
             away.phase, away.since = HIBERNATED, time.time()
             if not isinstance(error, (KeeperRefused, KeeperUnavailable, ProcessLookupError, Refused)):

@@ -24,7 +24,7 @@ from ..environment import GRANT_FILE, GRANT_URL
 from ..keeping.at_hub import AtHub
 from ..keeping.client import Ended, Keeper, KeeperRefused, KeeperUnavailable, Kept, connected, is_there
 from ..keeping.messages import Undelivered
-from ..keeping.processes import ProcessName
+from ..keeping.processes import ProcessName, lives
 from ..keeping.records import IMAGE, PROCESS, Owner, Record
 from ..keeping.surroundings import why_children_end
 from ..provisioning.kernelspec import scheduling_fields
@@ -38,7 +38,7 @@ from .replay import Replay
 
 LOOK_EVERY_S = 2.0
 HAND_OVER_S = 8.0  # for all kernels: a Hub kills its servers 10 s after it asked them to end
-PARK_S = 5.0  # of these
+PARK_S, ASK_S = 5.0, 2.0  # of these
 INTERRUPTED_S = 8.0  # for a cell to end that was interrupted
 OFF_THE_GPU = ("none", "parked")
 ENDS_AFTER_S = (
@@ -98,6 +98,8 @@ class KeptKernels:
         self._log = log
         self._keeper: Keeper | None = None
         self._told: dict[str, Record] = {}  # what the keeper knows of each kernel
+        self._records: dict[str, Record] = {}  # the last of each kernel, whichever keeper was told
+        self._refused: dict[str, str] = {}  # kernels whose processes run and that the keeper does not take
         self._adoption = Adoption(serverapp, log)
         self._replay = Replay(self._manager)
         self._unseen: dict[str, Kept] = {}  # adopted kernels that no tab has attached to
@@ -325,16 +327,29 @@ class KeptKernels:
             await self._keeper.forget(kernel_id)
             self._readers.forget(kernel_id)
             del self._told[kernel_id]
+        for kernel_id in self._records.keys() - self._manager._kernels.keys():
+            del self._records[kernel_id]
+            self._refused.pop(kernel_id, None)
 
     async def _tell(self, record: Record) -> None:
         assert self._keeper is not None
         try:
             await self._keeper.own(record, at_hub())
         except KeeperRefused as refused:
-            if record.place != IMAGE:  # its process has just ended
+            if record.place != IMAGE:
+                self._is_not_taken(record, str(refused))
                 return
             self._log.error("Kernel %s is in no image that can be used: %s", record.kernel_id, refused)
+        self._refused.pop(record.kernel_id, None)
         self._told[record.kernel_id] = record
+
+    def _is_not_taken(self, record: Record, why: str) -> None:
+        """Say once of a kernel that the keeper does not take, unless its process has just ended; it is told again."""
+        if lives(record.process) and self._refused.get(record.kernel_id) != why:
+            self._refused[record.kernel_id] = why
+            self._log.warning(
+                "Kernel %s would end with this server: its keeper does not take it: %s", record.kernel_id, why
+            )
 
     async def _reconnect(self) -> None:
         self._told.clear()
@@ -351,7 +366,7 @@ class KeptKernels:
         if not (isinstance(provisioner, AffinodeProvisioner) and provisioner.outlives_server):
             return None
         if provisioner.away is not None and provisioner.away.is_moving and provisioner.in_image is None:
-            return self._told.get(kernel_id)
+            return self._records.get(kernel_id)
         try:
             info = await provisioner.get_provisioner_info()
         except ProcessLookupError:
@@ -360,7 +375,7 @@ class KeptKernels:
         paths = [session["path"] for session in sessions if session["kernel"]["id"] == kernel_id]
         launch = dict(manager._launch_args or {})
         environ = launch.pop("env", {}) or {}
-        return Record(
+        record = self._records[kernel_id] = Record(
             kernel_id=kernel_id,
             kernel_name=manager.kernel_name,
             owner=self._owner,
@@ -403,6 +418,7 @@ class KeptKernels:
             image_bytes_max=self._images.most_bytes,
             image_spare_bytes=self._images.spare_bytes,
         )
+        return record
 
     def _delivered(self, kernel_id: str, reader: str, channel: str, header: bytes) -> None:
         if self._keeper is not None and kernel_id in self._told:
@@ -414,25 +430,31 @@ class KeptKernels:
 
     # ---- the end
 
-    async def stop(self) -> None:
-        """Hand kernels over, if the server ends by a signal; those that are not kept the server shuts down afterwards.
+    async def begin_end(self) -> None:
+        """Have kernels hibernate, if the server ends by a signal and only those in images outlive it.
 
-        Called after this server has stopped telling the controller about its kernels.
+        Called while this server still tells the controller about its kernels: one that it does not know as awake could
+        not hibernate.
         """
         AffinodeProvisioner.keeps = False
         self.hibernation.wakes = False  # tabs reach this server until its kernels are handed over
         if self._was_signalled and self._which == "hibernated":
             await self._all_into_images()
+
+    async def stop(self) -> None:
+        """Hand kernels over, if the server ends by a signal; those that are not kept the server shuts down afterwards.
+
+        Called after this server has stopped telling the controller about its kernels.
+        """
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.hibernation.settle(), HAND_OVER_S)
         if self._task is not None:
             await cancelled(self._task)
             if self._keeper is None or self._keeper.is_gone:
-                await self._reconnect()
+                await self._tell_keeper()  # the next one
                 AffinodeProvisioner.keeps = False
-        in_images = self._in_images()
         if self._keeper is None:
-            self._take_out(in_images)
+            self._take_out(self._in_images())
             return
         try:
             await asyncio.wait_for(self._hand_over(), HAND_OVER_S)
@@ -440,9 +462,11 @@ class KeptKernels:
             self._log.warning("Kernels are handed over in haste: some output may be lost.")
             self._take_out(self._stay)
         except (KeeperUnavailable, KeeperRefused) as error:
-            self._log.error("Kernels could not be handed over, and end with this server: %s", error)
+            known = self._stay & self._told.keys()
+            self._log.error("%d kernels are kept as their keeper knew them: %s", len(known), error)
+            self._take_out(known)
         finally:
-            self._take_out(in_images)  # whatever failed: to shut them down would delete their images
+            self._take_out(self._in_images())  # whatever failed: to shut them down would delete their images
             with contextlib.suppress(KeeperUnavailable, KeeperRefused):
                 for kernel_id in self._told.keys() & self._manager._kernels.keys():
                     await self._keeper.forget(kernel_id)  # the server shuts it down
@@ -470,21 +494,28 @@ class KeptKernels:
 
         There is no time limit: what ends the server knows how long that may be.
         """
-        await self.hibernation.arrived(kernel_id)
-        with contextlib.suppress(Refused, KeyError):
-            if self._manager.get_kernel(kernel_id).execution_state == "busy":
-                await ensure_async(self._manager.interrupt_kernel(kernel_id))
-            end = time.monotonic() + INTERRUPTED_S
-            while not await self._hibernated(kernel_id) and time.monotonic() < end:
+        end = None
+        with contextlib.suppress(KeyError):
+            await self.hibernation.arrived(kernel_id)
+            while end is None or time.monotonic() < end:
+                if end is None and self._is_busy(kernel_id):  # also a cell that is heard of by now only
+                    await ensure_async(self._manager.interrupt_kernel(kernel_id))
+                    end = time.monotonic() + INTERRUPTED_S
+                if await self._hibernated(kernel_id):
+                    break
                 await asyncio.sleep(0.2)
 
     async def _hibernated(self, kernel_id: str) -> bool:
-        """Return whether a kernel is hibernated, or cannot be; not while its cell runs."""
+        """Return whether a kernel is hibernated, or cannot be; not while its cell runs, or it is on its way."""
+        await self.hibernation.arrived(kernel_id)
         try:
             await self.hibernation.hibernate(kernel_id)
         except Refused:
-            return self._manager.get_kernel(kernel_id).execution_state != "busy"
+            return not (self.hibernation.is_away(kernel_id) or self._is_busy(kernel_id))
         return True
+
+    def _is_busy(self, kernel_id: str) -> bool:
+        return bool(self._manager.get_kernel(kernel_id).execution_state == "busy")
 
     async def _hand_over(self) -> None:
         assert self._keeper is not None
@@ -504,7 +535,11 @@ class KeptKernels:
         for kernel_id in stay:
             try:
                 await self._keeper.hand_over(records[kernel_id], at_hub())
-            except KeeperRefused as refused:  # its process has just ended: the others are to be kept
+            except KeeperRefused as refused:  # the others are to be kept
+                if kernel_id in self._told and lives(records[kernel_id].process):
+                    self._log.warning("Kernel %s is kept as its keeper knows it: %s", kernel_id, refused)
+                    self._taken_out(kernel_id)
+                    continue
                 self._log.warning("Kernel %s is not kept: %s", kernel_id, refused)
                 self._stay.discard(kernel_id)
                 self._told.pop(kernel_id, None)  # what the keeper has of it stays
@@ -532,9 +567,12 @@ class KeptKernels:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.gather(*map(self._parked, records)), PARK_S)
         stay = []
-        residencies = await asyncio.gather(*map(self._residency, records))
-        for (kernel_id, record), residency in zip(records.items(), residencies, strict=True):
-            if not record.is_managed or residency in OFF_THE_GPU:
+        managed = [kernel_id for kernel_id, record in records.items() if record.is_managed]
+        residencies = dict(
+            zip(managed, await asyncio.gather(*map(self._residency, managed)), strict=True),
+        )
+        for kernel_id in records:
+            if kernel_id not in residencies or residencies[kernel_id] in OFF_THE_GPU:
                 stay.append(kernel_id)
             else:
                 self._log.warning("Kernel %s is not kept: it uses the GPU.", kernel_id)
@@ -550,10 +588,11 @@ class KeptKernels:
         if self.hibernation.is_away(kernel_id):
             return "none"
         try:
-            return str((await self._watch.client.kernel(kernel_id))["residency"])
+            told = await asyncio.wait_for(self._watch.client.kernel(kernel_id), ASK_S)
+            return str(told["residency"])
         except ControllerRefused:
             return "none"  # the controller knows no such kernel
-        except ControllerUnavailable:
+        except (ControllerUnavailable, asyncio.TimeoutError):
             return None
 
     def _taken_out(self, kernel_id: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from typing import Any
 
 import pytest
 from gpu_cells import SETUP
 from hibernating import images, move, moved, prepare, result
+from keepers import the_keeper
 from live_server import JupyterKernel, JupyterServer
 from tab import Tab, run_in_tab
 from waiting import until
@@ -32,6 +34,11 @@ def started(server: JupyterServer, path: str, code: str) -> JupyterKernel:
     assert done.error is None, done.traceback
     kernel.close()
     return kernel
+
+
+def state_of(server: JupyterServer, kernel: JupyterKernel) -> str | None:
+    """What a person is shown of a kernel's hibernation."""
+    return server.affinode(f"kernels/{kernel.id}")[1]["hibernation"]["state"]
 
 
 async def ended(server: JupyterServer) -> None:
@@ -79,6 +86,55 @@ def test_a_tab_wakes_no_kernel_while_another_one_is_still_written(server):
 
 
 @pytest.mark.long
+def test_a_cell_that_wakes_its_kernel_while_the_server_ends_is_interrupted(server):
+    """Its kernel says that it is busy a moment after the server has looked."""
+    server.start(INTO_IMAGES)
+    kernel = started(server, "large.ipynb", LARGE)
+
+    async def told() -> None:
+        tab = await Tab(kernel.id).attach(server)
+        await moved(server, kernel.id, "hibernate")
+        keeper = the_keeper(server.machine)
+        os.kill(keeper, signal.SIGSTOP)
+        tab.run("kept = 8\nwhile True: pass")
+        await until(lambda: state_of(server, kernel) == "waking")
+        server.process.send_signal(signal.SIGTERM)
+        await until(lambda: "received signal" in server.log())
+        os.kill(keeper, signal.SIGCONT)
+        await ended(server)
+        await tab.close()
+
+    asyncio.run(told())
+    assert images(server) == [kernel.id]
+    server.start(INTO_IMAGES, port=server.port)
+    assert run_in_tab(server, kernel.id, "print(kept, len(big))") == "8 300\n"
+
+
+@pytest.mark.long
+def test_a_keeper_that_is_killed_while_kernels_are_handed_over_loses_none(server):
+    """The next one knows them by what the server had told the first."""
+    server.start("--AffinodeExtension.keep_kernels=all")
+    kernels = [started(server, f"{name}.ipynb", f"kept = {name!r}") for name in ("one", "two")]
+
+    async def told() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(f"GET /api?token={server.token} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        await reader.readuntil(b"\r\n\r\n")
+        keeper = the_keeper(server.machine)
+        os.kill(keeper, signal.SIGSTOP)
+        server.process.send_signal(signal.SIGTERM)
+        await reader.read()  # until the server closes all connections, and begins to hand over
+        os.kill(keeper, signal.SIGKILL)
+        await ended(server)
+        writer.close()
+
+    asyncio.run(told())
+    server.start("--AffinodeExtension.keep_kernels=all", port=server.port)
+    for kernel, name in zip(kernels, ("one", "two"), strict=True):
+        assert run_in_tab(server, kernel.id, "print(kept)") == f"{name}\n"
+
+
+@pytest.mark.long
 def test_a_controller_that_does_not_answer_costs_no_hibernated_kernel(server):
     """What runs may be on the GPU, for all that its server knows, and ends with it."""
     server.machine.simulate("4GiB")
@@ -101,10 +157,12 @@ def test_a_controller_that_does_not_answer_costs_no_hibernated_kernel(server):
 def test_two_who_ask_during_a_cell_have_it_hibernate_once(server):
     server.start()
     kernel = started(server, "work.ipynb", "kept = 7")
+    may_end = server.machine.folder / "may-end"
+    waits = f"while not os.path.exists({str(may_end)!r}): time.sleep(0.01)"
 
     async def told() -> None:
         tab = await Tab(kernel.id).attach(server)
-        cell = tab.run("import time; print('begun', flush=True); time.sleep(0.7)")
+        cell = tab.run(f"import os, time; print('begun', flush=True)\n{waits}")
         await until(lambda: tab.text(cell) == "begun\n")
 
         def ask() -> asyncio.Task[tuple[int, Any]]:
@@ -113,7 +171,10 @@ def test_two_who_ask_during_a_cell_have_it_hibernate_once(server):
 
         first = ask()
         await asyncio.sleep(0.05)  # each looks every 0.1 s whether the cell has ended
-        answers = await asyncio.gather(first, ask())
+        second = ask()
+        await asyncio.sleep(0.2)  # both are under way; the server waits for a second
+        may_end.touch()
+        answers = await asyncio.gather(first, second)
         statuses = sorted(status for status, _ in answers)
         assert statuses in ([200, 200], [200, 409]), answers
         assert await result(tab, "print(kept)") == "7\n"
