@@ -10,12 +10,13 @@ void cuda_start(void);
 calling_fn cuda_calling(const char *name);
 void controller_accept(void);
 int controller_move(uint32_t command);
+void controller_park(void);
 [[noreturn]] void test_fail(const char *file, int line, const char *what, long value);
 int cuda_block_made(void);
 int cuda_block_right(void);
 }
 
-enum { PARK = 1, RESUME = 2 };
+enum { RESUME = 2 };
 
 #define CHECK(condition) \
 	((condition) ? (void)0 : test_fail(__FILE__, __LINE__, #condition, 0))
@@ -62,7 +63,7 @@ int main(int argc, char **argv)
 		work(nullptr);
 		CHECK(pthread_create(&thread, nullptr, work, nullptr) == 0);
 		CHECK(pthread_join(thread, nullptr) == 0);
-		CHECK(controller_move(PARK) == 0); // nothing seems to be inside any more
+		controller_park(); // nothing seems to be inside any more
 		CHECK(controller_move(RESUME) == 0);
 		CHECK(cuda_block_right());
 	}

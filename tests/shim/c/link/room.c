@@ -6,7 +6,7 @@
 
 #include "harness.h"
 
-#define FASTER 20
+#define FASTER 8 /* 30 s are nearly four: this machine may take seconds for what is to be done in that time */
 
 static CUdeviceptr filler;
 static _Atomic uint64_t faster_from; /* 0: the clock runs as it does */
@@ -295,7 +295,7 @@ int main(int argc, char **argv)
 	begin = true_ns(CLOCK_MONOTONIC);
 	for (int i = 0; i < 20; i++)
 		CHECK_EQUAL(cu.MemAlloc(&got, MiB(4)), CUDA_ERROR_OUT_OF_MEMORY);
-	CHECK(true_ns(CLOCK_MONOTONIC) - begin < 1000000000u);
+	CHECK(true_ns(CLOCK_MONOTONIC) - begin < 30000000000u / FASTER); /* not one was */
 	controller_start_again();
 	CHECK_EQUAL(controller_move(AFFINODE_COMMAND_RESUME), AFFINODE_NOTHING); /* it was welcomed */
 	controller_stop();

@@ -114,6 +114,7 @@ static void host_memory(void)
 
 static void settle(void)
 {
+	PAGE_UNTIL(page.state != AFFINODE_STATE_PARKING); /* answered as being late, a park goes on to its end */
 	if (page_read().state != AFFINODE_STATE_RESIDENT)
 		CHECK_RESUMES();
 	CHECK_EQUAL(page_read().state, AFFINODE_STATE_RESIDENT);

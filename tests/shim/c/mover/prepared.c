@@ -147,6 +147,8 @@ static void never_decided(void)
 
 static void link_lost(void)
 {
+	uint32_t epoch;
+
 	prepare(AFFINODE_COMMAND_PARK);
 	controller_drop();
 	contents_are_right(); /* no call waits */
@@ -154,7 +156,10 @@ static void link_lost(void)
 	PAGE_UNTIL(page.state == AFFINODE_STATE_RESIDENT);
 	is_resident();
 
-	controller_decide(prepare(AFFINODE_COMMAND_PARK), true);
+	epoch = prepare(AFFINODE_COMMAND_PARK);
+	controller_decide(epoch, true);
+	/* What is sent behind it is answered behind it: with a message unread here, the link's end could overtake COMMIT.  */
+	controller_move(AFFINODE_COMMAND_PARK);
 	controller_drop();
 	controller_accept();
 	PAGE_UNTIL(page.state == AFFINODE_STATE_PARKED);
