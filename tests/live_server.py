@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import signal
 import socket
@@ -12,6 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -370,15 +372,24 @@ class JupyterKernel:
         return self.server.request("GET", self.path)[0] == 200
 
 
+_given: deque[int] = deque(maxlen=100)  # ports that may not be listened on yet
+
+
 def free_port() -> int:
-    """A port for a server that listens a second later: none that the system gives to kernels and connections.
+    """A port for a server that listens a second later: none that the system gives to kernels and connections, nor
+    another of pytest's workers to a server of its own.
 
     Browsers refuse some ports of other protocols; the highest is 10080.
     """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
         port = 10_081 + secrets.randbelow(20_000)
+        if port % workers != worker % workers or port in _given:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            _given.append(port)
             return port
 
 

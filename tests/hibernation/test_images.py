@@ -502,9 +502,9 @@ async def test_what_a_hanging_criu_has_started_ends_with_it(store, monkeypatch, 
     fake.write_text(f"#!/bin/sh\nsleep 600 & echo $! >{tmp_path}/child; wait\n")
     fake.chmod(0o700)
     monkeypatch.setenv("AFFINODE_CRIU", str(fake))
-    monkeypatch.setattr(criu, "patience_for", lambda size: 2.0)
+    monkeypatch.setattr(criu, "patience_for", lambda size: 5.0)  # in which it writes `child`
     image = made(store)
-    with image.in_use() as lock, pytest.raises(criu.CriuFailed, match="came to no end within 2 s"):
+    with image.in_use() as lock, pytest.raises(criu.CriuFailed, match="came to no end within 5 s"):
         await criu.restore(image.process_folder, lock)
     child = int((tmp_path / "child").read_text())
     await until(lambda: not tree.threads_of(child))

@@ -16,8 +16,9 @@ HOUR_S = 3600
 
 
 @pytest.fixture
-def nodes(node):
-    """The machine, as cullers are told of it."""
+def nodes(node, monkeypatch):
+    """The machine, as cullers are told of it; its answer is waited for however long it takes."""
+    monkeypatch.setattr(culling.Nodes.read, "__defaults__", (60.0,))
     return {"here": str(node.machine.socket)}
 
 

@@ -12,6 +12,7 @@ from gpu_node import GIB, gpu_node
 from jupyterhub.spawner import SimpleLocalProcessSpawner
 from traitlets.config import Config
 
+from hub_spawner import free_room as free_room_module
 from hub_spawner.enabling import derived
 from hub_spawner.free_room import FreeRoom, free_room
 from hub_spawner.nodes import NodePicture
@@ -19,8 +20,9 @@ from hub_spawner.nodes import NodePicture
 
 @pytest.fixture(scope="module")
 def node():
-    """A machine with two GPUs and three users."""
-    with gpu_node(idle_timeout_s=0.1) as made:
+    """A machine with two GPUs and three users, whose answer is waited for however long it takes."""
+    with gpu_node(idle_timeout_s=0.1) as made, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(free_room_module, "ANSWER_WITHIN_S", 60.0)
         yield made
 
 

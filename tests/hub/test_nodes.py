@@ -27,7 +27,7 @@ def node():
 
 def look(address, key=""):
     """Pictures of the machines at an address."""
-    return asyncio.run(Nodes({"gpus": address}, str(key)).read())
+    return asyncio.run(Nodes({"gpus": address}, str(key)).read(60.0))
 
 
 def test_a_machine_is_called_as_it_calls_itself(node):
@@ -36,7 +36,9 @@ def test_a_machine_is_called_as_it_calls_itself(node):
     assert (picture.title, picture.problem, picture.kernels) == ("gpu-node-7", "", [])
 
 
-def test_an_administrators_client_changes_the_policy_of_the_machine_that_is_named(node):
+def test_an_administrators_client_changes_the_policy_of_the_machine_that_is_named(node, monkeypatch):
+    monkeypatch.setattr("hub_spawner.nodes.ANSWER_WITHIN_S", 60.0)
+
     async def change(name):
         client = await Nodes({"gpus": node[0]}, str(node[1])).client(name, "root")
         return client and await client.set_policy(idle_timeout_s=77)

@@ -206,7 +206,7 @@ def odd_answers(node):
 
 
 def test_a_controller_with_answers_of_an_unexpected_shape_costs_no_other_machine_its_part(
-    hub, node, odd, admin
+    hub, node, odd, admin, wait_until
 ):
     token = hub.ask("POST", "/users/admin/tokens", {})[1]["token"]
     every = 1 if os.environ.get("TEST_STRIDE") else 7
@@ -214,17 +214,25 @@ def test_a_controller_with_answers_of_an_unexpected_shape_costs_no_other_machine
     while batch := list(itertools.islice(tried, len(odd))):
         for server, answers in itertools.zip_longest(odd, batch, fillvalue={}):
             server.answers = answers
-        answer = page(hub, admin)
-        assert answer.status_code == 200, (batch, answer.text)
-        words = text_of(answer)
-        assert "work/analysis.ipynb ana/" in words, (batch, words)
-        assert all(f" odd{number} " in words for number in range(len(odd))), words
+
+        def is_whole(batch=batch):
+            answer = page(hub, admin)
+            assert answer.status_code == 200, (batch, answer.text)
+            words = text_of(answer)
+            assert all(f" odd{number} " in words for number in range(len(odd))), words
+            return "work/analysis.ipynb ana/" in words
+
+        wait_until(is_whole, message=batch)  # a machine has some seconds for its answer
     for server in odd:
         server.answers = {}
-    room = requests.get(
-        f"{hub.url}/services/affinode/room", headers={"Authorization": f"token {token}"}, timeout=60
-    )
-    assert (room.status_code, room.json()["gpus"]) == (200, 2)
+
+    def gpus():
+        url = f"{hub.url}/services/affinode/room"
+        room = requests.get(url, headers={"Authorization": f"token {token}"}, timeout=60)
+        assert room.status_code == 200
+        return room.json()["gpus"]
+
+    wait_until(lambda: gpus() == 2)
 
 
 @pytest.mark.parametrize(
@@ -288,10 +296,12 @@ def test_the_policy_is_changed_where_the_form_was_and_no_further(hub, node, admi
     assert form["park_when"] == "needed" and form["quotas"] == ""
     node.machine.ask("PATCH", "/policy", {"hold_max_s": 7200.0})  # another administrator meanwhile
     fields = form | {f"was-{name}": value for name, value in form.items()}
-    answer = act(hub, admin, "policy", node="gpu1", **fields | {"idle_timeout_s": "90", "quotas": "*=60GiB"})
+    answer = act(
+        hub, admin, "policy", node="gpu1", **fields | {"idle_timeout_s": "86400", "quotas": "*=60GiB"}
+    )
     assert "The policy of gpu1 is set." in text_of(answer)
     policy = node.machine.ask("GET", "/policy")[1]
-    assert (policy["idle_timeout_s"], policy["quotas"], policy["hold_max_s"]) == (90, "*=60GiB", 7200)
+    assert (policy["idle_timeout_s"], policy["quotas"], policy["hold_max_s"]) == (86400, "*=60GiB", 7200)
     assert policy["allow_migration"] is (form["allow_migration"] == "true")
     bad = act(hub, admin, "policy", node="gpu1", **fields | {"low_watermark": "plenty"})
     assert "Refused: low_watermark: 'plenty' is no number." in text_of(bad)

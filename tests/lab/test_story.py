@@ -161,7 +161,7 @@ def test_a_waiting_notebook_says_so_until_the_wait_is_over_or_is_stopped_in_its_
     third.wait_for_cell(0)
     output = third.output(0)
     assert "KeyboardInterrupt" in output
-    assert "waiting for the GPU" not in output.lower()
+    assert "waiting for the gpu" not in output.lower()
     expect(third.banner()).to_be_hidden()
     expect(page.page.locator(".jp-affinode-waitingTab")).to_have_count(1)
     assert third.run_cell(1) == "499500"

@@ -29,6 +29,6 @@ def test_calls_are_counted_by_entry_point_from_the_first_look_until_none_is_aske
 
 
 def test_a_shim_stops_counting_by_itself(worker: Running) -> None:
-    worker.peer.command(COUNT, argument=S_NS // 2)
+    worker.peer.command(COUNT, argument=3 * S_NS)  # long enough to be seen
     worker.peer.wait(lambda page: page.counted_since is not None)
     worker.peer.wait(lambda page: page.counted_since is None)

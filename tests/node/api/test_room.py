@@ -387,7 +387,8 @@ def test_a_user_who_uses_the_room_that_others_made_is_not_kept_waiting(neighbour
         user.allocate(300 * MIB, number)
         wait_until(lambda count=number: len(user.heard.of(ROOM_ANSWER)) == count)
         user.allocated(300 * MIB, number)
-        time.sleep(2.5)  # NVML is looked at in between
+        looks = neighbours.gpus.reads + 3  # at the third the controller knows what the first one saw
+        wait_until(lambda looks=looks: neighbours.gpus.reads >= looks)
         with user._lock:
             user.page.memory[GPU][0] = 1 * MIB
             user.page.write()

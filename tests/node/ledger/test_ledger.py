@@ -464,6 +464,7 @@ from pathlib import Path
 from jupyter_affinode.node.ledger import writer as module
 from jupyter_affinode.node.ledger.store import EventRow
 module.FLUSH_EVENTS_EVERY_S = module.FLUSH_EVERY_S = 0.01
+module.CLOSE_WAIT_S = 30.0
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 async def until(condition, ledger, kind):

@@ -11,7 +11,7 @@ import pytest
 from fake_shim import MIB
 
 from jupyter_affinode.node import controller
-from jupyter_affinode.node.ledger import today, writer
+from jupyter_affinode.node.ledger import recorder, today, writer
 from jupyter_affinode.node.ledger.store import Batch, EventRow, KernelRow, LedgerStore
 from jupyter_affinode.node.ledger.today import Away, Today
 from jupyter_affinode.node.metrics.history_options import HistoryOptions
@@ -151,6 +151,8 @@ def test_a_controller_that_starts_anew_knows_what_an_ended_kernel_gave_back(
 ):
     monkeypatch.setattr(controller, "EMPTY_KERNEL_LASTS_S", 0.5)
     monkeypatch.setattr(writer, "CLOSE_WAIT_S", 30.0)
+    for module in (today, recorder):  # both see a park, or an end, in the same pass
+        monkeypatch.setattr(module, "LOOK_EVERY_S", 0.0)
     history = HistoryOptions(ledger=machine.socket.with_name("ledger.sqlite"))
     running = node(history=history)
     ended = shim("k", resident=300 * MIB)

@@ -27,11 +27,13 @@ class FakeNvml:
         self.free, self.total, self.percent = free, total, percent
         self.pids, self.used_by, self.busy = pids, dict(used_by), busy
         self.broken = False
+        self.reads = 0  # how often it was looked at
         self.gate = threading.Event()
         self.gate.set()
 
     def read(self):
         began = fake_shim.time.monotonic()
+        self.reads += 1
         assert self.gate.wait(60)
         if self.broken:
             raise NvmlMissing("Driver Not Loaded")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,19 @@ NOT_SEEN = "runs without the shim"
 
 
 @pytest.fixture
-def sights(monkeypatch):
+def has_begun():
+    """Set by a test: kernels are looked at from then on."""
+    return threading.Event()
+
+
+@pytest.fixture
+def sights(monkeypatch, has_begun):
     """Kernels are looked at every 0.1 s; a list of what was seen each time."""
     seen: list[bool] = []
 
     def look(pid: int, word: str) -> bool:
+        if not has_begun.is_set():
+            return False
         seen.append(shim_sight.lacks_shim(pid, word))
         return seen[-1]
 
@@ -43,8 +52,9 @@ async def until(condition) -> None:
 
 @pytest.mark.parametrize("how", DROPPING)
 async def test_a_kernel_that_lost_the_shim_is_reported_once(
-    native, kernelspec, kernel_manager, sights, caplog, how
+    native, kernelspec, kernel_manager, has_begun, sights, caplog, how
 ):
+    has_begun.set()
     manager = await kernel_manager(kernel_name=kernelspec("drops", argv=DROPPING[how]))
     assert manager.provisioner.managed
     await until(lambda: NOT_SEEN in caplog.text)
@@ -59,14 +69,14 @@ async def test_a_kernel_that_lost_the_shim_is_reported_once(
     ],
 )
 async def test_a_kernel_that_has_it_is_not_although_it_never_used_the_gpu(
-    native, kernelspec, kernel_manager, sights, caplog, argv
+    native, kernelspec, kernel_manager, has_begun, sights, caplog, argv
 ):
     manager = await kernel_manager(kernel_name=kernelspec("keeps", argv=argv))
     client = manager.client()
     client.start_channels()
     await client.wait_for_ready(timeout=60)
-    at_ready = len(sights)
-    await until(lambda: len(sights) > at_ready + 2)
+    has_begun.set()  # not before: a program that has just been started has no libraries yet
+    await until(lambda: len(sights) > 2)
     client.stop_channels()
     assert not any(sights) and NOT_SEEN not in caplog.text
 
