@@ -318,7 +318,7 @@ def test_room_that_a_user_asks_for_again_and_again_is_not_made_each_time(neighbo
     assert 1 <= parked_within(neighbours, attack, 8.0) <= 4  # at once, and after 1, 2 and 4 seconds
 
 
-@pytest.mark.parametrize("way", ["answers", "cancels", "ends"])
+@pytest.mark.parametrize("way", [pytest.param("answers", marks=pytest.mark.long), "cancels", "ends"])
 def test_room_for_allocations_that_never_take_it_is_not_made_each_time(neighbours, way, wait_until):
     numbers = itertools.count(1)
     shims = [neighbours.bob.shim("greedy", resident=1 * MIB)]
