@@ -44,7 +44,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import resource
 import shutil
 import socket as host
 import stat
@@ -373,10 +372,3 @@ def _loader_folders() -> list[Path]:
                 if line.strip().startswith("libcuda.so.1 ") and "=> " in line:
                     folders.append(Path(line.rsplit("=> ", 1)[1]).parent)
     return [*folders, *map(Path, ("/usr/lib/wsl/lib", "/usr/lib64", "/usr/lib", "/lib64", "/lib"))]
-
-
-def raise_descriptor_limit() -> None:
-    """Take as many descriptors as the system lets this process have."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

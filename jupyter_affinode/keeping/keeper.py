@@ -426,7 +426,6 @@ def main() -> int:
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr)
     folder = environment.user_folder()
     environment.make_folder(folder)
-    environment.raise_descriptor_limit()  # a kernel takes some fifteen for each tab that reads it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # what ends servers
     descriptor = os.open(folder / LOCK_NAME, environment.LOCK_FLAGS, 0o600)
     try:

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -143,7 +144,7 @@ class NodeController(
     def start(self) -> None:
         """Serve until no kernel needs the controller; `launch_instance` calls it."""
         super().start()
-        environment.raise_descriptor_limit()  # each process of a kernel takes three
+        _raise_descriptor_limit()
         try:
             own = ControllerSettings(**values_of(self, ControllerSettings))
             settings = Settings().changed(**values_of(self, Settings))
@@ -187,6 +188,13 @@ def _prepare_for_all_users(path: Path) -> None:
         path.parent.mkdir(mode=0o755, parents=True)
         path.parent.chmod(0o755)
     environment.verify_owned(path.parent)
+
+
+def _raise_descriptor_limit() -> None:
+    """Take as many descriptors as the system lets us have: each process of a kernel takes three."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _serve(

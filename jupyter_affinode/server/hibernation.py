@@ -203,10 +203,17 @@ class Hibernation:
             raise Refused("it is on its way already")
         return away is not None
 
+    def is_moving(self, kernel_id: str) -> bool:
+        """Return whether a kernel is on its way, there or back."""
+        away = self._away.get(kernel_id)
+        return away is not None and away.is_moving and away.move is not None and not away.move.done()
+
     async def arrived(self, kernel_id: str) -> None:
-        """Wait until a kernel is on its way no more, there or back."""
-        while (away := self._away.get(kernel_id)) and away.is_moving and away.move and not away.move.done():
-            await asyncio.wait([away.move])
+        """Wait until a kernel is on its way no more."""
+        while self.is_moving(kernel_id):
+            move = self._away[kernel_id].move
+            assert move is not None
+            await asyncio.wait([move])
 
     async def _is_idle_within(self, seconds: float, kernel_id: str) -> bool:
         end = time.monotonic() + seconds
@@ -381,15 +388,14 @@ class Hibernation:
                 finally:
                     await keeper.heard(kernel_id)
         except BaseException as error:
-            if record is not None and lives(record.process):  # what failed came after that it was awake
-                self._log.warning("Kernel %s is awake, which its keeper has not heard: %s", kernel_id, error)
-                self._refusals.pop(kernel_id, None)
-                self._is_here(away)
-                if isinstance(error, Exception):
+            if provisioner is not None and record is not None and provisioner.in_image is None:
+                if not lives(record.process):
+                    provisioner.has_left(record.process)
+                elif isinstance(error, KeeperUnavailable):  # the next one finds it awake
+                    self._log.warning("Kernel %s is awake, and its keeper was not told: %s", kernel_id, error)
+                    self._refusals.pop(kernel_id, None)
+                    self._is_here(away)
                     return
-                raise
-            if provisioner is not None and record is not None:
-                provisioner.has_left(record.process)
             away.phase, away.since = HIBERNATED, time.time()
             if not isinstance(error, (KeeperRefused, KeeperUnavailable, ProcessLookupError, Refused)):
                 raise

@@ -97,7 +97,7 @@ class KeptKernels:
         self._owner = Owner(name, str(Path(serverapp.root_dir).resolve()))
         self._log = log
         self._keeper: Keeper | None = None
-        self._told: dict[str, Record] = {}  # what the keeper knows of each kernel
+        self._told: dict[str, Record] = {}  # what this keeper took of each kernel
         self._records: dict[str, Record] = {}  # the last of each kernel, whichever keeper was told
         self._refused: dict[str, str] = {}  # kernels whose processes run and that the keeper does not take
         self._adoption = Adoption(serverapp, log)
@@ -210,7 +210,7 @@ class KeptKernels:
                 with contextlib.suppress(KeeperUnavailable, KeeperRefused):
                     await self._keeper.give_back(record.kernel_id)
             return
-        self._told[record.kernel_id] = record
+        self._told[record.kernel_id] = self._records[record.kernel_id] = record
         self._unseen[record.kernel_id] = kept
         how = "is hibernated" if record.place == IMAGE else "ran on without one"
         self._log.info("Kernel %s is this server's again: it %s.", record.kernel_id, how)
@@ -337,6 +337,9 @@ class KeptKernels:
             await self._keeper.own(record, at_hub())
         except KeeperRefused as refused:
             if record.place != IMAGE:
+                told = self._told.get(record.kernel_id)
+                if told is not None and told.process != record.process:
+                    del self._told[record.kernel_id]  # the keeper has dropped that process
                 self._is_not_taken(record, str(refused))
                 return
             self._log.error("Kernel %s is in no image that can be used: %s", record.kernel_id, refused)
@@ -451,7 +454,10 @@ class KeptKernels:
         if self._task is not None:
             await cancelled(self._task)
             if self._keeper is None or self._keeper.is_gone:
-                await self._tell_keeper()  # the next one
+                try:
+                    await self._tell_keeper()  # the next one
+                except Exception:  # what is in images is taken out all the same
+                    self._log.exception("The next keeper was not told of this server's kernels")
                 AffinodeProvisioner.keeps = False
         if self._keeper is None:
             self._take_out(self._in_images())
@@ -460,7 +466,7 @@ class KeptKernels:
             await asyncio.wait_for(self._hand_over(), HAND_OVER_S)
         except asyncio.TimeoutError:  # kernels that are stopped, for example: the keeper has them as it is
             self._log.warning("Kernels are handed over in haste: some output may be lost.")
-            self._take_out(self._stay)
+            self._take_out(self._stay & self._told.keys())
         except (KeeperUnavailable, KeeperRefused) as error:
             known = self._stay & self._told.keys()
             self._log.error("%d kernels are kept as their keeper knew them: %s", len(known), error)
@@ -511,7 +517,7 @@ class KeptKernels:
         try:
             await self.hibernation.hibernate(kernel_id)
         except Refused:
-            return not (self.hibernation.is_away(kernel_id) or self._is_busy(kernel_id))
+            return not (self.hibernation.is_moving(kernel_id) or self._is_busy(kernel_id))
         return True
 
     def _is_busy(self, kernel_id: str) -> bool:
