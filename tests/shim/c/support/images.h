@@ -162,11 +162,12 @@ __attribute__((unused)) static void sleeper_end(struct sleeper *sleeper)
 	close(sleeper->talk);
 }
 
-static void file_away(const struct sleeper *sleeper, bool is_there)
+/* Have a file of that name be in its image, or not.  */
+static void file_in_image(const struct sleeper *sleeper, const char *name, bool is_there)
 {
 	char path[128];
 
-	snprintf(path, sizeof(path), "%s/away", sleeper->image);
+	snprintf(path, sizeof(path), "%s/%s", sleeper->image, name);
 	if (is_there)
 		close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
 	else
@@ -176,7 +177,7 @@ static void file_away(const struct sleeper *sleeper, bool is_there)
 static uint32_t begin_image(const struct sleeper *sleeper)
 {
 	mkdir(sleeper->image, 0700);
-	file_away(sleeper, true);
+	file_in_image(sleeper, "away", true);
 	if (page_read().state != AFFINODE_STATE_PARKED)
 		controller_park();
 	return controller_into_image(sleeper->image);
@@ -198,7 +199,7 @@ __attribute__((unused)) static uint64_t hibernate(const struct sleeper *sleeper)
 /* Back to the controller, and back on the GPU: all is right.  */
 __attribute__((unused)) static void wake(const struct sleeper *sleeper)
 {
-	file_away(sleeper, false);
+	file_in_image(sleeper, "away", false);
 	controller_accept();
 	CHECK_RESUMES();
 	CHECK_EQUAL(tell(sleeper, 'c', 0, 0), 'y');

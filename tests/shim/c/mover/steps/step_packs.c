@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 
 #define STRIDE 3
+#define COUNTS "woken.json" /* as long as its image counts, nothing in it is given back */
 
 static struct sleeper other; /* it stays in its image meanwhile */
 
@@ -46,18 +47,6 @@ int flock(int fd, int how)
 	return (int)syscall(SYS_flock, fd, how);
 }
 
-/* As long as its image counts, nothing in it is given back.  */
-static void image_counts(const struct sleeper *sleeper, bool counts)
-{
-	char path[128];
-
-	snprintf(path, sizeof(path), "%s/woken.json", sleeper->image);
-	if (counts)
-		close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
-	else
-		unlink(path);
-}
-
 /* Have it hibernate; false: it died at that call, else it is back, and right.  */
 static bool survives(struct sleeper *sleeper, unsigned nth)
 {
@@ -67,7 +56,7 @@ static bool survives(struct sleeper *sleeper, unsigned nth)
 	controller_park();
 	CHECK_EQUAL(tell(sleeper, 'k', nth, 0), 'y');
 	epoch = begin_image(sleeper);
-	image_counts(sleeper, false); /* while it hibernates: before, it could die unasked */
+	file_in_image(sleeper, COUNTS, false); /* it tidies while it hibernates: before, it could die unasked */
 	while (!controller_replied(epoch) && controller_pump()) /* its end closes the link */
 		test_pause();
 	survived = controller_replied(epoch);
@@ -122,7 +111,7 @@ static bool dies_tidying(unsigned nth)
 
 	test_at("tidying, killed at call %u", nth);
 	hibernate(&sleeper);
-	image_counts(&sleeper, true); /* or the mover would tidy beside the answer to the park */
+	file_in_image(&sleeper, COUNTS, true); /* or the mover would tidy beside the answer to the park */
 	wake(&sleeper);
 	CHECK_EQUAL(tell(&sleeper, 's', 0, 6), 'y');
 	CHECK_EQUAL(tell(&sleeper, 's', CHUNKS - 1, 7), 'y');
