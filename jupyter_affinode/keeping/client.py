@@ -249,7 +249,7 @@ class Keeper:
     async def _ask(self, what: str, patience_s: float = ANSWER_S, **request: Any) -> Any:
         # A request that is cancelled is answered all the same: the next one would take that answer for its own.
         exchange = asyncio.ensure_future(self._exchange(what, patience_s, request))
-        # Where the caller was cancelled, an error of the request is nobody's to handle.
+        # A caller that was cancelled does not ask for its request's error, which asyncio would log as never retrieved.
         exchange.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(exchange)
 

@@ -124,8 +124,8 @@ def lives(process: ProcessName) -> bool:
         Adopted(process).close()
     except ProcessLookupError:
         return False
-    except OSError:  # no more descriptors: nothing says that it has ended
-        return True
+    except OSError:  # this process has no more descriptors: nothing says that the other has ended
+        pass
     return True
 
 

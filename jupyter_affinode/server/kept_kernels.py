@@ -99,7 +99,7 @@ class KeptKernels:
         self._keeper: Keeper | None = None
         self._told: dict[str, Record] = {}  # what this keeper took of each kernel
         self._records: dict[str, Record] = {}  # the last of each kernel, whichever keeper was told
-        self._refused: dict[str, str] = {}  # kernels whose processes run and that the keeper does not take
+        self._refused: dict[str, str] = {}  # why the keeper does not take a kernel whose process runs
         self._adoption = Adoption(serverapp, log)
         self._replay = Replay(self._manager)
         self._unseen: dict[str, Kept] = {}  # adopted kernels that no tab has attached to
@@ -469,7 +469,12 @@ class KeptKernels:
             self._take_out(self._stay & self._told.keys())
         except (KeeperUnavailable, KeeperRefused) as error:
             known = self._stay & self._told.keys()
-            self._log.error("%d kernels are kept as their keeper knew them: %s", len(known), error)
+            self._log.error(
+                "The hand-over failed: %s. The keeper keeps %d kernels as it knew them, and %d end with this server.",
+                error,
+                len(known),
+                len(self._stay & self._manager._kernels.keys() - known),
+            )
             self._take_out(known)
         finally:
             self._take_out(self._in_images())  # whatever failed: to shut them down would delete their images

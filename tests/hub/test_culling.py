@@ -17,7 +17,7 @@ HOUR_S = 3600
 
 @pytest.fixture
 def nodes(node, monkeypatch):
-    """The machine, as cullers are told of it; its answer is waited for however long it takes."""
+    """The machine, as cullers are told of it; they wait for it up to a minute."""
     monkeypatch.setattr(culling.Nodes.read, "__defaults__", (60.0,))
     return {"here": str(node.machine.socket)}
 

@@ -20,7 +20,7 @@ from hub_spawner.nodes import NodePicture
 
 @pytest.fixture(scope="module")
 def node():
-    """A machine with two GPUs and three users, whose answer is waited for however long it takes."""
+    """A machine with two GPUs and three users; who asks it waits up to a minute."""
     with gpu_node(idle_timeout_s=0.1) as made, pytest.MonkeyPatch.context() as patch:
         patch.setattr(free_room_module, "ANSWER_WITHIN_S", 60.0)
         yield made
