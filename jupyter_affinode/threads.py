@@ -1,12 +1,13 @@
-"""Blocking work beside an event loop that may be stopped, closed or forked at any time."""
+"""Work beside an event loop that may be stopped, closed or forked at any time, and how it is waited for."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -31,3 +32,30 @@ async def on_own_thread(work: Callable[[], T], *, timeout_s: float | None) -> T:
 
     threading.Thread(target=run, name="affinode-work", daemon=True).start()
     return await asyncio.wait_for(asyncio.wrap_future(done), timeout_s)
+
+
+async def joined(work: Awaitable[T]) -> T:
+    """Wait for work that goes on when it is cancelled, as a thread's, also where the caller is cancelled meanwhile.
+
+    Else it would go on beside what the next work does, and remove what that has made.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()
+        raise
+
+
+async def ended(task: asyncio.Task[Any] | None) -> None:
+    """Cancel a task, and return once it has ended.
+
+    Before Python 3.12 `asyncio.wait_for` swallows a cancellation that comes together with what it waits for.
+    """
+    while task is not None and not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=0.1)

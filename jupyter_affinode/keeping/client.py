@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from .. import environment
 from ..python_command import module_command
 from .at_hub import AtHub
+from .life_table import IS_OUT, State
+from .lines import ANSWER_S, Connection, HungUp, Refused, Unanswered
 from .messages import Undelivered
+from .processes import ProcessName
 from .records import LINE_BYTES_MAX, SOCKET_NAME, VERSION, Owner, Record, from_json, to_json
 
+SPEAKS = 2  # how requests look: lines.py
 START_S = 10.0
 REVIVED_S = 2.0
 TRY_EVERY_S = 0.05
-ANSWER_S = 30.0
-UNREAD_BYTES_MAX = 1 << 20
-IMAGE_S = 1800.0  # until a disk has written, or read, an image
 
 
 class KeeperUnavailable(OSError):
@@ -39,16 +39,39 @@ class KeeperRefused(RuntimeError):
 
 @dataclass(frozen=True)
 class Kept:
-    """A kernel that the keeper knows. `state`: "busy" while a cell runs; `quiet_s`: since its last message."""
+    """A kernel as the keeper shows it. `state`: "busy" while a cell runs; `quiet_s`: since its last message."""
 
     record: Record
+    life: State
     kept_since: float  # or in an image, by the time of day
     state: str
     quiet_s: float
-    bytes: int = 0  # of its image, if it is in one
+    bytes: int = 0  # of its image, or of what is written of it
     has_server: bool = False  # one that runs
     deleted_at: float | None = None  # by the time of day, once it was said that its image is deleted by age
     objection: str | None = None  # why it could not be woken now, and what to do
+    refusal: str | None = None  # why it did not hibernate, or was not woken, the last time
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it lives on disk."""
+        return self.life in IS_OUT
+
+    @classmethod
+    def of(cls, view: dict[str, Any]) -> Kept:
+        """Return what a view says. Raises ValueError and LookupError."""
+        return cls(
+            from_json(view["record"]),
+            State(view["life"]),
+            view["kept_since"] or time.time(),
+            view["state"],
+            view["quiet_s"],
+            view["bytes"],
+            view["has_server"],
+            view["deleted_at"],
+            view["objection"],
+            view["refusal"],
+        )
 
 
 @dataclass(frozen=True)
@@ -59,126 +82,113 @@ class Ended:
     at: float  # by the time of day
 
 
+async def _nothing(*_: object) -> None:
+    pass
+
+
 class Keeper:
     """Speaks to the keeper. All raise KeeperUnavailable if it is gone, and KeeperRefused."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+    def __init__(self, connection: Connection | None):
         """Use a connection; `connected` makes one."""
-        self._reader, self._writer = reader, writer
-        self._turn = asyncio.Lock()
-        # Called with "hibernate" or "wake" and a kernel of this server's, when a command line asks the keeper for that.
-        self.on_wish: Callable[[str, str], None] = lambda wish, kernel_id: None
+        self._connection = connection
+        # What the keeper asks of the server that has a kernel, and shows it.
+        self.on_life: Callable[[Kept], None] = lambda kept: None
+        self.on_quiet: Callable[[str], Awaitable[None]] = _nothing  # pass nothing on to a kernel
+        self.on_hear: Callable[[str, ProcessName, Undelivered], Awaitable[None]] = _nothing  # one was woken
         self.on_end: Callable[[], None] = lambda: None  # called when the keeper has ended
-        self._answers: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self._reading = asyncio.get_running_loop().create_task(self._read(), name="affinode-keeper")
+        self._reading: asyncio.Task[None] | None = None
+        if connection is not None:
+            connection.handlers = {"life": self._life, "quiet": self._quiet, "hear": self._hear}
+            self._reading = asyncio.get_running_loop().create_task(self._read(), name="affinode-keeper")
 
     @property
     def is_gone(self) -> bool:
         """Whether the keeper has ended."""
-        return self._reader.at_eof() or self._writer.is_closing()
+        return self._connection is None or self._connection.is_closed
 
-    async def greet(self) -> None:
-        """Make sure that the keeper, which may have run since before an upgrade, is of a release like this one."""
-        try:
-            version = await self._ask("hello")
-        except KeeperRefused:
-            version = None
-        if version != VERSION:
-            await self.close()
-            raise KeeperUnavailable(
-                "the keeper of this user's kernels is of another release of jupyter-affinode, and cannot be asked."
-                " Its kernels run on until their time is over"
-            )
-
-    async def own(self, record: Record, at_hub: AtHub | None = None) -> None:
+    async def update(self, record: Record, at_hub: AtHub | None = None) -> Kept:
         """Say that this server has a kernel, with what adopting it takes; again whenever that has changed.
 
         `at_hub`: the server's place at its Hub, by which the keeper asks for the kernel's user and grant.
         """
-        await self._ask("own", record=to_json(record), at_hub=at_hub and asdict(at_hub))
+        told = await self._ask("update", record=to_json(record), at_hub=at_hub and asdict(at_hub))
+        return Kept.of(told)
 
     async def forget(self, kernel_id: str) -> None:
         """Say that a kernel is shut down."""
         await self._ask("forget", kernel=kernel_id)
 
-    async def hand_over(self, record: Record, at_hub: AtHub | None = None) -> None:
-        """Have a kernel kept from now on. What it says from then on reaches the next server."""
-        await self._ask("hand_over", record=to_json(record), at_hub=at_hub and asdict(at_hub))
+    async def hand_over(self, record: Record, at_hub: AtHub | None = None) -> dict[str, str]:
+        """Have a kernel kept from now on. What it says from then on reaches the next server.
 
-    async def deliver(self, kernel_id: str, undelivered: Undelivered) -> None:
-        """Give what this server got of a kernel that it handed over, and delivered to no client."""
-        await self._ask("deliver", kernel=kernel_id, undelivered=undelivered.to_json())
+        Return why kernels are ended for that, by their ids.
+        """
+        told = await self._ask("hand_over", record=to_json(record), at_hub=at_hub and asdict(at_hub))
+        return dict(told or {})
+
+    async def release(self, kernel_id: str, undelivered: Undelivered) -> dict[str, str]:
+        """Give what this server got of a kernel that it handed over, and delivered to no client.
+
+        Return why kernels are ended for that, by their ids.
+        """
+        told = await self._ask("release", kernel=kernel_id, undelivered=undelivered.to_json())
+        return dict(told or {})
 
     def tell_delivered(self, kernel_id: str, reader: str, channel: str, header: bytes) -> None:
         """Say that a tab has got a message, given by its header; left out while the keeper is far behind.
 
         Written at once and without an answer: the keeper gets it also where this server is killed next.
         """
-        if not self.is_gone and self._writer.transport.get_write_buffer_size() < UNREAD_BYTES_MAX:
+        if self._connection is not None and not self.is_gone and not self._connection.is_behind:
             told = {"kernel": kernel_id, "reader": reader, "channel": channel, "header": header.decode()}
-            self._writer.write(json.dumps({"do": "delivered", **told}).encode() + b"\n")
+            self._tell_delivered(self._connection, told)
 
-    async def adopt(self, owner: Owner, store: str = "") -> tuple[list[Kept], list[Ended]]:
-        """Take all kernels that are kept for such a server, also those in the images of `store`, which stay there.
+    def _tell_delivered(self, connection: Connection, told: dict[str, str]) -> None:
+        connection.tell("delivered", **told)
 
-        Return them, and those that have ended.
-        """
-        answer = await self._ask("adopt", IMAGE_S, owner=asdict(owner), store=store)
+    async def offered(self, owner: Owner, store: str = "") -> tuple[list[Kept], list[Ended]]:
+        """Return the kernels that such a server may `take`, and which have ended. `store`: a folder of images."""
+        answer = await self._ask("offered", None, owner=asdict(owner), store=store)
         return (
-            [_kept(each) for each in answer["kernels"]],
+            [Kept.of(each) for each in answer["kernels"]],
             [Ended(from_json(each["record"]), each["at"]) for each in answer["ended"]],
         )
 
-    async def take(self, kernel_id: str) -> Undelivered:
-        """Take what the tabs of an adopted kernel have not got. From now on this server has the kernel."""
-        return Undelivered.from_json(await self._ask("take", kernel=kernel_id))
+    async def take(self, kernel_id: str) -> tuple[Kept, Undelivered]:
+        """Have a kernel from now on; return where it is, and what its tabs have not got."""
+        told = await self._ask("take", kernel=kernel_id)
+        return Kept.of(told["view"]), Undelivered.from_json(told["undelivered"])
 
-    async def give_back(self, kernel_id: str) -> None:
-        """Say that this server could not have a kernel that it adopted: it is kept as before."""
-        await self._ask("give_back", kernel=kernel_id)
+    async def decline(self, kernel_id: str) -> None:
+        """Say that this server does not take a kernel that was offered; nobody waits for it."""
+
+    async def look(self, kernel_id: str) -> Kept:
+        """Return where a kernel is."""
+        return Kept.of(await self._ask("look", kernel=kernel_id))
 
     async def list_kept(self, store: str = "", *, all: bool = False) -> list[Kept]:
         """Return the kernels that are kept, as processes or in images, whatever server they are for.
 
         `all`: also those that a server has.
         """
-        return [_kept(each) for each in (await self._ask("list", store=store, all=all))["kernels"]]
+        return [Kept.of(each) for each in await self._ask("list", None, store=store, all=all)]
 
-    async def hibernate(self, kernel_id: str, *, by_server: bool = False) -> Kept:
-        """Put a kernel into an image, and end its processes.
-
-        `by_server`: this is the server that has it, which passes no message on to it meanwhile. Another client's wish
-        for such a kernel the keeper passes on to its server.
-        """
-        return _kept(await self._ask("hibernate", IMAGE_S, kernel=kernel_id, by_server=by_server))
+    async def hibernate(self, kernel_id: str) -> Kept:
+        """Put a kernel into an image, and end its processes. A server that has it is asked to have it quiet."""
+        return Kept.of(await self._ask("hibernate", None, kernel=kernel_id))
 
     async def wake(self, kernel_id: str, store: str = "") -> Kept:
-        """Start a hibernated kernel's processes again. If no server has it, it is kept then."""
-        return _kept(await self._ask("wake", IMAGE_S, kernel=kernel_id, store=store))
-
-    async def wake_own(self, kernel_id: str, store: str) -> tuple[Record, Undelivered]:
-        """Start a hibernated kernel's processes again for this server, which has it.
-
-        Return its record as it is now, and what its tabs had not got when it went.
-        """
-        answer = await self._ask("wake", IMAGE_S, kernel=kernel_id, store=store, by_server=True)
-        return from_json(answer["record"]), Undelivered.from_json(answer["undelivered"])
-
-    async def heard(self, kernel_id: str) -> None:
-        """Say that all tabs of a woken kernel hear it, so that it may speak."""
-        await self._ask("heard", kernel=kernel_id)
+        """Have a kernel run. If no server has it, it is kept then."""
+        return Kept.of(await self._ask("wake", None, kernel=kernel_id, store=store))
 
     async def stop(self, kernel_id: str) -> None:
         """Have a kernel stay where it is, if it is on its way into an image or back, and that can still be stopped."""
-        await self._ask("stop", IMAGE_S, kernel=kernel_id)
+        await self._ask("stop", None, kernel=kernel_id)
 
-    async def progress(self, kernel_id: str) -> dict[str, Any] | None:
-        """Return how far a kernel is that is on its way: `step`, `bytes` of the image so far; None: it is not."""
-        return await self._ask("progress", kernel=kernel_id)
-
-    async def wish_done(self, kernel_id: str, error: str | None) -> None:
-        """Say that a wish was fulfilled, or why not."""
-        await self._ask("wish_done", kernel=kernel_id, error=error)
+    async def end(self, kernel_id: str, *, by_server: bool = False) -> None:
+        """Shut a kernel down that is kept, or on disk, and return when it has ended. `by_server`: this one has it."""
+        await self._ask("end", None, kernel=kernel_id, by_server=by_server)
 
     async def want_warm(
         self, want: dict[str, Any], at_hub: AtHub | None = None, *, stays: bool = False, again: bool = False
@@ -214,10 +224,6 @@ class Keeper:
         """End a kernelspec's warm kernels, and have none made any more."""
         await self._ask("warm_drop", spec=spec)
 
-    async def end(self, kernel_id: str) -> None:
-        """Shut a kept kernel down, and return when it has ended."""
-        await self._ask("end", kernel=kernel_id)
-
     async def __aenter__(self) -> Keeper:
         return self
 
@@ -226,50 +232,39 @@ class Keeper:
 
     async def close(self) -> None:
         """Hang up: what this server has is kept from now on."""
-        self._reading.cancel()
-        self._writer.close()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+        if self._reading is not None and self._connection is not None:
+            self._reading.cancel()
+            self._connection.close()
+            await self._connection.closed()
+
+    # ---- what the keeper says
+
+    def _life(self, view: dict[str, Any]) -> None:
+        self.on_life(Kept.of(view))
+
+    async def _quiet(self, kernel: str) -> None:
+        await self.on_quiet(kernel)
+
+    async def _hear(self, kernel: str, process: dict[str, Any], undelivered: dict[str, Any]) -> None:
+        await self.on_hear(kernel, ProcessName(**process), Undelivered.from_json(undelivered))
 
     async def _read(self) -> None:
-        """Take the keeper's lines: answers, and wishes in between."""
+        assert self._connection is not None
         try:
-            while line := await self._reader.readline():
-                told = json.loads(line)
-                if "wish" in told:
-                    self.on_wish(told["wish"], told["kernel"])
-                else:
-                    self._answers.put_nowait(told)
-        except (OSError, ValueError):
-            self._writer.close()
+            await self._connection.serve()
         finally:
-            self._answers.put_nowait(None)
             self.on_end()
 
-    async def _ask(self, what: str, patience_s: float = ANSWER_S, **request: Any) -> Any:
-        # A request that is cancelled is answered all the same: the next one would take that answer for its own.
-        exchange = asyncio.ensure_future(self._exchange(what, patience_s, request))
-        # A caller that was cancelled does not ask for its request's error, which asyncio would log as never retrieved.
-        exchange.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(exchange)
-
-    async def _exchange(self, what: str, patience_s: float, request: dict[str, Any]) -> Any:
-        async with self._turn:
-            try:
-                self._writer.write(json.dumps({"do": what, **request}).encode() + b"\n")
-                await self._writer.drain()
-                answer = await asyncio.wait_for(self._answers.get(), patience_s)
-            except ConnectionError as error:
-                raise KeeperEnded(f"the keeper of kernels has ended: {error}") from None
-            except (OSError, asyncio.TimeoutError) as error:
-                self._writer.close()  # a late answer would be taken for that of the next request
-                raise KeeperUnavailable(f"the keeper of kernels does not answer: {error}") from None
-        if answer is None:
-            self._answers.put_nowait(None)
-            raise KeeperEnded("the keeper of kernels has ended")
-        if "error" in answer:
-            raise KeeperRefused(answer["error"])
-        return answer["answer"]
+    async def _ask(self, what: str, patience_s: float | None = ANSWER_S, **request: Any) -> Any:
+        assert self._connection is not None
+        try:
+            return await self._connection.ask(what, patience_s, **request)
+        except Refused as refused:
+            raise KeeperRefused(str(refused)) from None
+        except HungUp:
+            raise KeeperEnded("the keeper of kernels has ended") from None
+        except Unanswered as error:
+            raise KeeperUnavailable(f"the keeper of kernels does not answer: {error}") from None
 
 
 async def connected() -> Keeper:
@@ -281,14 +276,11 @@ async def connected() -> Keeper:
         try:
             folder = environment.user_folder()
             environment.make_folder(folder)
-            reader, writer = await asyncio.open_unix_connection(
-                str(folder / SOCKET_NAME), limit=LINE_BYTES_MAX
-            )
-            keeper = Keeper(reader, writer)
-            await keeper.greet()
-            return keeper
-        except KeeperEnded:  # at this moment
+            return await _greeted(str(folder / SOCKET_NAME))
+        except (KeeperEnded, ConnectionResetError, BrokenPipeError):  # at this moment
             pass
+        except KeeperUnavailable:
+            raise
         except FileNotFoundError:
             wants_one = True
         except (
@@ -302,6 +294,42 @@ async def connected() -> Keeper:
         if loop.time() > began + START_S:
             raise KeeperUnavailable(f"the keeper of kernels did not start within {START_S:g} s")
         await asyncio.sleep(TRY_EVERY_S)
+
+
+async def _greeted(path: str) -> Keeper:
+    """Return a connection to the keeper at a socket, which may have run since before an upgrade."""
+    reader, writer = await asyncio.open_unix_connection(path, limit=LINE_BYTES_MAX)
+    try:
+        writer.write(json.dumps({"do": "hello", "speaks": SPEAKS}).encode() + b"\n")
+        await writer.drain()
+        line = await asyncio.wait_for(reader.readline(), ANSWER_S)
+        if not line:
+            raise KeeperEnded("the keeper of kernels has ended")
+        answer = json.loads(line).get("answer")
+        if isinstance(answer, dict) and answer.get("version") == VERSION:
+            return Keeper(Connection(reader, writer, _words))
+        if answer == VERSION:
+            from .earlier_keeper import EarlierKeeper  # for one release
+
+            return EarlierKeeper(path, reader, writer)
+        raise ValueError
+    except asyncio.TimeoutError:
+        writer.close()
+        raise KeeperUnavailable("the keeper of kernels does not answer") from None
+    except (ValueError, AttributeError):
+        writer.close()
+        raise KeeperUnavailable(
+            "the keeper of this user's kernels is of another release of jupyter-affinode, and cannot be asked."
+            " Its kernels run on until their time is over"
+        ) from None
+    except BaseException:
+        writer.close()
+        raise
+
+
+def _words(error: Exception) -> str:
+    """Return what the keeper is told of a failed request: why a kernel is not quiet."""
+    return str(error) or type(error).__name__
 
 
 def is_there() -> bool:
@@ -332,16 +360,3 @@ def _start() -> subprocess.Popen[bytes]:
             )
     except (OSError, environment.SimulationRefused) as error:
         raise KeeperUnavailable(f"the keeper of kernels cannot be started: {error}") from None
-
-
-def _kept(told: dict[str, Any]) -> Kept:
-    return Kept(
-        from_json(told["record"]),
-        told["kept_since"] or time.time(),
-        told["state"],
-        told["quiet_s"],
-        told.get("bytes", 0),
-        told.get("has_server", False),
-        told.get("deleted_at"),
-        told.get("objection"),
-    )

@@ -1,7 +1,7 @@
 """`python -m jupyter_affinode.keeping.keeper`: the program that keeps a user's kernels while no server has them.
 
-It listens at a Unix socket in a folder that only its user can enter. A request is a line of JSON, and so is its answer.
-It ends by itself when no server is connected and no kernel is kept.
+It listens at a Unix socket in a folder that only its user can enter (lines.py says how both ends speak). It ends by
+itself when no server is connected and no kernel is kept.
 """
 
 from __future__ import annotations
@@ -13,381 +13,408 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .. import environment
+from ..hibernation.disk import in_words
+from ..hibernation.hibernate import CannotHibernate, CannotWake
 from .at_hub import ASK_EVERY_S, AtHub
-from .hibernated import CannotHibernate, CannotWake, Hibernated
+from .earlier_release import EarlierServer
 from .kept_kernel import KeptKernel
-from .known_kernels import KnownKernels
+from .life import NEEDED, LeaseLost, Life
+from .life_table import State
+from .lines import Connection, HungUp, Refused, Unanswered
+from .lives import Lives, NoSuchKernel
 from .messages import Undelivered
 from .oversight import Oversight
 from .processes import ProcessName
-from .records import IMAGE, LINE_BYTES_MAX, PROCESS, SOCKET_NAME, VERSION, Owner, Record, from_json, to_json
-from .transitions import Transitions
+from .records import LINE_BYTES_MAX, SOCKET_NAME, VERSION, Owner, Record, from_json, to_json
 from .warm_pools import FOLDER_NAME as WARM_FOLDER
 from .warm_pools import WarmPools
 
 LOCK_NAME = "keeper.lock"
+SPEAKS = 2  # how requests look: lines.py; 1 is earlier_release.py
 SERVERS_BACK_S = 0.5  # until a server that lives has reached a new keeper
-OF_LIVING_SERVERS = ("hello", "own")  # what it says first
 LEAVES_AFTER_S = 5.0  # without servers and kernels
+LOOK_EVERY_S = 1.0  # for kernels that are to be hibernated
+TRY_AGAIN_S = 600.0  # one that could not be
+STOP_LOOK_S = 0.1  # whether anything is in its hands, once it was asked to end
+QUIET_S = 90.0  # for a server to have a kernel quiet; a cell that has just begun is refused at once
+HEARD_S = 30.0  # for a server to have its tabs hear a kernel
 
 Answer = dict[str, Any]
+
+
+class Server:
+    """A connected server, or a command line: the lease of the kernels that it has."""
+
+    def __init__(self, connection: Connection):
+        """Use its connection."""
+        self._connection = connection
+
+    async def until_quiet(self, kernel_id: str) -> None:
+        """Have it pass nothing on to a kernel. Raises CannotHibernate and LeaseLost."""
+        try:
+            await self._connection.ask("quiet", QUIET_S, kernel=kernel_id)
+        except Refused as refused:
+            raise CannotHibernate(str(refused)) from None
+        except Unanswered:
+            raise CannotHibernate("its server does not answer") from None
+        except HungUp:
+            raise LeaseLost from None
+
+    async def until_heard(self, kernel_id: str, process: ProcessName, undelivered: Undelivered) -> None:
+        """Have its tabs hear a kernel that was woken. Raises LeaseLost."""
+        told = {"process": process.__dict__, "undelivered": undelivered.to_json()}
+        try:
+            await self._connection.ask("hear", HEARD_S, kernel=kernel_id, **told)
+        except (Refused, Unanswered):
+            pass  # it has the kernel all the same, and what is not heard is kept until it is delivered
+        except HungUp:
+            raise LeaseLost from None
+
+    def show(self, view: Answer) -> None:
+        """Show it where a kernel is."""
+        self._connection.tell("life", view=view)
 
 
 class Keeper:
     """Answers a user's servers, and keeps the kernels of those that have ended."""
 
     def __init__(self, folder: Path, log: logging.Logger):
-        """Take the kernels that an earlier keeper knew, as kept, since no server is connected."""
+        """Know nothing yet: `begin`."""
         self._log = log
         self.warm = WarmPools(self, folder / WARM_FOLDER, log)
-        self._known = KnownKernels(folder, log, self.warm.has_ended, self.maybe_leave)
-        self.oversight = Oversight(self._known.running.values, log)
-        self.transitions = Transitions(self._known, log, self.warm.end_unknown)
-        self._stopping: asyncio.Task[None] | None = None
+        self.lives = Lives(folder, log, self.warm.has_ended, self.maybe_leave)
+        self.oversight = Oversight(self.lives, log)
         self.left = asyncio.Event()
+        self._servers: set[object] = set()
         self._leaving: asyncio.TimerHandle | None = None
-        self._requests: dict[str, Callable[[asyncio.StreamWriter, Any], Any]] = {
-            "hello": lambda writer, request: VERSION,
-            "own": self._own,
-            "forget": self._forget,
-            "hand_over": self._hand_over,
-            "deliver": self._deliver,
-            "adopt": self._adopt,
-            "take": self._take,
-            "give_back": self._give_back,
-            "list": self._list,
-            "end": self._end,
-            "hibernate": self.transitions.hibernate,
-            "wake": self.transitions.wake,
-            "stop": self.transitions.stop,
-            "progress": self.transitions.progress,
-            "wish_done": self.transitions.wish_done,
-            "heard": self.transitions.heard,
-            "warm_want": self.warm.want,
-            "warm_offer": self.warm.offer,
-            "warm_taken": self.warm.taken,
-            "warm_list": self.warm.list_all,
-            "warm_drop": self.warm.drop,
-        }
+        self._stopping: asyncio.Task[None] | None = None
+        self._beginning: asyncio.Future[None] | None = None
+
+    # ---- the start
 
     def begin(self) -> None:
         """Know what the folder has, and keep it once servers that live have said which kernels are theirs.
 
         Until then nothing is taken from these servers' tabs, whose client the keeper would be.
         """
-        self._known.read_records()
-        self._beginning = asyncio.get_running_loop().create_task(
-            self._keep_rest(list(self._known.running.values()))
-        )
+        self.lives.read_records()
+        self._beginning = asyncio.get_running_loop().create_task(self._keep_rest())
 
-    async def _keep_rest(self, found: list[KeptKernel]) -> None:
-        if found:
+    async def _keep_rest(self) -> None:
+        if any(True for _ in self.lives):
             await asyncio.sleep(SERVERS_BACK_S)
-        for kernel in found:
-            kernel_id = kernel.record.kernel_id
-            if self._known.server_of(kernel_id) is None:
-                try:
-                    await self._keep_found(kernel)
-                except Exception:  # the others are to be kept
-                    self._log.exception("kernel %s is not listened to", kernel_id)
-            elif self._known.running.get(kernel_id) is kernel and kernel.record.hibernate_dir:
-                self.transitions.recover(kernel.record)
+        await self.lives.look_at_found()
         try:
             await self.warm.begin()
         except Exception:  # kept kernels need no warm ones
             self._log.exception("warm kernels of an earlier keeper are not known")
         self.maybe_leave()
 
+    async def _begun(self) -> None:
+        if self._beginning is not None:
+            await asyncio.shield(self._beginning)
+
     async def keep_warm(self) -> None:
         """Keep warm kernels as they should be, once those of an earlier keeper are known; until cancelled."""
-        await asyncio.shield(self._beginning)
+        await self._begun()
         await self.warm.run()
 
-    async def _keep_found(self, kernel: KeptKernel) -> None:
-        record = kernel.record
-        if self._known.ended_under_server.pop(record.kernel_id, None) is not None:
-            self._known.note_end(record)
-        elif self._known.running.get(record.kernel_id) is kernel:
-            await kernel.keep()
-            if record.hibernate_dir:  # the keeper before may have been killed in the midst of it
-                self.transitions.recover(record)
+    # ---- connections
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one server until it ends; then its kernels are kept."""
-        self._known.servers[writer] = set()
+        try:
+            line = await reader.readline()
+            told = json.loads(line) if line else {}
+            if told.get("do") == "hello" and told.get("speaks", 1) >= SPEAKS:
+                writer.write(json.dumps({"answer": {"version": VERSION, "speaks": SPEAKS}}).encode() + b"\n")
+                connection = Connection(reader, writer, self.words)
+                server = Server(connection)
+                connection.handlers = self._requests(server)
+                await self._served(server, connection.serve)
+            elif told:
+                earlier = EarlierServer(self, reader, writer, told)
+                await self._served(earlier, earlier.serve)
+        except (OSError, ValueError, AttributeError):  # a line that is too long, or no request
+            pass
+        finally:
+            writer.close()
+
+    async def _served(self, server: Any, serve: Callable[[], Any]) -> None:
+        self._servers.add(server)
         if self._leaving is not None:
             self._leaving.cancel()
         try:
-            while line := await reader.readline():
-                answer = await self._answer(writer, line)
-                if answer is not None:
-                    writer.write(json.dumps(answer).encode() + b"\n")
-                    await writer.drain()
-        except (OSError, ValueError):  # ValueError: a line that is too long
-            pass
+            await serve()
         finally:
-            had = self._known.servers.pop(writer)
-            writer.close()
-            self.warm.hung_up(writer)
-            await self._are_left(had)
+            self._servers.discard(server)
+            self.warm.hung_up(server)
+            await self.lives.are_left(server)
+            self.oversight.hold_to_quota()
             self.maybe_leave()
 
-    async def _are_left(self, kernel_ids: set[str]) -> None:
-        """Keep the kernels that a server had and has not any more, and note which have ended."""
-        self.transitions.hung_up(kernel_ids)
-        await asyncio.gather(*map(self._keep_left, kernel_ids - self.transitions.on_their_way.keys()))
-        for kernel_id in kernel_ids & self._known.ended_under_server.keys():
-            self._known.note_end(self._known.ended_under_server.pop(kernel_id))
-        self.oversight.hold_to_quota()
+    def words(self, error: Exception) -> str:
+        """Return what a person is told of a failed request."""
+        if isinstance(error, (CannotHibernate, CannotWake, NoSuchKernel, ProcessLookupError)):
+            return str(error)
+        if isinstance(error, OSError):
+            return in_words(error)
+        if isinstance(error, LookupError) and error.args and " " in str(error.args[0]):
+            return str(error.args[0])  # a sentence of ours
+        self._log.error("a request failed", exc_info=error)
+        return "the keeper of kernels has met an error, which its log has (keeper.log)"
 
-    async def _keep_left(self, kernel_id: str) -> None:
-        """Keep a kernel after its server has ended, unless it has ended, too, or another server has it."""
-        kernel = self._known.running.get(kernel_id)
-        if kernel is None or kernel.is_kept or self._known.server_of(kernel_id) is not None:
-            return
-        self._log.info("kernel %s is kept: its server is gone", kernel_id)
-        try:
-            await kernel.keep()
-        except Exception:  # the others are to be kept
-            self._log.exception("kernel %s is not listened to", kernel_id)
-
-    async def _answer(self, writer: asyncio.StreamWriter, line: bytes) -> Answer | None:
-        try:
-            request = json.loads(line)
-            if request["do"] == "delivered":  # for each message of a kernel: without an answer
-                self._delivered(writer, request)
-                return None
-            if request["do"] not in OF_LIVING_SERVERS:
-                await asyncio.shield(self._beginning)
-            answer = self._requests[request["do"]](writer, request)
-            return {"answer": await answer if asyncio.iscoroutine(answer) else answer}
-        except (CannotHibernate, CannotWake) as refused:
-            return {"error": str(refused)}
-        except (ValueError, LookupError, TypeError, OSError) as error:
-            return {"error": f"{type(error).__name__}: {error}"}
-        except Exception as error:  # zmq.ZMQError, for example: its server's other kernels have no part in it
-            self._log.exception("a request failed")
-            return {"error": f"{type(error).__name__}: {error}"}
+    def _requests(self, server: Server) -> Mapping[str, Callable[..., Any]]:
+        """Return what a server, or a command line, may ask, by its name."""
+        return {
+            "offered": self.offered,
+            "take": partial(self.take, server),
+            "update": partial(self.update, server),
+            "hand_over": partial(self.hand_over, server),
+            "release": partial(self.release, server),
+            "forget": partial(self.forget, server),
+            "delivered": partial(self.delivered, server),
+            "look": self.look_at,
+            "list": self.list_all,
+            "end": self.end,
+            "hibernate": self.hibernate,
+            "wake": self.wake,
+            "stop": self.stop,
+            "warm_want": lambda **told: self.warm.want(server, told),
+            "warm_offer": lambda **told: self.warm.offer(server, told),
+            "warm_taken": lambda **told: self.warm.taken(server, told),
+            "warm_list": lambda **told: self.warm.list_all(server, told),
+            "warm_drop": lambda **told: self.warm.drop(server, told),
+        }
 
     # ---- requests
 
-    async def _own(self, writer: asyncio.StreamWriter, request: Answer) -> None:
-        """Note what adopting a server's kernel takes, now or after a change. Raises ProcessLookupError."""
-        record = from_json(request["record"])
-        kernel_id = record.kernel_id
-        if record.place == IMAGE and kernel_id not in self._known.hibernated:  # an earlier keeper knew it
-            await self.transitions.look_in(record.hibernate_dir)
-            if kernel_id not in self._known.hibernated:
-                raise LookupError(f"kernel {kernel_id} is in no image")
-        if record.place == PROCESS and self._known.know(record) is None:
-            raise ProcessLookupError(f"kernel {kernel_id} has ended")
-        if record.place == PROCESS and kernel_id in self._known.hibernated:  # its server has started it anew
-            self._known.hibernated.end(kernel_id)
-        for other, had in self._known.servers.items():
-            if other is not writer:
-                had.discard(kernel_id)
-        self._known.servers[writer].add(kernel_id)
-        if record.place == IMAGE:
-            return
-        kernel = self._known.running[kernel_id]
-        self._known.ended_under_server.pop(kernel_id, None)
-        if kernel.is_kept:  # the keeper before was killed, and the server has had it all the time
-            kernel.take()
-        kernel.at_hub = AtHub(**request["at_hub"]) if request.get("at_hub") else None
-        self._known.write(record)
+    async def update(self, server: Any, record: Answer, at_hub: Answer | None = None) -> Answer:
+        """Note what adopting a server's kernel takes, now or after a change; return where it is."""
+        life = await self.lives.update(from_json(record), server)
+        life.at_hub = AtHub(**at_hub) if at_hub else None
+        return life.view()
 
-    def _delivered(self, writer: asyncio.StreamWriter, request: Answer) -> None:
+    def delivered(self, server: Any, kernel: str, reader: str, channel: str, header: str) -> None:
         """Note that a server passed a kernel's message on to its tab."""
-        if request["kernel"] in self._known.servers[writer] & self._known.running.keys():
-            self._known.running[request["kernel"]].delivered(
-                request["reader"], request["channel"], request["header"].encode()
-            )
+        life = self.lives.find(kernel)
+        if life is not None and life.lease is server and life.kernel is not None:
+            life.kernel.delivered(reader, channel, header.encode())
 
-    def _forget(self, writer: asyncio.StreamWriter, request: Answer) -> None:
+    def forget(self, server: Any, kernel: str) -> None:
         """Forget a kernel that its server has ended."""
-        kernel_id = request["kernel"]
-        if kernel_id in self._known.servers[writer]:
-            self._known.drop(kernel_id)
-            if (
-                kernel_id in self._known.hibernated
-            ):  # also where its user ended it before its GPU memory was back
-                self._known.hibernated.end(kernel_id)
+        life = self.lives.find(kernel)
+        if life is not None and life.lease is server:
+            life.forget()
 
-    async def _hand_over(self, writer: asyncio.StreamWriter, request: Answer) -> None:
-        """Keep a kernel from now on; its server ends."""
-        await self._own(writer, request)
-        kernel_id = request["record"]["kernel_id"]
-        if kernel_id in self._known.hibernated:
-            return self._known.servers[writer].discard(kernel_id)
-        self._log.info("kernel %s is kept: its server hands it over", kernel_id)
-        try:
-            await self._known.running[kernel_id].keep()
-        except Exception:  # it is kept all the same; refused, it would end with its server
-            self._log.exception("kernel %s is not listened to", kernel_id)
-        self.oversight.hold_to_quota()
+    async def hand_over(self, server: Any, record: Answer, at_hub: Answer | None = None) -> dict[str, str]:
+        """Keep a kernel from now on, beside its server, which ends.
 
-    def _deliver(self, writer: asyncio.StreamWriter, request: Answer) -> None:
-        """Take what a server got of a kernel that it handed over, and did not deliver; another may adopt it now."""
-        if request["kernel"] in self._known.servers[writer] & self._known.running.keys():
-            self._known.running[request["kernel"]].put_before(Undelivered.from_json(request["undelivered"]))
-            self._known.servers[writer].discard(request["kernel"])
+        Return why kernels are ended for that, by their ids.
+        """
+        await self.update(server, record, at_hub)
+        life = self.lives.get(record["kernel_id"])
+        self._log.info("kernel %s is kept: its server hands it over", life.id)
+        if life.kernel is not None:
+            try:
+                await life.kernel.keep()
+            except Exception:  # it is kept all the same; refused, it would end with its server
+                self._log.exception("kernel %s is not listened to", life.id)
+        return self.oversight.hold_to_quota()
 
-    async def _adopt(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
-        """Give a server all kept kernels of its name and root folder, also those in images; say which have ended."""
-        owner = Owner(**request["owner"])
-        await self.transitions.look_in(request.get("store"))
-        for kernel_id, task in list(self.transitions.on_their_way.items()):
-            if self._may_have(owner, kernel_id):
-                await asyncio.wait([task])
-        there = [
-            each
-            for each in self._known.hibernated.of(owner)
-            if self._known.server_of(each.record.kernel_id) is None
-        ]
-        found = [
-            kernel
-            for kernel in self._known.running.values()
-            if kernel.is_kept
-            and kernel.record.owner.is_served_by(owner)
-            and self._known.server_of(kernel.record.kernel_id) is None
-        ]
-        records = [*(kernel.record for kernel in found), *(each.record for each in there)]
-        views = [*(kernel.view() for kernel in found if kernel.dying is None), *map(Hibernated.view, there)]
-        self._known.servers[writer] |= {record.kernel_id for record in records}
-        ended = self._known.take_ends(owner)
+    async def release(self, server: Any, kernel: str, undelivered: Answer) -> dict[str, str]:
+        """Take what a server got of a kernel that it handed over, and did not deliver; another may take it now.
+
+        Return why kernels are ended for that, by their ids.
+        """
+        life = self.lives.get(kernel)
+        if life.lease is not None and life.lease is server:
+            if life.kernel is not None:
+                life.kernel.put_before(Undelivered.from_json(undelivered))
+            await life.lost(life.lease)
+        return self.oversight.hold_to_quota()
+
+    async def offered(self, owner: Answer, store: str = "") -> Answer:
+        """Return the kernels that a server of this name and root folder may take; say once which have ended."""
+        await self._begun()
+        whose = Owner(**owner)
+        await self.lives.look_in(store)
+        ended = self.lives.take_ends(whose)
         return {
-            "kernels": views,
+            "kernels": [life.view() for life in self.lives.of(whose)],
             "ended": [{"record": to_json(record), "at": at} for record, at in ended],
         }
 
-    def _may_have(self, owner: Owner, kernel_id: str) -> bool:
-        """Return whether a kernel that is on its way may be for such a server to adopt."""
-        if self._known.server_of(kernel_id) is not None:
-            return False
-        kernel = self._known.running.get(kernel_id)
-        if kernel is None and kernel_id in self._known.hibernated:
-            return self._known.hibernated.get(kernel_id).record.owner.is_served_by(owner)
-        return kernel is not None and kernel.record.owner.is_served_by(owner)
+    async def take(self, server: Any, kernel: str) -> Answer:
+        """Have a server have a kernel that was offered.
 
-    def _take(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
-        """Give an adopted kernel's messages, and keep it no longer; they stay here until they are delivered."""
-        if request["kernel"] not in self._known.servers[writer]:
-            raise LookupError(f"kernel {request['kernel']} is not this server's")
-        return self._known.running[request["kernel"]].take().to_json()
+        Return where it is, and its messages, which stay here until they are delivered.
+        """
+        life = self.lives.get(kernel)
+        if life.lease is not None and life.lease is not server:
+            raise LookupError("another server has taken it")
+        undelivered = await life.take(server)
+        return {"view": life.view(), "undelivered": undelivered.to_json()}
 
-    async def _give_back(self, writer: asyncio.StreamWriter, request: Answer) -> None:
-        """Keep a kernel that its server could not adopt: another may, or its user ends it."""
-        if request["kernel"] in self._known.servers[writer]:
-            self._known.servers[writer].discard(request["kernel"])
-            await self._are_left({request["kernel"]})
+    def look_at(self, kernel: str) -> Answer:
+        """Return where a kernel is."""
+        return self.lives.get(kernel).view()
 
-    async def _list(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
-        """Say which kernels are kept; or all that are known."""
-        await self.transitions.look_in(request.get("store"))
-        views = [
-            *map(KeptKernel.view, self._known.running.values()),
-            *map(Hibernated.view, self._known.hibernated),
-        ]
-        if not request.get("all"):
-            views = [view for view in views if not view["record"]["warm"]]
-        for view in views:
-            view["has_server"] = self._known.server_of(view["record"]["kernel_id"]) is not None
-        return {"kernels": [view for view in views if request.get("all") or not view["has_server"]]}
+    async def list_all(self, store: str = "", all: bool = False) -> list[Answer]:
+        """Return which kernels are kept; or all that are known."""
+        await self._begun()
+        await self.lives.look_in(store)
+        shown = [life for life in self.lives if life.state is not State.GONE]
+        return [life.view() for life in shown if all or (life.lease is None and not life.record.warm)]
 
-    async def _end(self, writer: asyncio.StreamWriter, request: Answer) -> None:
-        """End a kept kernel."""
-        await self.transitions.stop(writer, request)
-        if request["kernel"] in self._known.hibernated:
-            for had in self._known.servers.values():
-                had.discard(request["kernel"])
-            return self._known.hibernated.end(request["kernel"])
-        kernel = self._known.running[request["kernel"]]
-        if not kernel.is_kept:
-            raise LookupError(f"a server has kernel {request['kernel']}")
-        await kernel.begin_end("its user asked for that")
+    async def end(self, kernel: str, by_server: bool = False) -> None:
+        """End a kept kernel, or one in an image. `by_server`: it asks for a kernel of its own that is shut down."""
+        life = self.lives.get(kernel)
+        if life.lease is not None and not life.is_out and not by_server:
+            raise LookupError("a server has this kernel: shut it down there")
+        await life.end("its user asked for that")
+
+    async def hibernate(self, kernel: str) -> Answer:
+        """Put a kernel into its image. Raises CannotHibernate."""
+        await self._begun()
+        life = self.lives.get(kernel)
+        await life.hibernate()
+        if not life.is_out:
+            raise CannotHibernate(NEEDED)
+        return life.view()
+
+    async def wake(self, kernel: str, store: str = "") -> Answer:
+        """Have a kernel run. Raises CannotWake."""
+        await self._begun()
+        if kernel not in self.lives:
+            await self.lives.look_in(store)
+        life = self.lives.get(kernel)
+        if isinstance(life.lease, EarlierServer) and life.is_out:
+            await life.lease.wakes(kernel)
+        await life.wake()
+        return life.view()
+
+    async def stop(self, kernel: str) -> None:
+        """Have a kernel stay where it is; return once that is known."""
+        await self.lives.get(kernel).stop()
+
+    # ---- in time
 
     async def watch(self) -> None:
-        """See to kept kernels as their servers would, until cancelled."""
+        """See to kernels as their servers would, until cancelled."""
         while True:
             await asyncio.sleep(ASK_EVERY_S)
             try:
-                self._known.hibernated.end_old()
+                await self.lives.look()
                 await self.oversight.look()
             except Exception:  # the next look may do it
                 self._log.exception("looking after kept kernels failed")
 
+    async def hibernate_idle(self) -> None:
+        """Hibernate kernels that were kept for long enough, until cancelled."""
+        tried: dict[str, float] = {}
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            for life in self.lives:
+                now = time.monotonic()
+                if not _is_due(life, now) or now - tried.get(life.id, -TRY_AGAIN_S) < TRY_AGAIN_S:
+                    continue
+                tried[life.id] = now
+                await self._try_to_hibernate(life)
+
+    async def _try_to_hibernate(self, life: Life) -> None:
+        try:
+            await life.hibernate()
+        except CannotHibernate:
+            pass  # it has said so
+        except Exception:
+            self._log.exception("kernel %s is not hibernated", life.id)
+
     def machine_stops(self) -> None:
-        """Hibernate what can be, and end."""
+        """Hibernate what can be, and end once nothing is in its hands.
+
+        SIGTERM may have reached all processes at once, as at the end of a unit or a batch job.
+        """
         self._stopping = self._stopping or asyncio.get_running_loop().create_task(self._stop())
 
     async def _stop(self) -> None:
-        await self.transitions.hibernate_all()
+        tried: set[str] = set()
+        while self._servers or any(not life.record.warm for life in self.lives if not life.is_out):
+            can = [life for life in self.lives if _can_hibernate(life) and life.id not in tried]
+            tried |= {life.id for life in can}
+            await asyncio.gather(*map(self._try_to_hibernate, can))
+            await asyncio.gather(*(life.settled() for life in self.lives))
+            await asyncio.sleep(STOP_LOOK_S)
         self.left.set()
 
     # ---- warm kernels (WarmPools asks for these)
 
-    async def hold(self, record: Record) -> KeptKernel | None:
+    async def hold(self, record: Record, at_hub: AtHub | None) -> KeptKernel | None:
         """Know a kernel and keep it; return None if its process has ended."""
-        kernel = self._known.know(record)
-        if kernel is not None:
-            self._known.write(record)
-            await kernel.keep()
-        return kernel
+        try:
+            life = self.lives.add(record)
+        except ProcessLookupError:
+            return None
+        life.at_hub = at_hub
+        life.write()
+        await life.keep()
+        return life.kernel
 
     async def look_in(self, store: str | None) -> None:
         """Find the images in a folder."""
-        await self.transitions.look_in(store)
+        await self.lives.look_in(store)
+        self.warm.end_unknown()
 
     async def awaken(self, kernel_id: str) -> None:
-        """Have a kernel's process run if it is in an image. Raises CannotWake."""
-        await self.transitions.ensure_awake(kernel_id)
+        """Have a kernel's process run if it is in an image. Raises CannotWake and NoSuchKernel."""
+        await self.lives.get(kernel_id).wake()
 
     def let_go(self, kernel_id: str) -> None:
         """Forget a kernel, which lives on as another, and delete its image beside other work."""
-        if kernel_id in self._known.running:
-            self._known.hibernated.let_go(self._known.running[kernel_id].record)
-        self._known.drop(kernel_id)
+        if (life := self.lives.find(kernel_id)) is not None:
+            life.forget_beside()
 
     def end_now(self, kernel_id: str, why: str) -> None:
         """End a kernel, wherever it is."""
-        if kernel_id in self._known.hibernated:
-            self._known.hibernated.end(kernel_id)
-        elif kernel_id in self._known.running:
-            self._known.running[kernel_id].begin_end(why)
+        if (life := self.lives.find(kernel_id)) is not None:
+            life.delete(why)
+            life.begin_end(why)
 
     def held(self, kernel_id: str) -> KeptKernel | None:
         """Return a kernel whose process runs."""
-        return self._known.running.get(kernel_id)
+        life = self.lives.find(kernel_id)
+        return None if life is None else life.kernel
 
     def image_bytes(self, kernel_id: str) -> int | None:
         """Return what a kernel's image takes; None for one that is in none."""
-        return self._known.hibernated.get(kernel_id).bytes if kernel_id in self._known.hibernated else None
+        life = self.lives.find(kernel_id)
+        return life.written_bytes if life is not None and life.state is State.IN_IMAGE else None
 
     def is_moving(self, kernel_id: str) -> bool:
         """Return whether a kernel is on its way into an image or back."""
-        return kernel_id in self.transitions.on_their_way
+        life = self.lives.find(kernel_id)
+        return life is not None and life.is_moving
 
     def is_anothers(self, process: ProcessName, kernel_id: str) -> bool:
         """Return whether a process is, by its server's word, that of another kernel."""
-        records = [kernel.record for kernel in self._known.running.values()]
-        return any(record.process == process and record.kernel_id != kernel_id for record in records)
+        return any(life.record.process == process and life.id != kernel_id for life in self.lives)
 
     def warm_kernels(self) -> list[str]:
         """Return the ids of all warm kernels that are kept, in images or not."""
-        records = [
-            *(kernel.record for kernel in self._known.running.values()),
-            *(each.record for each in self._known.hibernated),
-        ]
-        return [record.kernel_id for record in records if record.warm]
+        return [life.id for life in self.lives if life.record.warm]
+
+    # ---- its end
 
     @property
     def _is_idle(self) -> bool:
-        return not self._known.servers and not self._known.running and self.warm.is_empty
+        return not self._servers and not self.lives.have_processes and self.warm.is_empty
 
     def maybe_leave(self) -> None:
         """End in a while, if nothing is to be kept then."""
@@ -401,22 +428,33 @@ class Keeper:
             self.left.set()
 
 
+def _can_hibernate(life: Life) -> bool:
+    return life.is_kept and bool(life.record.hibernate_dir) and not life.record.warm
+
+
+def _is_due(life: Life, now: float) -> bool:
+    """Return whether a kept kernel is to hibernate: it was idle for so long, or the controller asks for it."""
+    kernel = life.kernel
+    if kernel is None or not life.is_kept or not kernel.is_kept:
+        return False
+    after_s = life.record.hibernate_after_s
+    is_late = bool(after_s) and min(kernel.kept_for_s, now - kernel.heard_at) >= after_s
+    return is_late or kernel.hibernate_asked is not None
+
+
 async def run(folder: Path, log: logging.Logger) -> None:
     """Serve until nothing is to be kept."""
-    keeper = Keeper(folder, log)
+    keeper, loop = Keeper(folder, log), asyncio.get_running_loop()
     path = folder / SOCKET_NAME
     keeper.begin()
-    watching = asyncio.get_running_loop().create_task(keeper.watch())
     server = await asyncio.start_unix_server(keeper.serve, str(path), limit=LINE_BYTES_MAX)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, keeper.machine_stops)
-    idle = asyncio.get_running_loop().create_task(keeper.transitions.hibernate_idle())
-    warming = asyncio.get_running_loop().create_task(keeper.keep_warm())
+    loop.add_signal_handler(signal.SIGTERM, keeper.machine_stops)
+    works = [loop.create_task(work) for work in (keeper.watch(), keeper.hibernate_idle(), keeper.keep_warm())]
     try:
         await keeper.left.wait()
     finally:
-        watching.cancel()
-        idle.cancel()
-        warming.cancel()
+        for work in works:
+            work.cancel()
         path.unlink(missing_ok=True)
         server.close()
 

@@ -22,7 +22,6 @@ from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..client.kernel_messages import KernelMessages
 from ..threads import on_own_thread
 from ..time_of_day import clock_in_words, since_boot_s
-from .at_hub import AtHub
 from .messages import (
     OUTPUT,
     Message,
@@ -35,7 +34,7 @@ from .messages import (
     signed_request,
 )
 from .processes import Adopted
-from .records import KEPT_SINCE, WARM_SINCE, Record, to_json
+from .records import KEPT_SINCE, WARM_SINCE, Record
 
 CONNECTED_S = 1.0  # how long a connection to a kernel on this machine may take
 POLITE_S, TERM_S = 5.0, 5.0  # until SIGTERM, and from then until SIGKILL
@@ -56,16 +55,19 @@ class KeptKernel:
         self,
         record: Record,
         ended: Callable[[KeptKernel], None],
+        is_due: Callable[[str], object],
         log: logging.Logger,
     ):
-        """Begin to listen. `ended` is called when the process has ended. Raises ProcessLookupError if it has."""
+        """Begin to listen. `ended` is called when the process has ended, `is_due` with why it is to be ended.
+
+        Raises ProcessLookupError if it has ended.
+        """
         self.record = record
         self._kept_at: float | None = None  # since the machine's start; None while a server has it
         self.dying: asyncio.Task[None] | None = None
         self.hibernate_asked: str | None = None  # why the controller wants it to hibernate while it is kept
         self.heard_at = time.monotonic()  # its last message
         self.open_cells: set[str] = set()
-        self.at_hub: AtHub | None = None  # of the server that has it, or had it
         self._outboxes = {session: Outbox() for session in record.readers}
         self._news: set[str] = set()  # sessions that no record has named yet
         self._inputs: OrderedDict[str, Message] = (
@@ -73,6 +75,7 @@ class KeptKernel:
         )  # the kernel's word of the newest cells, by request
         self._process = Adopted(record.process)
         self._ended = ended
+        self._is_due = is_due
         self._log = log
         self._context = zmq.asyncio.Context.instance()
         self._output = self._connected(OUTPUT, zmq.SUB)
@@ -83,6 +86,11 @@ class KeptKernel:
         }
         self._loop.add_reader(self._process.fileno(), self._has_ended)
         self._expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process lives."""
+        return self._process.poll() is None
 
     @property
     def is_kept(self) -> bool:
@@ -97,7 +105,6 @@ class KeptKernel:
     def view(self) -> dict[str, Any]:
         """Return what a client is told of it."""
         return {
-            "record": to_json(self.record),
             "kept_since": time.time() - self.kept_for_s,
             "state": OPEN if self.open_cells else CLOSED,
             "quiet_s": time.monotonic() - self.heard_at,
@@ -213,6 +220,7 @@ class KeptKernel:
         finally:
             with contextlib.suppress(zmq.ZMQError):
                 socket.disable_monitor()
+            monitor.close(linger=0)  # else its descriptors stay as long as the keeper
 
     async def _listen_to_output(self) -> None:
         while True:
@@ -253,7 +261,7 @@ class KeptKernel:
             with contextlib.suppress(asyncio.TimeoutError):
                 why = await on_own_thread(self._describe, timeout_s=SPEAK_EVERY_S)
                 if why and self.is_kept:
-                    self.begin_end(why)
+                    self._is_due(why)
                     return
             await asyncio.sleep(SPEAK_EVERY_S)
 
@@ -283,7 +291,7 @@ class KeptKernel:
     # ---- its end
 
     def _expire(self) -> None:
-        self.begin_end(f"no server had it for {self.record.keep_s:g} s")
+        self._is_due(f"no server had it for {self.record.keep_s:g} s")
 
     def begin_end(self, why: str) -> asyncio.Task[None]:
         """Begin to shut it down, once."""

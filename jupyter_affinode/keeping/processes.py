@@ -60,6 +60,7 @@ class Adopted:
 
     def __init__(self, process: ProcessName):
         """Find it. Raises ProcessLookupError if it has ended."""
+        self.name = process
         self.pid = process.pid
         self.returncode: int | None = None
         self._descriptor = os.pidfd_open(process.pid)
@@ -129,37 +130,30 @@ def lives(process: ProcessName) -> bool:
     return True
 
 
-class InImage:
-    """What stands for the process of a kernel that is hibernated, where a provisioner has a subprocess.Popen.
-
-    It lives until it is ended: then its image is of no use.
-    """
+class NoProcess:
+    """What stands for the process of a kernel that lives on disk, where a provisioner has a subprocess.Popen."""
 
     stdin = stdout = stderr = None
+    returncode = 0
 
     def __init__(self, name: ProcessName):
         """`name` is the process as it was; the one that wakes has the same number."""
         self.name = name
         self.pid = name.pid
-        self.returncode: int | None = None
 
-    def poll(self) -> int | None:
-        """Return None until it is ended."""
-        return self.returncode
+    def poll(self) -> int:
+        """Return that it has ended."""
+        return 0
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return at once: nothing runs."""
-        return self.returncode or 0
+        """Return at once."""
+        return 0
 
     def send_signal(self, number: int) -> None:
-        """End it by what would end a process; there is nothing to interrupt."""
-        if number in (signal.SIGTERM, signal.SIGKILL):
-            self.returncode = -number
+        """Do nothing."""
 
     def kill(self) -> None:
-        """End it."""
-        self.send_signal(signal.SIGKILL)
+        """Do nothing."""
 
     def terminate(self) -> None:
-        """End it."""
-        self.send_signal(signal.SIGTERM)
+        """Do nothing."""

@@ -25,7 +25,6 @@ KEPT_SINCE = (
     "none, kept since "  # what the controller is told in place of a server's name, before the time of day
 )
 WARM_SINCE = "warm, made "  # … for a kernel that no server has had yet
-PROCESS, IMAGE = "process", "image"  # where a kept kernel is
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,6 @@ class Record:
     keep_s: float = 0.0  # for how long no server may have it
     most_kernels: int = 0  # of its user, kept at a time; 0: any number
     most_bytes: int = 0  # … and the host memory of their processes; 0: no limit
-    place: str = PROCESS
     hibernate_dir: str = ""  # where its image goes; "": it does not hibernate
     hibernate_after_s: float = 0.0  # kept and idle for so long; 0: only when it is asked for
     image_keep_s: float = 0.0  # for how long its image stays; 0: for ever

@@ -142,12 +142,12 @@ class WarmMaker:
         if place_of(self._holder, entry) is not None:
             return  # it is kept, or in an image
         process = entry.process
-        kernel = None if process is None else await self._holder.hold(self._record(pool, entry, process))
+        record = None if process is None else self._record(pool, entry, process)
+        kernel = None if record is None else await self._holder.hold(record, pool.at_hub)
         if kernel is None:
             pool.entries.pop(entry.kernel_id, None)
             entry.remove()
             return
-        kernel.at_hub = pool.at_hub
         if kernel.record.is_managed:
             self._beside(self._park(entry))
         pool.one_bytes = await process_bytes(self._holder, [entry])

@@ -30,7 +30,7 @@ HUB_VARIABLES = ("JUPYTERHUB_", "JPY_")  # of one server, and secret
 class Holder(Protocol):
     """What pools need of the keeper."""
 
-    async def hold(self, record: Record) -> KeptKernel | None:
+    async def hold(self, record: Record, at_hub: AtHub | None) -> KeptKernel | None:
         """Know a kernel and keep it; None if its process has ended."""
 
     async def awaken(self, kernel_id: str) -> None:

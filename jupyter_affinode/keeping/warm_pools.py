@@ -48,10 +48,10 @@ class WarmPools:
         self._folder = folder
         self._log = log
         self._pools: dict[str, Pool] = {}  # by the kernelspec's folder
-        self._offers: dict[asyncio.StreamWriter, dict[str, Entry]] = {}
+        self._offers: dict[object, dict[str, Entry]] = {}
         # Kernels that may be their taker's: an earlier keeper offered them, or their server has not told of them yet.
         self._on_their_way: dict[str, Entry] = {}
-        self._wanting: dict[asyncio.StreamWriter, set[str]] = {}
+        self._wanting: dict[object, set[str]] = {}
         self._was_empty = True
         self._has_begun = False  # whether it is known which kernels an earlier keeper had
         self._changed = asyncio.Event()
@@ -105,7 +105,7 @@ class WarmPools:
 
     # ---- requests
 
-    async def want(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
+    async def want(self, writer: object, request: Answer) -> Answer:
         """Have a kernelspec's warm kernels made: while the client is connected, if it `stays`, and a while longer."""
         pool = self._wanted(request)
         if request.get("stays"):
@@ -128,7 +128,7 @@ class WarmPools:
         self._changed.set()
         return pool
 
-    async def offer(self, writer: asyncio.StreamWriter, request: Answer) -> Answer:
+    async def offer(self, writer: object, request: Answer) -> Answer:
         """Give a client a warm kernel that fits its notebook, which no other client gets; or say why there is none."""
         pool = self._wanted(request)
         self._changed.clear()  # what is taken is made anew afterwards
@@ -203,7 +203,7 @@ class WarmPools:
             "made_at": entry.told(ENTRY)["made_at"],
         }
 
-    def taken(self, writer: asyncio.StreamWriter, request: Answer) -> None:
+    def taken(self, writer: object, request: Answer) -> None:
         """Note that a client has a kernel that it was offered: it is no warm one any more.
 
         `outlives`: it does not end with that client, a server, which says next that it has the kernel, unless it ends.
@@ -222,7 +222,7 @@ class WarmPools:
         with contextlib.suppress(ControllerUnavailable):
             KernelMessages(entry.kernel_id).tell_forget()
 
-    def hung_up(self, writer: asyncio.StreamWriter) -> None:
+    def hung_up(self, writer: object) -> None:
         """End what a client was offered and has not said that it has; keep pools no longer for its sake."""
         for entry in list(self._offers.get(writer, {}).values()):
             self._discard(writer, entry, "the program that was to take it has ended")
@@ -233,18 +233,18 @@ class WarmPools:
                 self._pools[spec].save(self._folder, self._log)
         self._changed.set()
 
-    def _discard(self, writer: asyncio.StreamWriter, entry: Entry, why: str) -> None:
+    def _discard(self, writer: object, entry: Entry, why: str) -> None:
         self._offers.get(writer, {}).pop(entry.kernel_id, None)
         end_kernel(self._holder, entry, why)
 
-    async def list_all(self, writer: asyncio.StreamWriter, request: Answer) -> list[Answer]:
+    async def list_all(self, writer: object, request: Answer) -> list[Answer]:
         """Say what there is, by kernelspec."""
         return [await self._view(pool) for pool in list(self._pools.values())]
 
     async def _view(self, pool: Pool) -> Answer:
         return {**await view_of(self._holder, pool), "is_wanted": self._is_wanted(pool)}
 
-    def drop(self, writer: asyncio.StreamWriter, request: Answer) -> None:
+    def drop(self, writer: object, request: Answer) -> None:
         """End a kernelspec's warm kernels, and make none any more."""
         self._drop(request["spec"])
         self._changed.set()

@@ -23,7 +23,7 @@ from ..client.errors import ControllerRefused, ControllerUnavailable
 from ..client.kernel_messages import KernelMessages, PlacedOn
 from ..client.starting import ensure_controller
 from ..environment import HIBERNATES, PRELUDE, PRELUDE_FAILED, STAYS
-from ..keeping.processes import Adopted, InImage, ProcessName, name_of
+from ..keeping.processes import Adopted, NoProcess, ProcessName, name_of
 from ..keeping.warm_spec import WarmSpec, read_spec, warm_section
 from ..threads import on_own_thread
 from .kernelspec import scheduling_fields
@@ -38,18 +38,18 @@ PLACE_TIMEOUT_S = 3.0  # the most that choosing a GPU may add to a start
 SIGHT_AFTER_S = (5.0, 20.0, 90.0)
 
 
-class Away(Protocol):
-    """What a provisioner asks the server about its kernel that is in an image, or on its way there or back."""
+class OnDisk(Protocol):
+    """What a provisioner asks the server about its kernel, which may live on disk (server/hibernation.py)."""
 
     @property
-    def is_moving(self) -> bool:
-        """Whether it is on its way."""
+    def is_held_back(self) -> bool:
+        """Whether it is on disk, or on its way: nothing may reach it."""
 
-    async def settle(self) -> None:
-        """Stop what can be stopped of that, and wait for its end."""
+    async def lives_on(self) -> bool:
+        """Return whether it lives although its process has ended."""
 
-    async def end(self) -> None:
-        """Delete the image, since the kernel is shut down or started anew."""
+    async def end(self) -> bool:
+        """Delete its image, if it has no process, since it is shut down or started anew; return whether that was so."""
 
 
 class AffinodeProvisioner(LocalProvisioner):
@@ -71,10 +71,6 @@ class AffinodeProvisioner(LocalProvisioner):
     # Set by the server extension: where images of hibernated kernels are; "": new kernels do not hibernate.
     images: ClassVar[str] = ""
 
-    # Set by the server extension: takes a kernel whose process has ended as hibernated, if its image counts again since
-    # its GPU memory was not back after a wake; returns whether it does.
-    image_counts: ClassVar[Callable[[str], Awaitable[bool]] | None] = None
-
     # Set by the server extension: how warm kernels are made and bounded (keeping/warm_pools.py).
     warm_settings: ClassVar[dict[str, Any]] = {}
     takes_warm = True  # whether a warm kernel is taken where the kernelspec has some
@@ -85,7 +81,7 @@ class AffinodeProvisioner(LocalProvisioner):
     )
     outlives_server = False  # whether the kernel that runs now does
     managed = False  # whether the shim is in the kernel that runs now
-    away: Away | None = None  # set by the server extension while the kernel is hibernated, or on its way
+    on_disk: OnDisk | None = None  # set by the server extension, for a kernel that may hibernate
     _said_dying = False
     _is_forgotten = False  # the controller was told that the kernel is gone
 
@@ -193,40 +189,40 @@ class AffinodeProvisioner(LocalProvisioner):
 
     async def poll(self) -> int | None:
         """Return None while the kernel lives, which it does while it is hibernated, too."""
-        if self.away is not None and self.away.is_moving:
-            return None
         status: int | None = await super().poll()
-        counts, is_wanted = type(self).image_counts, getattr(self.parent, "shutting_down", False)
-        if status is None or counts is None or is_wanted or self.in_image is not None:
+        if status is None or self.on_disk is None or getattr(self.parent, "shutting_down", False):
             return status
-        return None if await counts(self.kernel_id) else status
-
-    @property
-    def in_image(self) -> InImage | None:
-        """What stands for the kernel's process while it is hibernated; None while it is not."""
-        process: object = self.process
-        return process if isinstance(process, InImage) else None
+        return None if await self.on_disk.lives_on() else status
 
     def has_left(self, name: ProcessName) -> None:
-        """Take the kernel as hibernated: its processes, of which `name` was the kernel's own, have ended."""
+        """Take the kernel as one that lives on disk: its processes have ended, of which `name` was the kernel's own."""
+        process: object = self.process
+        if isinstance(process, NoProcess):
+            return
         if self.process is not None:
-            self.process.wait()
-        self.process = InImage(name)  # type: ignore[assignment]  # as Popen
+            self.process.wait()  # else its number would stay taken
+        self.process = NoProcess(name)  # type: ignore[assignment]  # as Popen
 
     def has_come_back(self, name: ProcessName) -> None:
         """Watch the kernel's process, which was woken. Raises ProcessLookupError if it has ended."""
         self.process = Adopted(name)  # type: ignore[assignment]  # as Popen
+
+    @property
+    def process_name(self) -> ProcessName:
+        """The kernel's process, or what it was while the kernel lives on disk. Raises ProcessLookupError."""
+        process: object = self.process
+        return process.name if isinstance(process, (Adopted, NoProcess)) else name_of(self.pid or 0)
 
     async def send_signal(self, signum: int) -> None:
         """Send a signal; SIGINT also ends what the kernel's processes wait for at the GPU.
 
         Called for interrupts (of kernels with `interrupt_mode` "signal") and at the start of a shutdown.
         """
-        if self.away is not None:
-            if signum == signal.SIGINT:
+        if self.on_disk is not None and self.on_disk.is_held_back:
+            if signum == signal.SIGINT and not getattr(self.parent, "shutting_down", False):
                 self.log.info("Kernel %s is hibernated: there is nothing to interrupt.", self.kernel_id)
                 return
-            if await self._ended_in_image(signum):
+            if await self.on_disk.end():
                 return
         await super().send_signal(signum)
         if signum == signal.SIGINT and self.process:
@@ -237,17 +233,6 @@ class AffinodeProvisioner(LocalProvisioner):
                 asyncio.get_running_loop().call_soon(
                     self._tell, lambda controller: controller.tell_cancel(self.pgid)
                 )
-
-    async def _ended_in_image(self, signum: int = signal.SIGTERM) -> bool:
-        """End the kernel if it is in an image; its process is signalled otherwise, by the caller."""
-        if self.away is not None:
-            await self.away.settle()
-        if self.in_image is None:
-            return False
-        self.in_image.send_signal(signum)
-        if self.away is not None:
-            await self.away.end()
-        return True
 
     def interrupt_was_sent(self) -> None:
         """End what the kernel's processes wait for at the GPU, after an interrupt_request.
@@ -264,7 +249,7 @@ class AffinodeProvisioner(LocalProvisioner):
         Called by `KernelManager.request_shutdown()`.
         """
         await super().shutdown_requested(restart=restart)
-        if not await self._ended_in_image():
+        if self.on_disk is None or not await self.on_disk.end():
             self._say_dying()
 
     async def terminate(self, restart: bool = False) -> None:
@@ -288,16 +273,16 @@ class AffinodeProvisioner(LocalProvisioner):
         """Return what `load_provisioner_info` takes, as JSON. Raises ProcessLookupError if the kernel has ended."""
         info: dict[str, Any] = await super().get_provisioner_info()
         info["managed"] = self.managed
-        image = self.in_image
-        info["hibernated"] = image is not None
-        info["process"] = asdict(name_of(info["pid"] or 0) if image is None else image.name)
+        info["process"] = asdict(self.process_name)
         return info
 
     async def load_provisioner_info(self, provisioner_info: dict[str, Any]) -> None:
-        """Adopt a kernel that another program started. Raises ProcessLookupError if it has ended."""
+        """Adopt a kernel that another program started, or one that lives on disk. Raises ProcessLookupError if it has
+        ended.
+        """
         await super().load_provisioner_info(provisioner_info)
         name = ProcessName(**provisioner_info["process"])
-        self.process = InImage(name) if provisioner_info.get("hibernated") else Adopted(name)  # type: ignore[assignment]  # as Popen
+        self.process = NoProcess(name) if provisioner_info.get("hibernated") else Adopted(name)  # type: ignore[assignment]  # as Popen
         self.managed, self.outlives_server = provisioner_info["managed"], True
         self.ports_cached = True  # a restart keeps the ports, which open websockets do not follow
         _report_interrupts(self.parent)
@@ -425,7 +410,8 @@ def _report_interrupts(manager: Any) -> None:
 
     @wraps(interrupt)
     def interrupt_and_report(*args: Any, **kwargs: Any) -> Any:
-        if getattr(manager.provisioner, "away", None) is not None:  # a message would interrupt its next cell
+        on_disk = getattr(manager.provisioner, "on_disk", None)
+        if on_disk is not None and on_disk.is_held_back:  # a message would interrupt its next cell
             return manager.provisioner.send_signal(signal.SIGINT)
         sent = interrupt(*args, **kwargs)
         return report_after(sent) if isawaitable(sent) else report()

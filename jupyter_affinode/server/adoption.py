@@ -17,7 +17,9 @@ from jupyter_core.utils import ensure_async
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 
 from ..keeping.client import Kept
-from ..keeping.records import IMAGE, Record
+from ..keeping.life_table import HAS_PROCESS
+from ..keeping.processes import lives
+from ..keeping.records import Record
 from ..provisioning.provisioner import AffinodeProvisioner
 
 
@@ -38,7 +40,7 @@ class Adoption:
         """
         record = kept.record
         manager = self._manager_of(record)
-        await self._provision(manager, record)
+        await self._provision(manager, kept)
         self._restore_connection_file(manager, record.kernel_id)
         self._register(manager, kept)
         for session in record.sessions:
@@ -70,8 +72,9 @@ class Adoption:
         manager.load_connection_info(dict(record.connection))
         return manager
 
-    async def _provision(self, manager: Any, record: Record) -> None:
-        """Have a provisioner of ours stand for the process that runs."""
+    async def _provision(self, manager: Any, kept: Kept) -> None:
+        """Have a provisioner of ours stand for the process that runs, or for a kernel on disk."""
+        record = kept.record
         manager.provisioner = KernelProvisionerFactory.instance(
             parent=self._manager
         ).create_provisioner_instance(record.kernel_id, manager.kernel_spec, parent=manager)
@@ -83,7 +86,7 @@ class Adoption:
                 "pgid": record.process_group,
                 "ip": record.connection["ip"],
                 "managed": record.is_managed,
-                "hibernated": record.place == IMAGE,
+                "hibernated": kept.life not in HAS_PROCESS and not lives(record.process),
                 "process": {**record.process.__dict__},
                 "kernel_id": record.kernel_id,
                 "connection_info": manager.get_connection_info(),

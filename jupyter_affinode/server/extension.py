@@ -336,7 +336,6 @@ class AffinodeExtension(
             await self.kept.stop()
             await self._grant.stop(removes=not self.kept.leaves_kernels)
             await self.watch.stop()
-        AffinodeProvisioner.image_counts = None  # not before: a kernel may end while others are handed over
 
 
 def _hubs_name() -> str:

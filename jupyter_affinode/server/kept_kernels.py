@@ -23,9 +23,10 @@ from ..client.api import ControllerRefused, ControllerUnavailable
 from ..environment import GRANT_FILE, GRANT_URL
 from ..keeping.at_hub import AtHub
 from ..keeping.client import Ended, Keeper, KeeperRefused, KeeperUnavailable, Kept, connected, is_there
+from ..keeping.life_table import HAS_PROCESS
 from ..keeping.messages import Undelivered
-from ..keeping.processes import ProcessName, lives
-from ..keeping.records import IMAGE, PROCESS, Owner, Record
+from ..keeping.processes import lives
+from ..keeping.records import Owner, Record
 from ..keeping.surroundings import why_children_end
 from ..provisioning.kernelspec import scheduling_fields
 from ..provisioning.provisioner import AffinodeProvisioner
@@ -98,8 +99,7 @@ class KeptKernels:
         self._log = log
         self._keeper: Keeper | None = None
         self._told: dict[str, Record] = {}  # what this keeper took of each kernel
-        self._records: dict[str, Record] = {}  # the last of each kernel, whichever keeper was told
-        self._refused: dict[str, str] = {}  # why the keeper does not take a kernel whose process runs
+        self._said: set[tuple[str, str]] = set()  # why the keeper does not take a kernel
         self._adoption = Adoption(serverapp, log)
         self._replay = Replay(self._manager)
         self._unseen: dict[str, Kept] = {}  # adopted kernels that no tab has attached to
@@ -113,11 +113,8 @@ class KeptKernels:
             hibernation_changed,
             log,
         )
-        self._readers_before: dict[
-            str, list[str]
-        ] = {}  # of kernels adopted in images: the tabs of an earlier server
-        self._wishes: set[asyncio.Task[None]] = set()
         self._was_signalled = False
+        self._is_ending = False
         self._changed = asyncio.Event()
         self._telling = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -147,8 +144,8 @@ class KeptKernels:
         if self._is_used:
             self._readers.watch(settings)
             self._readers.hibernation = self.hibernation if self._images.folder else None
-            self.hibernation.on_awake = self._awake
-            AffinodeProvisioner.image_counts = self.hibernation.counts_again if self._images.folder else None
+            self.hibernation.on_awake = self._replay.begin_expected
+            self.hibernation.keeper = self._reached
             self.hibernation.tell_keeper = self._tell_keeper
         loop = self._app.io_loop.asyncio_loop
         if loop.is_running():
@@ -160,73 +157,57 @@ class KeptKernels:
     async def _begin(self) -> None:
         try:
             self._keeper = await self._connected()
-            kept, ended = await self._keeper.adopt(self._owner, self._images.folder)
+            offered, ended = await self._keeper.offered(self._owner, self._images.folder)
         except (KeeperUnavailable, KeeperRefused) as error:
             self._log.error("Kernels of this server will end with it: %s", error)
             return
         for each in ended:
             self._log.warning("%s", _obituary(each))
-        await asyncio.gather(*(self._adopt(each) for each in kept))
+        await asyncio.gather(*(self._adopt(self._keeper, each) for each in offered))
         AffinodeProvisioner.keeps = self._is_used
 
     async def _connected(self) -> Keeper:
         keeper = await connected()
-        keeper.on_wish = self._wished
+        keeper.on_life = self.hibernation.show
+        keeper.on_quiet = self.hibernation.until_quiet
+        keeper.on_hear = self.hibernation.until_heard
         keeper.on_end = self._look  # the next one is to know at once that its kernels have a server
         return keeper
 
-    def _wished(self, wish: str, kernel_id: str) -> None:
-        """Do what a command line asked the keeper for."""
-        task = asyncio.get_running_loop().create_task(self._fulfil(wish, kernel_id))
-        self._wishes.add(task)
-        task.add_done_callback(self._wishes.discard)
+    async def _reached(self) -> Keeper:
+        """Return the keeper, which knows what this server has. Raises KeeperUnavailable."""
+        if self._keeper is None or self._keeper.is_gone:
+            await self._tell_keeper()
+        if self._keeper is None:
+            raise KeeperUnavailable("the keeper of this user's kernels cannot be reached")
+        return self._keeper
 
-    async def _fulfil(self, wish: str, kernel_id: str) -> None:
-        error = None
+    async def _adopt(self, keeper: Keeper, offered: Kept) -> None:
+        """Take a kernel: this server listens to it before the keeper lets go of it, so that nothing is missed."""
+        kernel_id = offered.record.kernel_id
         try:
-            await getattr(self.hibernation, wish)(kernel_id)
-        except Refused as refused:
-            error = str(refused)
-        if self._keeper is not None:
-            with contextlib.suppress(KeeperUnavailable, KeeperRefused):
-                await self._keeper.wish_done(kernel_id, error)
-
-    async def _adopt(self, kept: Kept) -> None:
-        record = kept.record
-        assert self._keeper is not None
-        try:
-            manager = await self._adoption.put_in(kept)
-            if record.place == IMAGE:
-                self.hibernation.adopt(record.kernel_id, kept)
-                self._readers_before[record.kernel_id] = record.readers
-            else:
-                await self._read_on(record, manager)
+            manager = await self._adoption.put_in(offered)
+            if offered.life in HAS_PROCESS:
+                await self._replay.begin(kernel_id, manager, offered.record.readers)
+            kept, undelivered = await keeper.take(kernel_id)
         except Exception as error:  # an error about one kernel must not keep the server from starting
             is_usual = isinstance(error, (KeeperUnavailable, KeeperRefused, ProcessLookupError, NoSuchKernel))
-            self._log.error(
-                "Kernel %s could not be adopted: %s", record.kernel_id, error, exc_info=not is_usual
-            )
-            if record.kernel_id not in self._manager:
-                with contextlib.suppress(KeeperUnavailable, KeeperRefused):
-                    await self._keeper.give_back(record.kernel_id)
+            self._log.error("Kernel %s could not be adopted: %s", kernel_id, error, exc_info=not is_usual)
+            self._replay.end(kernel_id)
+            if kernel_id in self._manager:
+                self._adoption.take_out(kernel_id)
+            with contextlib.suppress(KeeperUnavailable, KeeperRefused):
+                await keeper.decline(kernel_id)
             return
-        self._told[record.kernel_id] = self._records[record.kernel_id] = record
-        self._unseen[record.kernel_id] = kept
-        how = "is hibernated" if record.place == IMAGE else "ran on without one"
-        self._log.info("Kernel %s is this server's again: it %s.", record.kernel_id, how)
-
-    async def _awake(self, kernel_id: str, undelivered: Undelivered) -> None:
-        """Have the tabs of an earlier server get what they missed, once a kernel of it is awake."""
-        readers = self._readers_before.pop(kernel_id, None)
-        if readers is not None:
-            await self._replay.begin(kernel_id, self._manager.get_kernel(kernel_id), readers)
+        if offered.life in HAS_PROCESS:
             self._replay.put_before(kernel_id, undelivered)
-
-    async def _read_on(self, record: Record, manager: Any) -> None:
-        """Have the tabs that read a kernel's messages get those that came meanwhile, when they attach again."""
-        assert self._keeper is not None
-        await self._replay.begin(record.kernel_id, manager, record.readers)
-        self._replay.put_before(record.kernel_id, await self._keeper.take(record.kernel_id))
+        else:
+            self._replay.expect(kernel_id, offered.record.readers)
+        self._told[kernel_id] = kept.record
+        self._unseen[kernel_id] = kept
+        self.hibernation.show(kept)
+        how = "is hibernated" if kept.is_out else "ran on without one"
+        self._log.info("Kernel %s is this server's again: it %s.", kernel_id, how)
 
     def _note_signals(self) -> None:
         """Tell an end by a signal, as a Hub or systemd ends servers, from one that the user chose in the menu.
@@ -316,49 +297,39 @@ class KeptKernels:
         if self._keeper is None or self._keeper.is_gone:
             raise KeeperUnavailable("there is none")
         sessions = await ensure_async(self._app.session_manager.list_sessions())
-        running = set()
         for kernel_id, manager in list(self._manager._kernels.items()):
             record = await self._record(kernel_id, manager, sessions)
-            if record is not None:
-                running.add(kernel_id)
-                if record != self._told.get(kernel_id):
-                    await self._tell(record)
-        for kernel_id in self._told.keys() - running - self._manager._kernels.keys():
+            if record is not None and record != self._told.get(kernel_id):
+                await self._tell(self._keeper, record)
+        for kernel_id in self._told.keys() - self._manager._kernels.keys():
             await self._keeper.forget(kernel_id)
             self._readers.forget(kernel_id)
+            self.hibernation.forget(kernel_id)
             del self._told[kernel_id]
-        for kernel_id in self._records.keys() - self._manager._kernels.keys():
-            del self._records[kernel_id]
-            self._refused.pop(kernel_id, None)
 
-    async def _tell(self, record: Record) -> None:
-        assert self._keeper is not None
+    async def _tell(self, keeper: Keeper, record: Record) -> None:
+        kernel_id = record.kernel_id
         try:
-            await self._keeper.own(record, at_hub())
+            kept = await keeper.update(record, at_hub())
         except KeeperRefused as refused:
-            if record.place != IMAGE:
-                told = self._told.get(record.kernel_id)
-                if told is not None and told.process != record.process:
-                    del self._told[record.kernel_id]  # the keeper has dropped that process
-                self._is_not_taken(record, str(refused))
-                return
-            self._log.error("Kernel %s is in no image that can be used: %s", record.kernel_id, refused)
-        self._refused.pop(record.kernel_id, None)
-        self._told[record.kernel_id] = record
-
-    def _is_not_taken(self, record: Record, why: str) -> None:
-        """Say once of a kernel that the keeper does not take, unless its process has just ended; it is told again."""
-        if lives(record.process) and self._refused.get(record.kernel_id) != why:
-            self._refused[record.kernel_id] = why
-            self._log.warning(
-                "Kernel %s would end with this server: its keeper does not take it: %s", record.kernel_id, why
-            )
+            self._told.pop(kernel_id, None)
+            # One that has just ended is told again as what its server starts.
+            if lives(record.process) and (kernel_id, str(refused)) not in self._said:
+                self._said.add((kernel_id, str(refused)))
+                self._log.warning(
+                    "Kernel %s would end with this server: its keeper does not take it: %s",
+                    kernel_id,
+                    refused,
+                )
+            return
+        self._told[kernel_id] = record
+        self.hibernation.show(kept)
 
     async def _reconnect(self) -> None:
         self._told.clear()
         try:
             self._keeper = await self._connected()
-            AffinodeProvisioner.keeps = True
+            AffinodeProvisioner.keeps = self._is_used and not self._is_ending
         except KeeperUnavailable as error:
             self._keeper, AffinodeProvisioner.keeps = None, False
             self._log.error("New kernels will end with this server: %s", error)
@@ -368,22 +339,20 @@ class KeptKernels:
         provisioner = manager.provisioner
         if not (isinstance(provisioner, AffinodeProvisioner) and provisioner.outlives_server):
             return None
-        if provisioner.away is not None and provisioner.away.is_moving and provisioner.in_image is None:
-            return self._records.get(kernel_id)
         try:
-            info = await provisioner.get_provisioner_info()
+            process = self.hibernation.process_of(kernel_id) or provisioner.process_name
         except ProcessLookupError:
             return None  # it is starting again, or has ended
         spec = manager.kernel_spec
         paths = [session["path"] for session in sessions if session["kernel"]["id"] == kernel_id]
         launch = dict(manager._launch_args or {})
         environ = launch.pop("env", {}) or {}
-        record = self._records[kernel_id] = Record(
+        return Record(
             kernel_id=kernel_id,
             kernel_name=manager.kernel_name,
             owner=self._owner,
-            process=ProcessName(**info["process"]),
-            process_group=info["pgid"],
+            process=process,
+            process_group=provisioner.pgid,
             connection_file=manager.connection_file,
             connection={name: _as_text(value) for name, value in manager.get_connection_info().items()},
             is_managed=provisioner.managed,
@@ -402,17 +371,8 @@ class KeptKernels:
                 if session["kernel"]["id"] == kernel_id
             ],
             info=_kernel_info(manager),
-            readers=list(
-                dict.fromkeys(
-                    [
-                        *self._readers_before.get(kernel_id, []),
-                        *self._replay.awaited(kernel_id),
-                        *self._readers.of(kernel_id),
-                    ]
-                ),
-            ),
+            readers=list(dict.fromkeys([*self._replay.awaited(kernel_id), *self._readers.of(kernel_id)])),
             keep_s=ENDS_AFTER_S if self._which == "never" else self._limits.keep_s,
-            place=IMAGE if info["hibernated"] else PROCESS,
             most_kernels=self._limits.most_kernels,
             most_bytes=self._limits.most_bytes,
             hibernate_dir=self._images.folder,
@@ -421,7 +381,6 @@ class KeptKernels:
             image_bytes_max=self._images.most_bytes,
             image_spare_bytes=self._images.spare_bytes,
         )
-        return record
 
     def _delivered(self, kernel_id: str, reader: str, channel: str, header: bytes) -> None:
         if self._keeper is not None and kernel_id in self._told:
@@ -434,13 +393,17 @@ class KeptKernels:
     # ---- the end
 
     async def begin_end(self) -> None:
-        """Have kernels hibernate, if the server ends by a signal and only those in images outlive it.
+        """Have kernels hibernate, if the server ends by a signal and only those in images are sure to outlive it.
 
         Called while this server still tells the controller about its kernels: one that it does not know as awake could
-        not hibernate.
+        not hibernate. What tabs have sent until now reaches their kernels first: their connections end before anything
+        else, and they send what comes later to the next server.
         """
+        self._is_ending = True
         AffinodeProvisioner.keeps = False
-        self.hibernation.wakes = False  # tabs reach this server until its kernels are handed over
+        if self._was_signalled and self._which != "never":
+            await self._readers.close_tabs()
+        self.hibernation.wakes = False
         if self._was_signalled and self._which == "hibernated":
             await self._all_into_images()
 
@@ -449,16 +412,10 @@ class KeptKernels:
 
         Called after this server has stopped telling the controller about its kernels.
         """
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.hibernation.settle(), HAND_OVER_S)
         if self._task is not None:
             await cancelled(self._task)
-            if self._keeper is None or self._keeper.is_gone:
-                try:
-                    await self._tell_keeper()  # the next one
-                except Exception:  # what is in images is taken out all the same
-                    self._log.exception("The next keeper was not told of this server's kernels")
-                AffinodeProvisioner.keeps = False
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._settle(), HAND_OVER_S)
         if self._keeper is None:
             self._take_out(self._in_images())
             return
@@ -482,6 +439,19 @@ class KeptKernels:
                 for kernel_id in self._told.keys() & self._manager._kernels.keys():
                     await self._keeper.forget(kernel_id)  # the server shuts it down
             await self._keeper.close()
+
+    async def _settle(self) -> None:
+        """Have no kernel on its way, and the keeper know all of them, also one that was just started."""
+        kernel_ids = list(self._manager._kernels)
+        for kernel_id in kernel_ids:
+            if self.hibernation.is_away(kernel_id) and not self.hibernation.is_hibernated(kernel_id):
+                await self.hibernation.stop(kernel_id)
+        await asyncio.gather(*map(self.hibernation.settled, kernel_ids))
+        if self._is_used:
+            try:
+                await self._tell_keeper()
+            except Exception:  # what is in images is taken out all the same
+                self._log.exception("The keeper was not told of this server's kernels")
 
     def _in_images(self) -> set[str]:
         """Return the hibernated kernels that are to outlive this server."""
@@ -507,7 +477,7 @@ class KeptKernels:
         """
         end = None
         with contextlib.suppress(KeyError):
-            await self.hibernation.arrived(kernel_id)
+            await self.hibernation.settled(kernel_id)
             while end is None or time.monotonic() < end:
                 if end is None and self._is_busy(kernel_id):  # also a cell that is heard of by now only
                     await ensure_async(self._manager.interrupt_kernel(kernel_id))
@@ -518,11 +488,11 @@ class KeptKernels:
 
     async def _hibernated(self, kernel_id: str) -> bool:
         """Return whether a kernel is hibernated, or cannot be; not while its cell runs, or it is on its way."""
-        await self.hibernation.arrived(kernel_id)
+        await self.hibernation.settled(kernel_id)
         try:
             await self.hibernation.hibernate(kernel_id)
         except Refused:
-            return not (self.hibernation.is_moving(kernel_id) or self._is_busy(kernel_id))
+            return not self._is_busy(kernel_id)
         return True
 
     def _is_busy(self, kernel_id: str) -> bool:
@@ -543,9 +513,10 @@ class KeptKernels:
         await self._app.http_server.close_all_connections()
         # From now on the server puts the messages of open tabs aside, as for a tab that is closed.
         await self._app.kernel_websocket_connection_class.close_all()
+        ended: dict[str, str] = {}
         for kernel_id in stay:
             try:
-                await self._keeper.hand_over(records[kernel_id], at_hub())
+                ended |= await self._keeper.hand_over(records[kernel_id], at_hub())
             except KeeperRefused as refused:  # the others are to be kept
                 if kernel_id in self._told and lives(records[kernel_id].process):
                     self._log.warning("Kernel %s is kept as its keeper knows it: %s", kernel_id, refused)
@@ -555,9 +526,12 @@ class KeptKernels:
                 self._stay.discard(kernel_id)
                 self._told.pop(kernel_id, None)  # what the keeper has of it stays
                 continue
-            await self._keeper.deliver(kernel_id, self._undelivered(kernel_id))
+            ended |= await self._keeper.release(kernel_id, self._undelivered(kernel_id))
             self._taken_out(kernel_id)
-        self._log.info("%d kernels outlive this server.", len(self._stay))
+        for kernel_id, why in ended.items():
+            what = _what_it_is(records[kernel_id]) if kernel_id in records else f"Kernel {kernel_id}"
+            self._log.warning("%s is not kept: %s.", what, why)
+        self._log.info("%d kernels outlive this server.", len(self._stay - ended.keys()))
 
     def _undelivered(self, kernel_id: str) -> Undelivered:
         """Return what tabs did not get: those that have not attached again, and the last that was closed."""
@@ -571,10 +545,8 @@ class KeptKernels:
         """Return the kernels that are to run on: for "parked", those that use no GPU memory once they were parked."""
         if not self._was_signalled or self._which == "never":
             return []
-        if self._which == "all":
+        if self._which in ("all", "hibernated"):  # what could not hibernate goes on as long as it may
             return list(records)
-        if self._which == "hibernated":
-            return [kernel_id for kernel_id, record in records.items() if record.place == IMAGE]
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.gather(*map(self._parked, records)), PARK_S)
         stay = []
@@ -608,6 +580,7 @@ class KeptKernels:
 
     def _taken_out(self, kernel_id: str) -> None:
         self._adoption.take_out(kernel_id)
+        self.hibernation.forget(kernel_id)
         self._told.pop(kernel_id, None)
 
 
@@ -648,7 +621,7 @@ def _description(kept: Kept, *, is_here: bool) -> dict[str, Any]:
         "folder": None if is_here else record.owner.root,
         "server": None if is_here else record.owner.name or None,
         "since": clock_in_words(kept.kept_since - time.time()),
-        "image_bytes": kept.bytes if record.place == IMAGE else None,
+        "image_bytes": kept.bytes if kept.is_out else None,
         "deleted_at": None if kept.deleted_at is None else clock_in_words(kept.deleted_at - time.time()),
         "objection": kept.objection,
     }

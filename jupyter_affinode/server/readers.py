@@ -6,6 +6,7 @@ have the next server deliver them, and only them, if it knows each one that did 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +18,8 @@ from ..keeping.messages import header_of
 from .hibernation import Hibernation, Refused
 
 SETTING = "kernel_websocket_connection_class"
+GOING_AWAY = 1001  # a websocket's code
+CLOSED_S = 1.0  # until a tab has answered that its connection ends
 
 
 class Readers:
@@ -65,6 +68,22 @@ class Readers:
         else:
             tabs[session] = None
         self._changed()
+
+    async def close_tabs(self) -> None:
+        """End the connections of all tabs, and return once all that they had sent before has come.
+
+        A tab answers that its connection is to end, and what it sent comes before that answer.
+        """
+        end = asyncio.get_running_loop().time() + CLOSED_S
+        for kernel_id in self._open:
+            for connection in self.connections(kernel_id):
+                for (
+                    stream
+                ) in connection.channels.values():  # a tab that closes takes nothing: it stays in the socket
+                    stream.stop_on_recv()
+                connection.websocket_handler.close(GOING_AWAY)
+        while any(map(self.connections, self._open)) and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.01)
 
     def passed_on(self, connection: Any, stream: Any, frames: Sequence[bytes]) -> None:
         """Tell of a message to a tab, once it is out of this process's hands."""

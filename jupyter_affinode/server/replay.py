@@ -69,6 +69,7 @@ class Replay:
         """Use the server's manager of all kernels."""
         self._all = manager
         self._kernels: dict[str, _Kernel] = {}
+        self._of_images: dict[str, list[str]] = {}  # kernels on disk: the tabs to await once they run
         self._buffer_of_jupyter = manager.get_buffer
 
     async def begin(self, kernel_id: str, manager: Any, sessions: Iterable[str]) -> None:
@@ -83,6 +84,17 @@ class Replay:
         if kernel.tabs:
             self._kernels[kernel_id] = kernel
             await self._subscribed(kernel)
+
+    def expect(self, kernel_id: str, sessions: Iterable[str]) -> None:
+        """Await the tabs of a kernel on disk, once it runs: `begin_expected`."""
+        self._of_images[kernel_id] = list(sessions)
+
+    async def begin_expected(self, kernel_id: str, undelivered: Undelivered) -> None:
+        """Await the tabs of a kernel that was on disk when this server took it, if it was."""
+        sessions = self._of_images.pop(kernel_id, None)
+        if sessions is not None:
+            await self.begin(kernel_id, self._all.get_kernel(kernel_id), sessions)
+            self.put_before(kernel_id, undelivered)
 
     async def _subscribed(self, kernel: _Kernel) -> None:
         """Wait until a kernel's output comes in, by a question to it; not for ever."""
@@ -125,10 +137,11 @@ class Replay:
     def awaited(self, kernel_id: str) -> list[str]:
         """Return the sessions of a kernel's tabs that have not attached."""
         kernel = self._kernels.get(kernel_id)
-        return [] if kernel is None else list(kernel.tabs)
+        return self._of_images.get(kernel_id, []) if kernel is None else list(kernel.tabs)
 
     def end(self, kernel_id: str) -> Undelivered:
         """Await no tab any more; return what they did not get."""
+        self._of_images.pop(kernel_id, None)
         kernel = self._kernels.pop(kernel_id, None)
         if kernel is None:
             return Undelivered()

@@ -12,7 +12,6 @@ from typing import Any
 
 from ... import environment
 from ...keeping.client import Keeper, KeeperRefused, KeeperUnavailable, Kept, connected
-from ...keeping.records import IMAGE
 from ...time_of_day import clock_in_words
 from ...units import bytes_in_words
 from ..kernel_argument import NoSuchKernel, add_kernel_argument, find_kernel, short_id
@@ -79,9 +78,9 @@ def _in_words(kept: Kept) -> str:
     since = clock_in_words(kept.kept_since - time.time())
     where = f"hibernated at {since}, {bytes_in_words(kept.bytes)} on disk"
     where = "; ".join([where, *image_notes(kept)])
-    if kept.record.place != IMAGE and kept.has_server:
+    if not kept.is_out and kept.has_server:
         where = "a server has it"
-    elif kept.record.place != IMAGE:
+    elif not kept.is_out:
         where = f"kept since {since}, {'a cell runs' if kept.state == 'busy' else 'idle'}"
     return f"{short_id(kernel['id'])}  {kernel['path'] or kernel['name']}: {where}"
 
@@ -103,5 +102,10 @@ def _as_kernel(kept: Kept) -> dict[str, Any]:
 
 def _as_json(kept: Kept) -> dict[str, Any]:
     told = asdict(kept)
-    record = told.pop("record")
-    return {**_as_kernel(kept), **told, "place": record["place"]}
+    del told["record"]
+    return {
+        **_as_kernel(kept),
+        **told,
+        "life": kept.life.value,
+        "place": "image" if kept.is_out else "process",
+    }

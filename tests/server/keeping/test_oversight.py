@@ -23,7 +23,18 @@ class Kept:
     warm: bool = False
     is_kept: bool = True
     open_cells: list[str] = field(default_factory=list)
-    dying: str | None = None
+    ended: str | None = None
+    at_hub: None = None
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+        return self.name
+
+    @property
+    def kernel(self) -> Kept:
+        """What follows its process."""
+        return self
 
     @property
     def record(self) -> SimpleNamespace:
@@ -35,15 +46,16 @@ class Kept:
 
     def begin_end(self, why: str) -> None:
         """End it."""
-        self.dying = why
+        self.ended = why
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, *kernels: Kept) -> dict[str, str]:
     """Which are ended, and why."""
     sizes = {kernel.name: kernel.mib << 20 for kernel in kernels}
     monkeypatch.setattr(oversight, "resident_bytes", lambda pids: {pid: sizes[pid] for pid in pids})
-    oversight.Oversight(lambda: kernels, logging.getLogger()).hold_to_quota()
-    return {kernel.name: kernel.dying for kernel in kernels if kernel.dying}
+    said = oversight.Oversight(kernels, logging.getLogger()).hold_to_quota()
+    assert said == {kernel.name: kernel.ended for kernel in kernels if kernel.ended}
+    return said
 
 
 def test_by_number_those_that_have_said_nothing_for_longest_end_first_and_busy_ones_last(monkeypatch):
@@ -58,8 +70,6 @@ def test_by_host_memory_too(monkeypatch):
     assert ended(monkeypatch, *kernels) == {"old": "its user's kept kernels may have 250 MiB"}
 
 
-def test_kernels_of_a_server_warm_ones_and_those_that_end_anyway_do_not_count(monkeypatch):
+def test_kernels_of_a_server_and_warm_ones_do_not_count(monkeypatch):
     aside = Kept("a server's", 1.0, is_kept=False), Kept("warm", 1.0, warm=True)
     assert ended(monkeypatch, *aside, Kept("one", 2.0, most_kernels=2), Kept("two", 3.0)) == {}
-    ending = Kept("ending", 1.0, dying="asked")
-    assert ended(monkeypatch, ending, Kept("one", 2.0, most_kernels=1)) == {"ending": "asked"}
