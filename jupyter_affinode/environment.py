@@ -20,7 +20,7 @@ is shim/src/base/environment.h. A shim takes them as they are at its program's f
 | AFFINODE_KEEP_KERNELS_FOR_S | spawner → server | for how many seconds |
 | AFFINODE_KEEP_KERNELS_PER_USER | spawner → server | how many of a user at a time |
 | AFFINODE_KEEP_KERNELS_MEMORY | spawner → server | with how much host memory |
-| AFFINODE_STAYS | server → Hub | "1": this process is to go on when its server's unit ends |
+| AFFINODE_STAYS | server → Hub, startup file | "1": this process is to go on when its server's unit ends |
 | AFFINODE_HIBERNATE_DIR | spawner, a user → server, command line | where images of hibernated kernels are |
 | AFFINODE_HIBERNATES | provisioner → startup file, magics | a file that is there while output would be lost |
 | AFFINODE_WARM | keeper → startup file | the entry of a kernel that no notebook has had yet |

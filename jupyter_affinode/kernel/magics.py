@@ -308,6 +308,27 @@ def start_in_kernel(namespace: dict[str, object]) -> None:
         _run_startup_file(chained, namespace, shell)
     if shell is not None and any(os.environ.get(name) for name in _WARM):
         _load_beside("warming").begin(shell, namespace, _load_beside)
+    _stay(shell)
+
+
+def _stay(shell) -> None:  # type: ignore[no-untyped-def]
+    """Have a kernel that may outlive its server live through signals to all processes of a unit, job or container.
+
+    After the start-up code of others, whose own handlers count, and which has nothing yet that could be lost.
+    """
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None or not any(os.environ.get(name) for name in ("AFFINODE_STAYS", "AFFINODE_WARM")):
+        return
+    try:
+        kernel.affinode_staying = _load_beside("staying").Staying(
+            kernel
+        )  # a warm kernel's taker may end with it
+        kernel.affinode_staying.settle()
+    except (OSError, SyntaxError, AttributeError, ValueError) as error:
+        print(
+            f"affinode: SIGTERM ends this kernel also where it may outlive its server: {error}",
+            file=sys.stderr,
+        )
 
 
 def _ipython():  # type: ignore[no-untyped-def]

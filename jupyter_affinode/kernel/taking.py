@@ -63,6 +63,9 @@ class Taking:
         self._forget_session()
         seed_anew(self._shell.user_ns)
         self._belong_to_other_kernel()
+        staying = getattr(self._kernel, "affinode_staying", None)
+        if staying is not None:
+            staying.settle()
         if told["ends_with"]:
             end_with(told["ends_with"])
         self._listen_at(told["connection"], told["connection_file"])
