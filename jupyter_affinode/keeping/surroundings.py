@@ -157,7 +157,8 @@ def _warning_of_container(which: str) -> str:
     if which == "hibernated":
         return (
             "What stops this container must leave this server the time that the disk needs for its kernels, or they"
-            " end: Docker's stop time (10 s by default), or terminationGracePeriodSeconds of a pod (30 s)."
+            " end: Docker's stop time (10 s by default); a pod's terminationGracePeriodSeconds (30 s), KubeSpawner's"
+            " delete_grace_period (1 s)."
         )
     return (
         "keep_kernels has no effect: when this server ends, its container ends with it."

@@ -144,6 +144,8 @@ OTHERS = {
     "child_class",
     "spawner_class",
     "extra_host_config",
+    "extra_create_kwargs",
+    "delete_grace_period",
     "read_only_volumes",
     "client_kwargs",
     "jupyterhub_cookie_secret",
