@@ -40,6 +40,7 @@ from typing import Any
 
 from .. import environment
 from ..keeping.processes import ProcessName, lives, resident_bytes
+from ..threads import joined
 from . import criu, files, pages, tree
 from .checks import objection_to_rights, objection_to_writing
 from .disk import in_words
@@ -266,7 +267,7 @@ async def _start(image: Image, manifest: Manifest, steps: _Steps) -> list[Proces
         image.note_woken()
         return processes
     except BaseException as error:
-        await _end_half_woken(manifest, image, is_started=is_started)
+        await joined(_end_half_woken(manifest, image, is_started=is_started))
         files.remove(put_back)
         image.not_woken()
         if isinstance(error, (criu.CriuFailed, ImageRefused, OSError)):

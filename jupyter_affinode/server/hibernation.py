@@ -332,6 +332,13 @@ class Hibernation:
         while (shown := self._shown.get(kernel_id)) is not None and shown.state in IS_MOVING:
             await self._news.wait()
 
+    async def settle(self, kernel_id: str) -> None:
+        """Have a kernel be on its way no more: the server ends. One that is woken for what a tab sent gets that."""
+        shown = self._shown.get(kernel_id)
+        if shown is not None and shown.state in IS_MOVING and not shown.held:
+            await self.stop(kernel_id)
+        await self.settled(kernel_id)
+
     async def _is_idle_within(self, seconds: float, kernel_id: str) -> bool:
         end = time.monotonic() + seconds
         while kernel_id in self._manager:

@@ -27,7 +27,7 @@ from ..keeping.life_table import HAS_PROCESS
 from ..keeping.messages import Undelivered
 from ..keeping.processes import lives
 from ..keeping.records import Owner, Record
-from ..keeping.surroundings import why_children_end
+from ..keeping.surroundings import warnings_for, why_nothing_hibernates
 from ..provisioning.kernelspec import scheduling_fields
 from ..provisioning.provisioner import AffinodeProvisioner
 from ..time_of_day import clock_in_words
@@ -139,8 +139,8 @@ class KeptKernels:
         """
         if self._which == "never" and not (is_there() or self._images.folder):
             return
-        if self._which in ("parked", "all") and (why := why_children_end()) is not None:
-            self._log.warning("keep_kernels has no effect: when this server ends, %s.", why)
+        for warning in warnings_for(self._which, self._images.folder):
+            self._log.warning("%s", warning)
         if self._is_used:
             self._readers.watch(settings)
             self._readers.hibernation = self.hibernation if self._images.folder else None
@@ -238,6 +238,8 @@ class KeptKernels:
             await self._adopting
         if self._is_used:
             self._task = asyncio.get_running_loop().create_task(self._keep_up(), name="affinode-kept-kernels")
+            if (why := await why_nothing_hibernates(self._which, self._images.folder)) is not None:
+                self._log.warning("%s", why)
 
     async def list_unseen(self) -> list[dict[str, Any]]:
         """Return the kernels that ran on without a server and that no tab shows: this server's, and other servers'."""
@@ -443,10 +445,7 @@ class KeptKernels:
     async def _settle(self) -> None:
         """Have no kernel on its way, and the keeper know all of them, also one that was just started."""
         kernel_ids = list(self._manager._kernels)
-        for kernel_id in kernel_ids:
-            if self.hibernation.is_away(kernel_id) and not self.hibernation.is_hibernated(kernel_id):
-                await self.hibernation.stop(kernel_id)
-        await asyncio.gather(*map(self.hibernation.settled, kernel_ids))
+        await asyncio.gather(*map(self.hibernation.settle, kernel_ids))
         if self._is_used:
             try:
                 await self._tell_keeper()

@@ -21,6 +21,7 @@ from .execution_tracker import ExecutionTracker
 KERNEL_ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
 RECONCILE_S = 2.0
 INTERRUPT_ONCE_S = 1.0
+HIBERNATED_AGAIN_S = 30.0
 SAY_AGAIN_S = 1.0  # what a controller of many users refused, since cells came too fast
 
 
@@ -38,7 +39,7 @@ class KernelMessages:
         self._log = log
         self._pending: list[tuple[str, Any]] = []
         self._task: asyncio.Task[None] | None = None
-        self._last_cancel = float("-inf")
+        self._last_cancel = self._described_at = float("-inf")
 
     def cell(self, is_open: bool, cell_id: str | None, began_at: float | None = None) -> None:
         """Tell that a cell opened (at that moment, in monotonic seconds) or closed. A close before an open is kept,
@@ -59,9 +60,16 @@ class KernelMessages:
             self._queue("cancel", process_group)
 
     def describe(self, **description: Any) -> None:
-        """Tell name, path, language and server, if they have changed."""
-        if description != self.description:
-            self.description = description
+        """Tell name, path, language and server, if they have changed; of a hibernated kernel again and again.
+
+        The controller forgets an image of which it is told nothing: it may be another machine's by now.
+        """
+        now = asyncio.get_running_loop().time()
+        is_due = (
+            description.get("hibernated_bytes") is not None and now - self._described_at > HIBERNATED_AGAIN_S
+        )
+        if description != self.description or is_due:
+            self.description, self._described_at = description, now
             self._queue("describe", None)
 
     def tell_everything(self) -> None:
