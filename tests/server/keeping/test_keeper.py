@@ -157,7 +157,7 @@ async def test_a_keeper_has_no_descriptor_left_of_many_kernels(kernels, keeping_
         (pid,) = keepers(keeping_machine)
         before = None
         for turn in range(60):
-            record = kernels.start()
+            record = kernels.start(readers=["notebook"])
             async with a_server(record) as keeper:
                 if turn % 2:
                     await keeper.forget(record.kernel_id)
