@@ -85,6 +85,9 @@ REASONS = (
         "CRIU may not do it: `setcap " + CAPABILITIES + " {command}` lets it",
     ),
 )
+# What ends all processes of a unit, job or container at once is not to end CRIU at its work. CRIU keeps what is ignored
+# so, and gives a process that it starts the handlers of then.
+UNDISTURBED = ("/bin/sh", "-c", 'trap "" TERM HUP; exec "$@"', "criu")
 HARMLESS = re.compile(r"RLIMIT_NOFILE|kdat cache")
 
 
@@ -325,6 +328,7 @@ async def _run(called: Sequence[str], *descriptors: int) -> tuple[int, str]:
     with tempfile.TemporaryFile() as said:  # no pipe: what a killed CRIU leaves would have its other end open
         try:
             process = await asyncio.create_subprocess_exec(
+                *UNDISTURBED,
                 *called,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=said,
