@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -107,12 +107,17 @@ class Keeper:
         """Whether the keeper has ended."""
         return self._connection is None or self._connection.is_closed
 
-    async def update(self, record: Record, at_hub: AtHub | None = None) -> Kept:
+    async def update(
+        self, record: Record, at_hub: AtHub | None = None, open_cells: Sequence[str] = ()
+    ) -> Kept:
         """Say that this server has a kernel, with what adopting it takes; again whenever that has changed.
 
-        `at_hub`: the server's place at its Hub, by which the keeper asks for the kernel's user and grant.
+        `at_hub`: the server's place at its Hub, by which the keeper asks for the kernel's user and grant. `open_cells`:
+        the requests that the kernel executes, which a new keeper has not heard begin.
         """
-        told = await self._ask("update", record=to_json(record), at_hub=at_hub and asdict(at_hub))
+        told = await self._ask(
+            "update", record=to_json(record), at_hub=at_hub and asdict(at_hub), open_cells=list(open_cells)
+        )
         return Kept.of(told)
 
     async def forget(self, kernel_id: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -51,7 +51,9 @@ class EarlierKeeper(Keeper):
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
 
-    async def update(self, record: Record, at_hub: AtHub | None = None) -> Kept:
+    async def update(
+        self, record: Record, at_hub: AtHub | None = None, open_cells: Sequence[str] = ()
+    ) -> Kept:
         """Say that this server has a kernel."""
         before = self._shown.get(record.kernel_id)
         if before is None:

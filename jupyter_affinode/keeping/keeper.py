@@ -7,6 +7,7 @@ itself when no server is connected and no kernel is kept.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import logging
@@ -14,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from .messages import Undelivered
 from .oversight import Oversight
 from .processes import ProcessName
 from .records import LINE_BYTES_MAX, SOCKET_NAME, VERSION, Owner, Record, from_json, to_json
+from .surroundings import machine_stops
 from .warm_pools import FOLDER_NAME as WARM_FOLDER
 from .warm_pools import WarmPools
 
@@ -42,7 +44,7 @@ SERVERS_BACK_S = 0.5  # until a server that lives has reached a new keeper
 LEAVES_AFTER_S = 5.0  # without servers and kernels
 LOOK_EVERY_S = 1.0  # for kernels that are to be hibernated
 TRY_AGAIN_S = 600.0  # one that could not be
-STOP_LOOK_S = 0.1  # whether anything is in its hands, once it was asked to end
+STOP_LOOK_S = 0.5  # whether anything is in its hands, once it was asked to end
 QUIET_S = 90.0  # for a server to have a kernel quiet; a cell that has just begun is refused at once
 HEARD_S = 30.0  # for a server to have its tabs hear a kernel
 
@@ -151,14 +153,14 @@ class Keeper:
         self._servers.add(server)
         if self._leaving is not None:
             self._leaving.cancel()
-        try:
+        with contextlib.suppress(OSError, ValueError, LookupError):  # a line that is too long, or no request
             await serve()
-        finally:
-            self._servers.discard(server)
-            self.warm.hung_up(server)
-            await self.lives.are_left(server)
-            self.oversight.hold_to_quota()
-            self.maybe_leave()
+        # Not where the keeper ends, which cancels this: servers go on, and their tabs' answers are theirs.
+        self._servers.discard(server)
+        self.warm.hung_up(server)
+        await self.lives.are_left(server)
+        self.oversight.hold_to_quota()
+        self.maybe_leave()
 
     def words(self, error: Exception) -> str:
         """Return what a person is told of a failed request."""
@@ -196,10 +198,17 @@ class Keeper:
 
     # ---- requests
 
-    async def update(self, server: Any, record: Answer, at_hub: Answer | None = None) -> Answer:
-        """Note what adopting a server's kernel takes, now or after a change; return where it is."""
+    async def update(
+        self, server: Any, record: Answer, at_hub: Answer | None = None, open_cells: Sequence[str] = ()
+    ) -> Answer:
+        """Note what adopting a server's kernel takes, now or after a change; return where it is.
+
+        `open_cells`: those that run, which a keeper that has just started did not hear begin.
+        """
         life = await self.lives.update(from_json(record), server)
         life.at_hub = AtHub(**at_hub) if at_hub else None
+        if life.kernel is not None:
+            life.kernel.runs(open_cells)
         return life.view()
 
     def delivered(self, server: Any, kernel: str, reader: str, channel: str, header: str) -> None:
@@ -219,7 +228,7 @@ class Keeper:
 
         Return why kernels are ended for that, by their ids.
         """
-        await self.update(server, record, at_hub)
+        await self.update(server, {**record, "server": None}, at_hub)  # that ends
         life = self.lives.get(record["kernel_id"])
         self._log.info("kernel %s is kept: its server hands it over", life.id)
         if life.kernel is not None:
@@ -351,6 +360,9 @@ class Keeper:
             tried |= {life.id for life in can}
             await asyncio.gather(*map(self._try_to_hibernate, can))
             await asyncio.gather(*(life.settled() for life in self.lives))
+            if not self._servers and await asyncio.to_thread(machine_stops):
+                for life in self.lives:  # what cannot hibernate would hold the machine up until it is killed
+                    life.begin_end("this machine stops")
             await asyncio.sleep(STOP_LOOK_S)
         self.left.set()
 
@@ -464,7 +476,8 @@ def main() -> int:
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr)
     folder = environment.user_folder()
     environment.make_folder(folder)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what ends servers
+    for number in (signal.SIGINT, signal.SIGHUP):  # what ends servers, and what a session's end sends
+        signal.signal(number, signal.SIG_IGN)
     descriptor = os.open(folder / LOCK_NAME, environment.LOCK_FLAGS, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

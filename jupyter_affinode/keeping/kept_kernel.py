@@ -10,8 +10,8 @@ import os
 import signal
 import time
 import uuid
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -42,6 +42,7 @@ SPEAKING, SPEAK_EVERY_S = "controller", 10.0
 READING = ("shell", "control", "stdin")  # channels whose messages go to one client
 READERS_MAX, INPUTS_MAX = 8, 20  # tabs of one kernel that it is the client of, and cells whose code it has
 OPEN, CLOSED = "busy", "idle"
+CLOSED_CELLS_MAX = 100  # the newest whose end was heard
 
 
 class KeptKernel:
@@ -68,6 +69,7 @@ class KeptKernel:
         self.hibernate_asked: str | None = None  # why the controller wants it to hibernate while it is kept
         self.heard_at = time.monotonic()  # its last message
         self.open_cells: set[str] = set()
+        self._closed_cells: deque[str] = deque(maxlen=CLOSED_CELLS_MAX)
         self._outboxes = {session: Outbox() for session in record.readers}
         self._news: set[str] = set()  # sessions that no record has named yet
         self._inputs: OrderedDict[str, Message] = (
@@ -118,6 +120,10 @@ class KeptKernel:
         for session in record.readers:
             self._outboxes.setdefault(session, Outbox())
         self.record = record
+
+    def runs(self, cells: Sequence[str]) -> None:
+        """Take cells as running whose begin was not heard here, unless their end was."""
+        self.open_cells |= {*cells} - {*self._closed_cells}
 
     def delivered(self, session: str, channel: str, header: bytes) -> None:
         """Forget what a tab has got. One that no record named yet is news here, until the next record."""
@@ -250,7 +256,11 @@ class KeptKernel:
             if parent.get("msg_type") != "execute_request":
                 return
             before = bool(self.open_cells)
-            (self.open_cells.add if state == OPEN else self.open_cells.discard)(parent["msg_id"])
+            if state == OPEN:
+                self.open_cells.add(parent["msg_id"])
+            else:
+                self.open_cells.discard(parent["msg_id"])
+                self._closed_cells.append(parent["msg_id"])
             if SPEAKING in self._tasks and bool(self.open_cells) != before:
                 self._tell_cells()
 

@@ -42,6 +42,7 @@ from .terms import write_terms
 SETTLES_S = 1.0  # from a cell's last message until the keeper has read it
 HEARD_S = 2.0  # until a woken kernel must have heard that the keeper listens
 RECONNECTED_S = 0.25  # other clients' sockets try again every tenth of a second
+SERVER_ENDS_S = 0.1  # how often it is looked whether a server has ended that a keeper before knew
 SHOW_EVERY_S = 0.5  # how much of an image is written
 STOPPED = "it was stopped, and stays where it is"
 NEEDED = "it was needed again at once, and is awake"
@@ -102,6 +103,7 @@ class Life:
         self._gpu = GpuMemory()
         self._work: asyncio.Task[Any] | None = None
         self._is_stopped = False  # the work under way was cancelled
+        self._keeping: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None  # until its GPU memory is back
         self._ports: PortsHeld | None = None
 
@@ -121,7 +123,12 @@ class Life:
     def is_kept(self) -> bool:
         """Whether its process runs, no server has it, and it does not end."""
         is_there = self.kernel is not None and self.kernel.dying is None
-        return is_there and self.lease is None and self.state in HAS_PROCESS
+        return is_there and not self.has_server and self.state in HAS_PROCESS
+
+    @property
+    def has_server(self) -> bool:
+        """Whether a server has it, or will say so: one that lives, and has not reached this keeper yet."""
+        return self.lease is not None or (self.record.server is not None and lives(self.record.server))
 
     @property
     def is_moving(self) -> bool:
@@ -145,7 +152,7 @@ class Life:
             "deleted_at": None,
             "objection": None,
             "refusal": self.refusal,
-            "has_server": self.lease is not None,
+            "has_server": self.has_server,
         }
         if self.kernel is not None:
             view |= self.kernel.view()
@@ -331,15 +338,28 @@ class Life:
             return
         self.lease = None
         self._means.changed(self)
-        await self.keep()
+        if self.has_server:  # it is about to end
+            self.begin_keeping()
+        else:
+            await self.keep()
 
     async def keep(self) -> None:
-        """Be its tabs' client, if its process runs and no server has it."""
+        """Be its tabs' client, if its process runs and no server has it.
+
+        A server that lives is waited for: it would not notice that its tabs' answers go to another client.
+        """
+        while self.lease is None and self.has_server:
+            await asyncio.sleep(SERVER_ENDS_S)
         if self.kernel is not None and self.is_kept and self.state is not State.MUTE:
             try:
                 await self.kernel.keep()
             except Exception:  # it is kept all the same, and others are to be kept
                 self._means.log.exception("kernel %s is not listened to", self.id)
+
+    def begin_keeping(self) -> None:
+        """`keep`, beside other work: a server's end may be waited for."""
+        if self._keeping is None or self._keeping.done():
+            self._keeping = asyncio.get_running_loop().create_task(self.keep())
 
     async def update(self, record: Record) -> None:
         """Take other terms of it; with another process that lives it was started anew. Raises ProcessLookupError."""
@@ -370,7 +390,7 @@ class Life:
         self._follow()
         self._become(Event.STARTED_ANEW)
         self.write()
-        await self.keep()
+        self.begin_keeping()
 
     def write(self) -> None:
         """Write its record for a later keeper: beside its image while that alone counts, and for a process."""
@@ -445,7 +465,7 @@ class Life:
             await self._be_heard(asyncio.get_running_loop().time())
         elif found is State.PROVISIONAL:
             self._await_gpu()
-        await self.keep()
+        self.begin_keeping()
 
     async def _found(self) -> State:
         """Return where it is; where its image cannot be used that is as if another keeper had it."""
@@ -609,7 +629,7 @@ class Life:
             self._await_gpu()  # of the image that it came from: it was refused before anything was done
         if self.lease is None:
             await tell_bytes(self.record, None)  # its processes may have left already, and it may have none
-        await self.keep()
+        self.begin_keeping()
 
     def _is_whole(self, manifest: Manifest) -> None:
         """Take its image: that alone counts."""
@@ -695,7 +715,7 @@ class Life:
                 await asyncio.sleep(max(began + RECONNECTED_S - loop.time(), 0))
         self._refuse_to_speak(kernel)
         kernel.put_before(hibernated.undelivered)  # until a server says that it is delivered
-        if self.lease is None or not is_heard:
+        if not self.has_server or (self.lease is not None and not is_heard):
             await kernel.keep()
             self._refuse_to_speak(kernel)
         self._speaks(hibernated)

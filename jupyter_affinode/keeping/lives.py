@@ -111,7 +111,11 @@ class Lives:
         for life in self:
             if life.state is State.FOUND:
                 life.begin_look()
-        await asyncio.gather(*(life.keep() for life in self if life.state is State.RUNS))
+        runs = [life for life in self if life.state is State.RUNS]
+        for life in runs:
+            if life.has_server:
+                life.begin_keeping()
+        await asyncio.gather(*(life.keep() for life in runs if not life.has_server))
 
     async def look_in(self, store: str | None) -> None:
         """Know the kernels of a store's images, and return when each of them was looked at."""

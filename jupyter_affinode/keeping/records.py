@@ -71,6 +71,9 @@ class Record:
     image_bytes_max: int = 0  # of all of its user's images; 0: no limit
     image_spare_bytes: int = 256 << 20  # of the disk, that stay free
     warm: str = ""  # of a warm kernel: the folder of its kernelspec
+    server: ProcessName | None = (
+        None  # while that lives the kernel is its own, though it has not said so to a new keeper
+    )
     folder: str = ""  # of sockets, as its processes know it, once it is in an image (earlier_folder.py)
     version: int = VERSION
 
@@ -100,7 +103,9 @@ def from_json(told: dict[str, Any]) -> Record:
         raise ValueError("a record of another release")
     try:
         known = {name: value for name, value in told.items() if name in FIELDS}
-        return Record(**{**known, "owner": Owner(**told["owner"]), "process": ProcessName(**told["process"])})
+        server = told.get("server")
+        names = {"process": ProcessName(**told["process"]), "server": server and ProcessName(**server)}
+        return Record(**{**known, **names, "owner": Owner(**told["owner"])})
     except (LookupError, TypeError) as error:
         raise ValueError(f"a broken record: {error}") from None
 

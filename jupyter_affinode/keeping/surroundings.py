@@ -99,6 +99,17 @@ async def why_nothing_hibernates(which: str, hibernate_dir: str) -> str | None:
     return None
 
 
+def machine_stops() -> bool:
+    """Return whether the machine is about to stop, by systemd's word. Blocks."""
+    try:
+        asked = subprocess.run(
+            ["systemctl", "is-system-running"], capture_output=True, text=True, timeout=ANSWER_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return asked.stdout.strip() == "stopping"
+
+
 def why_children_end() -> str | None:
     """Return why what this process starts ends with it, in words for a log; None where it does not."""
     if ends_with_container():

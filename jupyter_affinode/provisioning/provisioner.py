@@ -98,6 +98,10 @@ class AffinodeProvisioner(LocalProvisioner):
         if self.keeps:
             kwargs.update(independent=True, **_lasting_output())
             kwargs["env"] = {**kwargs["env"], STAYS: "1"}
+            if (self.kernel_spec.language or "").lower().startswith("python"):
+                chain_startup(
+                    kwargs["env"]
+                )  # also of a kernel that is not managed: it stays (kernel/staying.py)
         self._said_dying = self._is_forgotten = False
         self.managed = False
         _report_interrupts(self.parent)

@@ -266,6 +266,7 @@ class AffinodeExtension(
         self.kernels.hibernation = self.kept.hibernation.description
         self.kernels.is_away = self.kept.hibernation.is_away
         self.kernels.on_hibernate = self._hibernate_after_cell
+        self.kept.open_cells = self.kernels.open_cells
 
     @property
     def _aside(self) -> tuple[str, str] | None:

@@ -238,6 +238,8 @@ class Hibernation:
         if self._provisioner(kernel_id) is None or not (self._folder or self.is_away(kernel_id)):
             return None
         state = None if shown is None else SHOWN_AS.get(shown.state)
+        if shown is not None and state == HIBERNATED and shown.waking is not None and not shown.waking.done():
+            state = "waking"  # the keeper was asked
         kept = None if shown is None or state is None else shown.kept
         size = 0 if kept is None else kept.bytes
         deleted_at = None if kept is None else kept.deleted_at
@@ -380,6 +382,7 @@ class Hibernation:
             return
         if shown.waking is None or shown.waking.done():
             shown.waking = self._spawn(self._wake_for_tabs(shown))
+            self._changed(kernel_id)
 
     async def _wake_for_tabs(self, shown: Shown) -> None:
         try:

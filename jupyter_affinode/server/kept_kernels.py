@@ -25,7 +25,7 @@ from ..keeping.at_hub import AtHub
 from ..keeping.client import Ended, Keeper, KeeperRefused, KeeperUnavailable, Kept, connected, is_there
 from ..keeping.life_table import HAS_PROCESS
 from ..keeping.messages import Undelivered
-from ..keeping.processes import lives
+from ..keeping.processes import lives, name_of
 from ..keeping.records import Owner, Record
 from ..keeping.surroundings import warnings_for, why_nothing_hibernates
 from ..provisioning.kernelspec import scheduling_fields
@@ -113,6 +113,10 @@ class KeptKernels:
             hibernation_changed,
             log,
         )
+        self.open_cells: Callable[[str], list[str]] = (
+            lambda kernel_id: []
+        )  # the requests that a kernel executes
+        self._server = name_of(os.getpid())
         self._was_signalled = False
         self._is_ending = False
         self._changed = asyncio.Event()
@@ -312,7 +316,7 @@ class KeptKernels:
     async def _tell(self, keeper: Keeper, record: Record) -> None:
         kernel_id = record.kernel_id
         try:
-            kept = await keeper.update(record, at_hub())
+            kept = await keeper.update(record, at_hub(), self.open_cells(kernel_id))
         except KeeperRefused as refused:
             self._told.pop(kernel_id, None)
             # One that has just ended is told again as what its server starts.
@@ -382,6 +386,7 @@ class KeptKernels:
             image_keep_s=self._images.keep_s,
             image_bytes_max=self._images.most_bytes,
             image_spare_bytes=self._images.spare_bytes,
+            server=self._server,
         )
 
     def _delivered(self, kernel_id: str, reader: str, channel: str, header: bytes) -> None:
@@ -446,7 +451,7 @@ class KeptKernels:
         """Have no kernel on its way, and the keeper know all of them, also one that was just started."""
         kernel_ids = list(self._manager._kernels)
         await asyncio.gather(*map(self.hibernation.settle, kernel_ids))
-        if self._is_used:
+        if self._task is not None and (self._keeper is None or self._keeper.is_gone):
             try:
                 await self._tell_keeper()
             except Exception:  # what is in images is taken out all the same

@@ -241,6 +241,11 @@ class ServerKernels(NodeListener):
         tracker.start()
         self._trackers[kernel_id] = tracker
 
+    def open_cells(self, kernel_id: str) -> list[str]:
+        """Return the requests that a kernel executes."""
+        tracker = self._trackers.get(kernel_id)
+        return [] if tracker is None else sorted(frozenset().union(*tracker.cells.subshells().values()))
+
     def describe(self, kernel_id: str) -> None:
         """Tell the controller what has changed of a kernel."""
         if kernel_id in self._messages:

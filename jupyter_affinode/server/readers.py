@@ -131,6 +131,9 @@ def _followed(base: Any, readers: Readers) -> type:
             return super().connect()
 
         def disconnect(self) -> None:
+            if getattr(self, "has_ended", False):
+                return  # a second time would close what the kernel's manager buffers
+            self.has_ended = True
             super().disconnect()
             readers.closed(self)
 
