@@ -405,7 +405,7 @@ struct affinode_page {
 	uint64_t last_park_copied_bytes, last_park_zero_bytes; /* the rest of last_park_bytes was unchanged */
 	uint64_t mended_chunks; /* 2 MiB chunks whose digest was wrong after a resume's first copy */
 	uint32_t depth;         /* how deep it is parked: enum affinode_depth */
-	uint32_t reserved_word;
+	uint32_t context_gpu;   /* at context depth: which of `gpus` the context left, from 1; 0: none, or it is not said */
 	uint64_t lot_bytes;     /* of all lots that the process has, those of earlier controllers included; what is in them counts in
 				 * copy_bytes and retained_bytes, too */
 	uint64_t context_bytes; /* at context depth: what the context needs to come back, beside the parked bytes */

@@ -101,6 +101,8 @@ struct device *checkpoint_only_device(enum reason *why)
 		int active = 0;
 
 		driver.cuDevicePrimaryCtxGetState(device_at(i)->ordinal, &flags, &active);
+		if (active && !device)
+			device = device_at(i); /* retained, and nothing was made in it yet */
 		if (active && device != device_at(i))
 			*why = REASON_SEVERAL_GPUS;
 	}

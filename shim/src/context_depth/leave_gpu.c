@@ -84,6 +84,8 @@ static enum reason objection(bool ends, struct device **device)
 	*device = checkpoint_only_device(&why);
 	if (why)
 		return why;
+	if (!*device && ends && device_count_known())
+		*device = device_at(0); /* the driver has its files open all the same; there is to be room for a context when it comes back */
 	if (!*device)
 		return REASON_NO_CONTEXT;
 	if (uses_nccl())
@@ -217,7 +219,7 @@ enum affinode_status checkpoint_out(bool ends, char *why, size_t size)
 	unknown = gpu_memory_ask(device->uuid, LOOK_TO_GO_NS, &after) != NO_REASON;
 	checkpoint_left.context_bytes = bytes_to_come_back(&before, unknown ? NULL : &after);
 	checkpoint_set_out(true);
-	page_set_context_bytes(checkpoint_left.context_bytes);
+	page_set_context(checkpoint_left.context_bytes, (uint32_t)device_index(device) + 1);
 	page_set_depth(AFFINODE_DEPTH_CONTEXT);
 	gpu_unlock_all();
 	log_line("off the GPU; to come back it needs %llu bytes", (unsigned long long)checkpoint_left.context_bytes);

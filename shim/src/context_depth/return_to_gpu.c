@@ -240,7 +240,7 @@ enum affinode_status checkpoint_in(const uint8_t *to, char *why, size_t size)
 	deferred_make();
 	checkpoint_set_out(false);
 	page_set_depth(AFFINODE_DEPTH_MEMORY);
-	page_set_context_bytes(0);
+	page_set_context(0, 0);
 	books_open();
 	return AFFINODE_OK;
 }

@@ -40,6 +40,11 @@ extern const struct depth_moves *depth_moves;
 void park(struct moved *moved);
 void resume(struct moved *moved);
 
+/* Have a process that has nothing which could be moved be parked all the same: it is to leave the GPU. False: it could not be, and `moved`
+ * says why. And undo that, while its context has not left.  */
+bool park_empty(struct moved *moved);
+void resume_empty(void);
+
 /* These take mover_work_lock themselves, batch by batch, so that frees come between.  */
 void spill(struct moved *moved);
 void read_back(struct moved *moved);

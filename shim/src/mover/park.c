@@ -328,6 +328,18 @@ static bool give_up_memory(struct moved *moved, struct survey *survey)
 	return true;
 }
 
+/* With nothing of what can be moved left on the GPU.  */
+static void become_parked(void)
+{
+	blocks_reap(false);
+	pools_trim();
+	slabs_release_unused();
+	driver.cuCtxSetCurrent(NULL);
+	blocks_changed();
+	page_set_depth(AFFINODE_DEPTH_MEMORY);
+	shim_move_state(AFFINODE_STATE_PARKING, AFFINODE_STATE_PARKED);
+}
+
 static void park_with(struct moved *moved, struct survey *survey)
 {
 	bool parked;
@@ -343,13 +355,7 @@ static void park_with(struct moved *moved, struct survey *survey)
 		shim_move_state(AFFINODE_STATE_PARKING, AFFINODE_STATE_RESIDENT);
 		return;
 	}
-	blocks_reap(false);
-	pools_trim();
-	slabs_release_unused();
-	driver.cuCtxSetCurrent(NULL);
-	blocks_changed();
-	page_set_depth(AFFINODE_DEPTH_MEMORY);
-	shim_move_state(AFFINODE_STATE_PARKING, AFFINODE_STATE_PARKED);
+	become_parked();
 	if (moved->move.kind == MOVE_PARK_CONTEXT)
 		depth_moves->out(false, moved->text, sizeof(moved->text)); /* else at memory depth, and the text says why */
 }
@@ -402,6 +408,44 @@ static void park_from_parked(struct moved *moved)
 	driver.cuCtxSetCurrent(NULL);
 	blocks_changed();
 	shim_move_state(AFFINODE_STATE_PARKING, AFFINODE_STATE_PARKED);
+}
+
+bool park_empty(struct moved *moved)
+{
+	enum reason why;
+
+	if (shim_state() != AFFINODE_STATE_RESIDENT || blocks_resident_bytes())
+		why = REASON_NOT_FREED;
+	else
+		why = shim_is_unparkable() ? REASON_UNMOVABLE : device_writes_reason(true);
+	if (why) {
+		outcome_is(moved, AFFINODE_REFUSED, why);
+		return false;
+	}
+	shim_register_exit(); /* before: an exit that begins while the gate is closed must not wait at it */
+	why = close_gate_on_idle_gpu();
+	if (why) {
+		outcome_is(moved, AFFINODE_BUSY, why);
+		return false;
+	}
+	if (blocks_resident_bytes()) { /* allocated since */
+		gate_open();
+		outcome_is(moved, AFFINODE_REFUSED, REASON_NOT_FREED);
+		return false;
+	}
+	shim_move_state(AFFINODE_STATE_RESIDENT, AFFINODE_STATE_PARKING);
+	become_parked();
+	return true;
+}
+
+void resume_empty(void)
+{
+	page_set_depth(AFFINODE_DEPTH_NONE);
+	/* A call that comes has it QUEUED meanwhile.  */
+	while (!shim_move_state(AFFINODE_STATE_PARKED, AFFINODE_STATE_RESIDENT) &&
+	       !shim_move_state(AFFINODE_STATE_QUEUED, AFFINODE_STATE_RESIDENT))
+		;
+	gate_open();
 }
 
 void park(struct moved *moved)

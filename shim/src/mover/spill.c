@@ -485,17 +485,22 @@ void share(struct moved *moved)
 	outcome_is(moved, AFFINODE_OK, NO_REASON);
 }
 
-/* The context follows the memory, unless it is off the GPU already.  */
+/* The context follows the memory, unless it is off the GPU already. A process that had no memory to move goes on where its context cannot
+ * leave.  */
 static bool leave_gpu(struct moved *moved)
 {
-	enum affinode_status status = AFFINODE_OK;
+	bool was_parked = shim_is_parked(), leaves;
 
 	pthread_mutex_lock(&mover_work_lock);
-	if (!checkpoint_is_out())
-		status = depth_moves->out(true, moved->text, sizeof(moved->text));
+	leaves = was_parked || park_empty(moved);
+	if (leaves && !checkpoint_is_out()) {
+		moved->status = depth_moves->out(true, moved->text, sizeof(moved->text));
+		leaves = moved->status == AFFINODE_OK;
+		if (!leaves && !was_parked)
+			resume_empty();
+	}
 	pthread_mutex_unlock(&mover_work_lock);
-	moved->status = status;
-	return status == AFFINODE_OK;
+	return leaves;
 }
 
 void hibernate(struct moved *moved)
@@ -504,8 +509,6 @@ void hibernate(struct moved *moved)
 
 	if (shim_state() == AFFINODE_STATE_NONE)
 		return outcome_is(moved, AFFINODE_OK, NO_REASON);
-	if (!shim_is_parked())
-		return outcome_is(moved, AFFINODE_REFUSED, REASON_NOT_FREED);
 	waiting_at_start = gate_calls_waiting();
 	all_must_go = true;
 	moved->move.budget = UINT64_MAX;

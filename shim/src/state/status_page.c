@@ -120,10 +120,11 @@ void page_set_epoch(uint32_t epoch)
 	page_end();
 }
 
-void page_set_context_bytes(uint64_t bytes)
+void page_set_context(uint64_t bytes, uint32_t gpu)
 {
 	page_begin();
 	page->context_bytes = bytes;
+	page->context_gpu = gpu;
 	page_end();
 }
 

@@ -19,7 +19,8 @@ void page_set_flags(uint32_t set, uint32_t clear);
 /* Note a move that was done. In a park `copied` bytes were copied and `zeros` needed no copy; in a resume `copied` came from disk.  */
 void page_note_move(bool park, uint64_t bytes, uint64_t duration_ns, uint64_t copied, uint64_t zeros);
 void page_set_depth(enum affinode_depth depth);
-void page_set_context_bytes(uint64_t bytes);
+/* What the context needs to come back, and on which of the page's GPUs, from 1; 0: it is on its GPU.  */
+void page_set_context(uint64_t bytes, uint32_t gpu);
 void page_count_mended(uint64_t chunks);
 void page_set_epoch(uint32_t epoch);
 
