@@ -31,9 +31,14 @@ export class AffinodeApi {
     return this._request<IStatus>('GET', ['status']);
   }
 
-  /** POST an action on a kernel; the kernel afterwards. */
-  act(kernelId: string, action: Action, body: IActionBody): Promise<IKernel> {
-    return this._request<IKernel>('POST', ['kernels', encodeURIComponent(kernelId), action], body);
+  /** POST an action on a kernel; the kernel afterwards. Rejects also where nothing could be moved: the user is told. */
+  async act(kernelId: string, action: Action, body: IActionBody): Promise<IKernel> {
+    const path = ['kernels', encodeURIComponent(kernelId), action];
+    const kernel = await this._request<IKernel>('POST', path, body);
+    if (kernel?.nothing_moved?.code) {
+      throw new AffinodeError(200, kernel.nothing_moved.code, kernel.nothing_moved.text);
+    }
+    return kernel;
   }
 
   /** PATCH policy: when idle kernels are freed. */

@@ -14,6 +14,13 @@ export interface IKernel {
   residency: Residency;
   /** In plain words. */
   text: string;
+  /** In an answer to `park` and `resume` alone: what was asked for was so already, or the kernel has nothing that could be moved. */
+  nothing_moved?: {
+    /** `nothing-to-move`; null: it was so already. */
+    code: null | Refusal;
+    /** In plain words. */
+    text: string;
+  };
   reason: string | null;
   residency_age_s: number;
   resident_bytes: number;

@@ -40,3 +40,15 @@ test(
     assert.ok(status <= 60_000 && action > 1_800_000, String(limits));
   }
 );
+
+test('who asks for a move of a kernel that has nothing to move is told so', async () => {
+  const asked = (nothing_moved: object) =>
+    api(() => Promise.resolve(new Response(JSON.stringify({ id: 'a', nothing_moved })))).act(
+      'a',
+      'park',
+      {}
+    );
+  const code = 'nothing-to-move';
+  await assert.rejects(asked({ code, text: '' }), { slug: code });
+  assert.equal((await asked({ code: null, text: 'the GPU is freed already' })).id, 'a');
+});

@@ -194,14 +194,14 @@ class Controlled:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def _ask(self, action: str, *arguments: Any) -> dict[str, Any] | None:
-        """The controller's answer; None if it refuses."""
+        """The controller's answer; None if it refuses, or nothing could be moved."""
         try:
             answer: dict[str, Any] = asyncio.run(getattr(ControllerClient(self.socket), action)(*arguments))
         except ControllerRefused:
             return None
         except ControllerUnavailable as error:
             raise RuntimeError(f"{error}\n{self.log()[-2000:]}") from None
-        return answer
+        return None if (answer.get("nothing_moved") or {}).get("code") else answer
 
 
 @contextlib.contextmanager

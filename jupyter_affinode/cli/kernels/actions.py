@@ -57,8 +57,10 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def _done_text(arguments: argparse.Namespace, kernel: dict[str, Any]) -> str:
-    """Return the kernel's state in words, and how much of the asked time was not granted."""
+    """Return the kernel's state in words, that nothing was moved, and how much of the asked time was not granted."""
     text = f"{short_id(kernel['id'])}: {kernel['text']}"
+    if "nothing_moved" in kernel:
+        text += f"\nNothing was moved: {kernel['nothing_moved']['text']}."
     asked_s = parse_duration(arguments.duration) if arguments.action == "hold" else None
     held_s = kernel["held_for_s"]
     if asked_s is None or held_s is None or math.ceil(held_s) >= asked_s:

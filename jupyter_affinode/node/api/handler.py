@@ -216,14 +216,20 @@ class Handler(RequestHandler):
 
     def kernel(self, kernel_id: str) -> KernelRecord:
         """Return a known kernel. Raises ApiError 404."""
+        kernel = self.find_kernel(kernel_id)
+        if kernel is None:
+            raise ApiError(404, Refusal.UNKNOWN_KERNEL, f"there is no kernel {kernel_id}")
+        return kernel
+
+    def find_kernel(self, kernel_id: str) -> KernelRecord | None:
+        """Return a kernel; None for one that is not known."""
         kernels = self.controller.state.kernels
         kernel = kernels.get(self.identity.scoped(kernel_id))
         if kernel is None and self.identity.is_admin:
             kernel = kernels.get(kernel_id)  # another's, with the owner's name before it
-        if kernel is None:
-            raise ApiError(404, Refusal.UNKNOWN_KERNEL, f"there is no kernel {kernel_id}")
-        self.controller.read_pages_of(kernel, self.now())
-        self.subject = kernel
+        if kernel is not None:
+            self.controller.read_pages_of(kernel, self.now())
+            self.subject = kernel
         return kernel
 
     def made_known(self, kernel_id: str) -> KernelRecord:

@@ -49,7 +49,10 @@ class KernelHandler(Handler):
 
     def delete(self, kernel_id: str) -> None:
         """Serve DELETE /kernels/{id}: it was shut down. Processes that are left keep it until they end."""
-        kernel = self.kernel(kernel_id)
+        kernel = self.find_kernel(kernel_id)
+        self.set_status(204)
+        if kernel is None:
+            return
         # else it lasts as long as its server
         kernel.server.description = kernel.server.pid = kernel.server.place = None
         kernel.cell.is_tracked = kernel.cell.is_open = False
@@ -57,7 +60,6 @@ class KernelHandler(Handler):
         if not kernel.processes:
             del self.controller.state.kernels[kernel.id]
         self.controller.poke()
-        self.set_status(204)
 
 
 class MoveHandler(Handler):
@@ -76,11 +78,15 @@ class MoveHandler(Handler):
         if wait:
             ends: set[asyncio.Future[Any]] = {done, self.gone}
             await asyncio.wait(ends, timeout=MOVE_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
-        if not done.done():
+        outcome = done.result() if done.done() else None
+        if outcome is not None and (refusal := outcome.refusal) is not None:
+            raise ApiError(409, refusal, outcome.text)
+        answer = self.kernel_json(kernel)
+        if outcome is None:
             self.set_status(202)
-        elif (outcome := done.result()).slug:
-            raise ApiError(409, outcome.slug, outcome.text)
-        await self.finish(self.kernel_json(kernel))
+        elif outcome.status is Status.NOTHING:
+            answer["nothing_moved"] = {"code": outcome.slug, "text": outcome.text}
+        await self.finish(answer)
 
 
 class HibernateHandler(Handler):
@@ -107,8 +113,8 @@ class HibernateHandler(Handler):
         outcome = (
             done.result() if done.done() else Outcome(Status.BUSY, Refusal.BUSY, "it does not end in time")
         )
-        if outcome.slug is not None:
-            raise ApiError(409, outcome.slug, outcome.text)
+        if (refusal := outcome.refusal) is not None:
+            raise ApiError(409, refusal, outcome.text)
 
 
 class HibernateRefusedHandler(Handler):

@@ -81,7 +81,7 @@ class DiskTransfers(Kind[DiskTransfer]):
         """Tell all of a kernel's processes to write to the image in `folder`; return a future of the outcome."""
         now, on_disk = time.monotonic(), on_disk_bytes(kernel)
         done: Done = asyncio.get_running_loop().create_future()
-        if kernel.operation is not None or kernel.residency not in (Residency.NONE, Residency.PARKED):
+        if kernel.operation is not None or not _may_leave(kernel):
             done.set_result(Outcome(Status.REFUSED, Refusal.BUSY, "the kernel is at work, or on its way"))
             return done
         if silent := [each.pid for each in kernel.processes.values() if each.connection is None]:
@@ -202,7 +202,7 @@ class DiskTransfers(Kind[DiskTransfer]):
         if transfer.lost:
             outcome = Outcome(Status.FAILED, Refusal.FAILED, "a process of it did not answer in time")
         elif bad:
-            outcome = Outcome(bad[0].status, SLUGS.get(bad[0].status, Refusal.REFUSED), bad[0].text)
+            outcome = Outcome(Status.REFUSED, SLUGS.get(bad[0].status, Refusal.REFUSED), bad[0].text)
         else:
             kernel.leave_for_image()
         for process in kernel.connected():
@@ -239,6 +239,15 @@ WORDS = {
 def _user(kernel: KernelRecord) -> str:
     """Return the user that the kernel counts for, as in the snapshot."""
     return kernel.account.charged_user or ""
+
+
+def _may_leave(kernel: KernelRecord) -> bool:
+    """Return whether its processes can leave for an image: all that can be moved is parked, or there is nothing. One
+    without processes may have left already.
+    """
+    if kernel.residency is Residency.RESIDENT:
+        return not any(process.resident_bytes for process in kernel.processes.values())
+    return not kernel.processes or kernel.residency in (Residency.NONE, Residency.PARKED)
 
 
 def _may_end_itself(kernel: KernelRecord) -> bool:

@@ -127,6 +127,8 @@ class Outcomes:
         if failed is not None and move.is_called_off:
             kernel.because(None, None)
             return failed
+        if failed is not None and failed[0] is Status.NOTHING and move.is_asked:
+            return self._nothing_to_park(kernel, failed)
         self._around.failed_parks.park_ended(move, failed)
         found_less = learn_from_park(kernel, replies)
         if failed is not None:
@@ -152,6 +154,14 @@ class Outcomes:
         self._log.info("parked %s: %s in %s", kernel.id, moved, duration_in_words(took))
         kernel.end_park_request(Outcome(Status.OK, None, f"{moved} freed"))
         return None
+
+    def _nothing_to_park(self, kernel: KernelRecord, failed: Failure) -> Failure:
+        """Answer a request for a park of a kernel that has nothing to move: it is so already, and not refused."""
+        kernel.because(None, None)
+        kernel.held_until = None
+        self._log.info("%s has nothing to park: %s", kernel.id, failed[1])
+        kernel.end_park_request(Outcome(Status.NOTHING, Refusal.NOTHING_TO_MOVE, failed[1]))
+        return failed
 
     def _resumed(self, move: ResumeMove, failed: Failure | None, from_gpu: str | None, now: float) -> None:
         kernel, is_own_fault = move.kernel, _is_waiters_fault(move)

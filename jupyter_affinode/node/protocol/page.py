@@ -19,7 +19,7 @@ PAGE_SIZE = 4096
 MAX_GPUS = 8
 
 HEAD = struct.Struct("=IHHiIIIQQQQIIII")  # magic … gpu_count
-TAIL = struct.Struct("=8x8Q6Q5QI4xQQ")  # calls … context_bytes
+TAIL = struct.Struct("=8x8Q6Q5QIIQQ")  # calls … context_bytes
 CALL_CLASSES = 8
 GPU = struct.Struct("=16sQQ8Q")
 DISK = struct.Struct("=QQQ")  # behind the GPUs: disk_bytes …
@@ -77,6 +77,7 @@ class _Tail(NamedTuple):
     zero_bytes: int
     mended_chunks: int
     depth: int
+    context_gpu: int
     lot_bytes: int
     context_bytes: int
 
@@ -202,7 +203,8 @@ class PageData:
     mended_chunks: int = 0  # chunks that were wrong after a resume's first copy, and right after another
     depth: Depth = Depth.NONE
     lot_bytes: int = 0  # of all lots that it has mapped
-    context_bytes: int = 0  # at context depth: what its resume needs beside its parked bytes
+    context_bytes: int = 0  # at context depth: what its resume needs beside its parked bytes …
+    context_gpu: str = ""  # … and of which GPU; "": an older shim does not say
     calls: tuple[int, ...] = ()  # how many there were of each class, enum affinode_class
     disk_bytes: int = 0  # contents on disk: parked ones, or a resident process's retained copy
     last_resume_disk_bytes: int = 0  # that came from disk
@@ -259,6 +261,7 @@ def parse_page(raw: bytes, now: float, clock: PeerClock | None = None) -> PageDa
         mended_chunks=tail.mended_chunks,
         depth=Depth(tail.depth),
         context_bytes=tail.context_bytes,
+        context_gpu=gpus[tail.context_gpu - 1].uuid if 0 < tail.context_gpu <= len(gpus) else "",
         calls=tuple(rest[:CALL_CLASSES]),
         disk_bytes=disk[0],
         last_resume_disk_bytes=disk[2],

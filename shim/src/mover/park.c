@@ -414,10 +414,9 @@ bool park_empty(struct moved *moved)
 {
 	enum reason why;
 
-	if (shim_state() != AFFINODE_STATE_RESIDENT || blocks_resident_bytes())
+	why = shim_is_unparkable() ? REASON_UNMOVABLE : device_writes_reason(true);
+	if (!why && (shim_state() != AFFINODE_STATE_RESIDENT || blocks_resident_bytes()))
 		why = REASON_NOT_FREED;
-	else
-		why = shim_is_unparkable() ? REASON_UNMOVABLE : device_writes_reason(true);
 	if (why) {
 		outcome_is(moved, AFFINODE_REFUSED, why);
 		return false;

@@ -9,9 +9,22 @@ import sqlite3
 import sys
 import threading
 import time
+from uuid import UUID
 
 import pytest
-from fake_shim import HIBERNATE, REFUSED, FakeShim
+from fake_shim import (
+    CONTEXT_DEPTH,
+    GPU,
+    HIBERNATE,
+    NOTHING,
+    OK,
+    PARKED,
+    REFUSED,
+    RESIDENT,
+    RESUME,
+    FakePage,
+    FakeShim,
+)
 from live_machine import Machine
 from waiting import wait_until
 
@@ -135,6 +148,45 @@ def test_a_process_that_ends_while_it_is_written_is_not_waited_for(node, machine
     fake.on_command = lambda command: fake.hang_up() if command.kind == HIBERNATE else None
     with pytest.raises(ControllerRefused, match="did not answer in time"):
         messages.hibernate(tmp_path)
+
+
+@pytest.mark.parametrize("status", [NOTHING, OK])
+def test_a_kernel_with_nothing_that_can_be_moved_hibernates(node, machine, shim, messages, tmp_path, status):
+    """It has a context, and small allocations at most; also where one of its processes can be parked."""
+    node()
+    if status == OK:
+        shim("k", resident=5 * MIB)
+    fake = shim("k", park_status=NOTHING)
+    fake.page.memory[GPU][2] = MIB
+    fake.become(RESIDENT)
+    messages.describe(name="work.ipynb", server="s", hibernate_after_s=0)
+    assert messages.hibernate(tmp_path) == (2 if status == OK else 1)
+    wait_until(lambda: fake.heard.ended)
+    assert seen(machine, "residency") == ("hibernated",)
+
+
+def test_a_kernel_that_was_moved_elsewhere_meanwhile_hibernates_again(node, machine, messages, tmp_path):
+    """Its processes have not used CUDA, so none of them says that it was woken."""
+    node()
+    messages.describe(name="work.ipynb", server="s", hibernate_after_s=0, hibernated_bytes=IMAGE)
+    assert seen(machine, "residency") == ("hibernated",)
+    assert messages.hibernate(tmp_path) == 0
+
+
+def test_a_context_that_comes_back_with_no_memory_has_room_reserved_on_its_own_gpu(
+    node, machine, shim, wait_until
+):
+    other = bytes(range(16, 32))
+    page = FakePage()
+    page.memory = {GPU: [0, 0, 0], other: [0, 0, 0]}
+    page.state, page.host[5], page.context_bytes, page.context_gpu = PARKED, CONTEXT_DEPTH, 600 * MIB, 2
+    page.write()
+    node()
+    fake = shim("k", page=page, answers=False)
+    fake.touch()
+    wait_until(lambda: fake.heard.of(RESUME))
+    reserved = node.running[-1]._controller.state.reservations.entries
+    assert [(entry.gpu, entry.bytes) for entry in reserved] == [(f"GPU-{UUID(bytes=other)}", 2 * GIB)]
 
 
 def test_a_kernel_that_refuses_stays_parked(node, machine, shim, messages, tmp_path):

@@ -8,7 +8,7 @@ import re
 import pytest
 from background import in_background, result_of
 from fake_nvml import FakeNvml
-from fake_shim import MIB, NOTHING, QUEUED, REFUSED, RESUME, request
+from fake_shim import MIB, NONE, NOTHING, QUEUED, REFUSED, RESUME, request
 from model_node import QUIET, Machine
 
 from jupyter_affinode.node.execution.user_requests import UserRequests
@@ -81,6 +81,51 @@ def test_a_park_request_for_a_waiting_kernel_with_a_part_on_the_gpu_says_so(
     status, answer = machine.ask("POST", "/kernels/k/park", {})
     assert (status, answer["error"]) == (409, "waits-for-gpu")
     assert answer["message"].startswith("a part of the GPU memory is freed already")
+
+
+NO_CUDA = {"code": "nothing-to-move", "text": "the kernel does not use the GPU"}
+SHIMS = {"code": "nothing-to-move", "text": "status 6"}
+FREED = {"code": None, "text": "the GPU is freed already"}
+THERE = {"code": None, "text": "already on the GPU"}
+
+
+@pytest.mark.parametrize(
+    "action, options, nothing_moved, magics",
+    [
+        ("park", {"state": NONE}, NO_CUDA, (1, 1, NOTHING)),
+        ("park", {"park_status": NOTHING}, SHIMS, (1, 1, NOTHING)),
+        ("park", {"parked": 300 * MIB}, FREED, (1, 1, NOTHING)),
+        ("resume", {"resident": 300 * MIB}, THERE, (2, 1, NOTHING)),
+        ("resume", {"state": NONE}, THERE, (2, 1, NOTHING)),
+        ("park", {"resident": 300 * MIB}, None, (1, 1, NOTHING)),
+    ],
+)
+def test_a_request_that_is_fulfilled_already_is_answered_so_and_is_no_refusal(
+    node, machine, shim, wait_until, action, options, nothing_moved, magics
+):
+    node()
+    kernel = shim("k", **options)
+    status, answer = machine.ask("POST", f"/kernels/k/{action}", {})
+    assert status == 200, answer
+    assert answer.get("nothing_moved") == nothing_moved
+    assert "nothing_moved" not in machine.kernel("k")
+    assert (machine.kernel("k")["refusal"], machine.kernel("k")["reason"]) == (None, answer["reason"])
+    kernel.send(request(magics[0], magics[1]))
+    wait_until(lambda: kernel.heard.results)
+    assert kernel.heard.results[-1][:2] == magics[1:]
+
+
+def test_a_park_that_is_fulfilled_already_ends_a_hold(node, machine, shim):
+    node()
+    shim("k", park_status=NOTHING)
+    machine.ask("POST", "/kernels/k/hold", {})
+    assert machine.ask("POST", "/kernels/k/park", {})[1]["held_for_s"] is None
+
+
+def test_a_kernel_that_was_forgotten_is_forgotten_again(node, machine):
+    node()
+    machine.ask("PUT", "/kernels/k", {})
+    assert [machine.ask("DELETE", "/kernels/k")[0] for _ in range(2)] == [204, 204]
 
 
 def test_a_request_for_a_deleted_kernel_is_answered_at_once(parked, machine, residency, wait_until):

@@ -52,6 +52,15 @@ def test_host_memory_and_depth_are_read_as_the_shim_wrote_them(fake):
     assert (data.mended_chunks, data.depth, data.lot_bytes) == (9, Depth.CONTEXT, 32 * MIB)
 
 
+@pytest.mark.parametrize("number", range(4))
+def test_the_gpu_that_a_context_left_is_read_as_far_as_the_page_has_it(fake, number):
+    fake.memory = {GPU: [0, 0, 0], bytes(range(16, 32)): [0, 0, 0]}
+    fake.context_gpu = number
+    fake.write()
+    data = Page(fake.descriptor).read()
+    assert data.context_gpu == ["", data.gpus[0].uuid, data.gpus[1].uuid, ""][number]
+
+
 @pytest.mark.parametrize("place, value", [(0, 1 << 51), (1, 1 << 51), (2, 1 << 51), (3, 1 << 51), (5, 3)])
 def test_impossible_host_memory_and_depths_are_refused(fake, place, value):
     fake.host[place] = value

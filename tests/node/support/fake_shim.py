@@ -114,7 +114,7 @@ class FakePage:
         self.want = 0
         self.flags = self.calls_in_flight = self.captures = self.parks = self.resumes = 0
         self.last_activity = self.state_since = time.monotonic_ns()
-        self.context_bytes = 0
+        self.context_bytes = self.context_gpu = 0
         self.host = [0, 0, 0, 0, 0, 0]  # copies, kept, copied and zero at the last park, mended chunks, depth
         self.lots, self.last_park = 0, 5 * MIB
         self.memory = {GPU: [0, 0, 0]}  # resident, parked, fixed (as "managed")
@@ -147,7 +147,9 @@ class FakePage:
             PAGE_GPU.pack(uuid, resident, parked, 0, fixed, 0, 0, 0, 0, 0, 0)
             for uuid, (resident, parked, fixed) in self.memory.items()
         )
-        body = head + PAGE_TAIL.pack(*[0] * 8, *moves, *self.host, 0, self.lots, self.context_bytes)
+        body = head + PAGE_TAIL.pack(
+            *[0] * 8, *moves, *self.host, self.context_gpu, self.lots, self.context_bytes
+        )
         self.map[24:32] = struct.pack("=Q", self.sequence - 1)
         self.map[:24] = body[:24]
         self.map[32 : len(body)] = body[32:]

@@ -117,8 +117,9 @@ def test_status_and_actions_with_a_controller(controller, command):
     listed = command("status")
     assert "work/model.ipynb" in listed.stdout and "No GPU used" in listed.stdout
     assert json.loads(command("status", "--json").stdout)["kernels"][0]["id"] == ID
-    refused = command("park", "model.ipynb")
-    assert refused.returncode == 1 and refused.stderr.strip()
+    parked = command("park", "model.ipynb")
+    assert parked.returncode == 0
+    assert parked.stdout.splitlines()[1] == "Nothing was moved: the kernel does not use the GPU."
     unknown = command("park", "nothing", "--json")
     assert unknown.returncode == 1 and json.loads(unknown.stdout)["error"] == "unknown-kernel"
     held = command("hold", ID[:4], "30m", "--json")

@@ -64,9 +64,10 @@ def needs_to_resume(process: Process) -> dict[str, int]:
     needs = {gpu.uuid: gpu.parked_bytes for gpu in process.data.gpus}
     if process.data.depth is Depth.CONTEXT and process.data.gpus:
         context = process.data.context_bytes
-        home = max(process.data.gpus, key=lambda gpu: gpu.parked_bytes)  # it has no other
+        told = process.data.context_gpu
+        home = told if told in needs else max(needs, key=needs.__getitem__)  # it has no other
         sure = max(context, CONTEXT_BYTES) + SPARE_BYTES
-        needs[home.uuid] = max(context + home.parked_bytes, sure)
+        needs[home] = max(context + needs[home], sure)
     return needs
 
 

@@ -218,8 +218,13 @@ class Outcome:
     """How a user's request ended."""
 
     status: Status
-    slug: Refusal | None  # None if it was done
+    slug: Refusal | None  # None if it was done, or so already
     text: str
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """Return why it was refused; None also where nothing had to be moved, or could be: then it is so already."""
+        return None if self.status in (Status.OK, Status.NOTHING) else self.slug
 
 
 # Of a request whose kernel has no process any more, or was shut down.
