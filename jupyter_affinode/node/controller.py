@@ -519,12 +519,24 @@ class Controller:
         for process in self.state.stale_processes(now):
             self._shims.forget(process, lives=process.watch is not None)  # its end would have been seen
         for kernel in list(self.state.kernels.values()):
+            if kernel.hibernated is not None and now > kernel.hibernated.until:
+                self._forget_image_of(kernel)
             self.user_requests.end_fulfilled(kernel)
             is_over = kernel.server.description is None or kernel.past.has_had_processes
             lasts = EMPTY_KERNEL_LASTS_S if is_over else UNSERVED_KERNEL_LASTS_S
             is_old = kernel.past.empty_since is not None and now - kernel.past.empty_since > lasts
-            if is_old and not kernel.server.is_there and kernel.image_bytes is None:
-                del self.state.kernels[kernel.id]
+            if is_old and not kernel.server.is_there and not kernel.is_hibernated:
+                self.state.kernels.pop(kernel.id, None)
+
+    def _forget_image_of(self, kernel: KernelRecord) -> None:
+        """Forget a hibernated kernel that no program tells of any more: it woke on another machine, or its image was
+        deleted by a program that could not say so. A server that has it describes it anew.
+        """
+        self.log.info("%s is forgotten: no server or keeper tells of its image any more", kernel.id)
+        kernel.is_awake()
+        self.user_requests.ended(kernel)
+        if not kernel.processes:
+            del self.state.kernels[kernel.id]
 
     def _tell_places(self, now: float) -> None:
         """Tell each shim its kernel's place in the queue, when that changed."""

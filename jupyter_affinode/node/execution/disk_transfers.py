@@ -204,7 +204,7 @@ class DiskTransfers(Kind[DiskTransfer]):
         elif bad:
             outcome = Outcome(Status.REFUSED, SLUGS.get(bad[0].status, Refusal.REFUSED), bad[0].text)
         else:
-            kernel.leave_for_image()
+            kernel.leave_for_image(time.monotonic())
         for process in kernel.connected():
             reply = transfer.replies.get(process.key)
             if reply is not None and reply.status is Status.OK and process.connection is not None:

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable
 
 from ..model.backoff import UserBackOff
 from ..model.snapshot import Residency
-from ..state.records.kernel import KernelRecord
+from ..state.records.kernel import IMAGE_TAKES_S, KernelRecord
 
 BEGINS_WITHIN_S = 20.0
-IMAGE_TAKES_S = 1800.0  # at most, once its processes have left
 NOT_AGAIN_S = 600.0
 
 

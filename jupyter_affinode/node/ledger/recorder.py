@@ -97,6 +97,7 @@ class History(Observer):
         self._waits = WaitWatch()
         self._began: dict[str, KernelRow] = {}
         self._parked: dict[str, str] = {}  # by kernel: the GPUs that it left, with commas
+        self._told_at: dict[str, float] = {}  # by hibernated kernel: when it was last told of
         self._users: dict[str, _Whose] = {}  # by kernel
         self._paces: dict[str, TokenBucket] = {}  # by charged user
         self._sums: dict[str, set[tuple[str, str]]] = {}  # of today: users and GPUs, by charged user
@@ -187,7 +188,7 @@ class History(Observer):
         wall = self._wall()
         if wall // DAY_S != self._sums_day:
             self._sums, self._sums_day = {}, int(wall // DAY_S)
-        self._write_gone()
+        self._write_gone(now, wall)
         seen = [self._seen(kernel) for kernel in self._state.kernels.values() if _counts(kernel)]
         for kernel, gpu, sums in self._meter.count(now, wall, seen):
             self._figures.metered(kernel, gpu, sums)
@@ -215,6 +216,7 @@ class History(Observer):
             {uuid: parked for uuid, (_, parked) in gpus.items()},
             kernel.account.account,
             kernel.account.job,
+            None if kernel.hibernated is None else kernel.hibernated.told_at,
         )
 
     def _of_sums(self, kernel: KernelRecord) -> tuple[str, dict[str, tuple[int, int]]]:
@@ -239,9 +241,8 @@ class History(Observer):
         sizes = self._state.gpus.sizes
         largest = max((sizes or {}).values(), default=LARGEST_BYTES)
         sums: dict[str, tuple[int, int]] = {}
-        image = kernel.gpus_in_image
         of_processes = (gpu for process in kernel.processes.values() for gpu in process.data.gpus)
-        for gpu in of_processes if image is None else image.values():
+        for gpu in of_processes if kernel.hibernated is None else kernel.by_gpu().values():
             uuid = gpu.uuid if sizes is None or gpu.uuid in sizes else ""
             most = (sizes or {}).get(uuid, largest)
             held, parked = sums.get(uuid, (0, 0))
@@ -278,8 +279,9 @@ class History(Observer):
                 self._began[kernel.id] = row
                 ledger.kernel(row)
         for kernel_id in self._began.keys() - living:
-            row = self._began.pop(kernel_id)
-            ledger.kernel(KernelRow(**{**vars(row), "seen": wall, "ended": wall}))
+            row, ended = self._began.pop(kernel_id), self._ended_at(kernel_id, now, wall)
+            ledger.kernel(KernelRow(**{**vars(row), "seen": ended, "ended": ended}))
+        self._told_at = {each.kernel_id: each.known_until for each in seen if each.known_until is not None}
 
     def _row(self, kernel: KernelRecord, wall: float) -> KernelRow:
         known = self._began.get(kernel.id)
@@ -298,13 +300,20 @@ class History(Observer):
             self._gpu_names(kernel) or (known.gpus if known is not None else ""),
         )
 
-    def _write_gone(self) -> None:
+    def _ended_at(self, kernel_id: str, now: float, wall: float) -> float:
+        """Return since when a kernel is gone, by the wall clock: a hibernated one has not been known since it was last
+        told of.
+        """
+        return wall - (now - self._told_at.get(kernel_id, now))
+
+    def _write_gone(self, now: float, wall: float) -> None:
         """Write which of the kernels that were parked at the last look have no memory any more."""
         kernels = {kernel.id: kernel for kernel in self._state.kernels.values() if _counts(kernel)}
         for kernel_id, gpus in self._parked.items():
             kernel = kernels.get(kernel_id)
             if kernel is None or kernel.residency is Residency.NONE:
-                self._write_row(EventKind.GONE, kernel_id, gpus=gpus)
+                at = self._ended_at(kernel_id, now, wall) if kernel is None else wall
+                self._write_row(EventKind.GONE, kernel_id, at=at, gpus=gpus)
         self._parked = {
             kernel_id: self._gpu_names(kernel)
             for kernel_id, kernel in kernels.items()
@@ -318,12 +327,15 @@ class History(Observer):
             columns |= {"gpu": gpu or kernel.main_gpu(), "gpus": self._gpu_names(kernel)}
             self._write_row(kind, kernel.id, **columns)
 
-    def _write_row(self, kind: EventKind, kernel_id: str, **columns: Any) -> None:
-        """Write an event of a kernel that may be gone, with the user and the job that are remembered."""
+    def _write_row(self, kind: EventKind, kernel_id: str, *, at: float | None = None, **columns: Any) -> None:
+        """Write an event of a kernel that may be gone, with the user and the job that are remembered. `at`: when it
+        was, by the wall clock; None: now.
+        """
         if self.ledger is not None and self._may_write(kernel_id):
             whose = self._users.get(kernel_id, _Whose())
             columns |= {"account": whose.account, "job": whose.job}
-            self.ledger.event(EventRow(self._wall(), kind.value, kernel_id, whose.user, **columns))
+            moment = self._wall() if at is None else at
+            self.ledger.event(EventRow(moment, kind.value, kernel_id, whose.user, **columns))
 
     def _may_write(self, kernel_id: str) -> bool:
         """Return whether a kernel's user has not had too much written lately, and count a row."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,18 @@ class Freed:
 
 
 @dataclass(frozen=True)
-class Away:
-    """A kernel that is parked."""
+class ParkedKernel:
+    """A kernel that is parked, or hibernated. Times are monotonic seconds."""
 
     user: str
     gpus: int  # that it left
-    since: float  # monotonic seconds
+    since: float
+    known_until: float | None = None  # of a hibernated one: when it was last told of
+
+    def gpu_s(self, midnight: float, now: float) -> float:
+        """Return for how long GPUs were without its memory since midnight."""
+        until = now if self.known_until is None else min(self.known_until, now)
+        return self.gpus * max(until - max(self.since, midnight), 0.0)
 
 
 class Today(Observer):
@@ -52,7 +58,7 @@ class Today(Observer):
         self._wall = wall
         self._day = self._today()
         self._sums: dict[str, Freed] = {}
-        self._away: dict[str, Away] = {}  # by kernel
+        self._parked: dict[str, ParkedKernel] = {}  # by kernel
         self._in_ledger_until: dict[str, float] = {}  # by kernel, seconds since 1970
         self._is_complete = False  # the day before this controller is in the sums
         self._looked_at = 0.0
@@ -79,8 +85,8 @@ class Today(Observer):
         self._begin_day()
         since = self._since_midnight(now)
         freed = self._sums.get(user, Freed())
-        away = [each for each in self._away.values() if each.user == user]
-        gpu_s = freed.gpu_s + sum(each.gpus * (now - max(each.since, since)) for each in away)
+        parked = [each for each in self._parked.values() if each.user == user]
+        gpu_s = freed.gpu_s + sum(each.gpu_s(since, now) for each in parked)
         return {"freed_gpu_s": round(gpu_s), "parks": freed.parks}
 
     # ---- Observer
@@ -98,20 +104,25 @@ class Today(Observer):
         self._looked_at = now
         self._begin_day()
         parked = {kernel.id: kernel for kernel in self._state.kernels.values() if _gpus_left(kernel)}
-        for kernel_id in self._away.keys() - parked.keys():
-            self._end(self._away.pop(kernel_id), now)
-        for kernel_id in parked.keys() - self._away.keys():
-            kernel = parked[kernel_id]
+        for kernel_id in self._parked.keys() - parked.keys():
+            is_here = kernel_id in self._state.kernels
+            self._end(self._parked.pop(kernel_id), now, is_here=is_here)
+        for kernel_id, kernel in parked.items():
+            told_at = None if kernel.hibernated is None else kernel.hibernated.told_at
+            if kernel_id in self._parked:
+                self._parked[kernel_id] = replace(self._parked[kernel_id], known_until=told_at)
+                continue
             moments = [process.parked_at for process in kernel.processes.values() if process.parked_at]
             since_ledger = now - (self._wall() - self._in_ledger_until.get(kernel_id, 0.0))
             since = max(since_ledger, *moments) if moments else now
-            self._away[kernel_id] = Away(owner_of(kernel), _gpus_left(kernel), since)
+            self._parked[kernel_id] = ParkedKernel(owner_of(kernel), _gpus_left(kernel), since, told_at)
 
     # ---- days
 
-    def _end(self, away: Away, now: float) -> None:
-        began = max(away.since, self._since_midnight(now))
-        self._sums.setdefault(away.user, Freed()).gpu_s += away.gpus * max(now - began, 0.0)
+    def _end(self, parked: ParkedKernel, now: float, *, is_here: bool) -> None:
+        """Add what a kernel gave back. `is_here`: it is known, and so was hibernated until now, if it was."""
+        ended = replace(parked, known_until=None) if is_here else parked
+        self._sums.setdefault(parked.user, Freed()).gpu_s += ended.gpu_s(self._since_midnight(now), now)
 
     def _begin_day(self) -> None:
         today = self._today()

@@ -9,7 +9,8 @@ For one kernel on one GPU, over a stretch of time:
               something launched before, without any call, is counted only while a call waits for it.
 *idle-held*   held less used: memory that no other kernel could have, and that did nothing.
 *given back*  the bytes that were parked in host memory, times how long: what others could have of the GPU
-              meanwhile.
+              meanwhile. Of a hibernated kernel, what it had: until it was last told of, or until it woke here. It
+              may have woken on another machine since, or have been deleted.
 
 Durations are differences of the monotonic clock, so that setting the machine's clock makes no second twice or
 never. The day is the UTC day of the wall clock at the time; a stretch over midnight is split there. The pages
@@ -42,6 +43,7 @@ class Seen:
     parked_bytes: Mapping[str, int] = field(hash=False)
     account: str = ""  # of a batch system, as is …
     job: str = ""
+    known_until: float | None = None  # a hibernated one: when it was last told of; None: it is seen to be so
 
     def is_using(self, now: float) -> bool:
         """Return whether it is at work."""
@@ -101,6 +103,7 @@ class Meter:
         self._usage = Usage()
         self._seen: dict[str, Seen] = {}
         self._looked_at: float | None = None
+        self._counted_until: dict[str, float] = {}  # of hibernated kernels
 
     def count(self, now: float, wall: float, kernels: Iterable[Seen]) -> list[tuple[Seen, str, ByteSeconds]]:
         """Count the time since the last look; `wall` is the wall clock's seconds at `now`.
@@ -110,20 +113,34 @@ class Meter:
         began, self._looked_at = self._looked_at, now
         before, self._seen = self._seen, {kernel.kernel_id: kernel for kernel in kernels}
         if began is None or not 0 < now - began <= GAP_MAX_S:
+            self._counted_until = dict.fromkeys(self._counted_until, now)
             return []
-        shares = list(day_shares(wall - (now - began), wall))
-        for day, share in shares:
+        for day, share in day_shares(wall - (now - began), wall):
             self._usage.measured_s[day] = self._usage.measured_s.get(day, 0.0) + share * (now - began)
-        counted = [
-            (kernel, gpu, sums)
-            for kernel in before.values()
-            for gpu, sums in _held(kernel, self._seen.get(kernel.kernel_id), began, now)
-        ]
-        for kernel, gpu, sums in counted:
-            for day, share in shares:
-                key = UsageKey(day, kernel.user, gpu, kernel.account, kernel.job)
-                self._usage.by_key.setdefault(key, ByteSeconds()).add(sums, share)
+        counted = []
+        for kernel in before.values():
+            after = self._seen.get(kernel.kernel_id)
+            since, until = self._stretch(kernel, after, began, now)
+            for gpu, sums in _held(kernel, after, since, until):
+                counted.append((kernel, gpu, sums))
+                for day, share in day_shares(wall - (now - since), wall - (now - until)):
+                    key = UsageKey(day, kernel.user, gpu, kernel.account, kernel.job)
+                    self._usage.by_key.setdefault(key, ByteSeconds()).add(sums, share)
+        self._counted_until = {each: at for each, at in self._counted_until.items() if each in self._seen}
         return counted
+
+    def _stretch(self, before: Seen, after: Seen | None, began: float, now: float) -> tuple[float, float]:
+        """Return what of the time up to `now` is counted of a kernel. `began`: the last look."""
+        if before.known_until is None:
+            return began, now
+        since = self._counted_until.setdefault(before.kernel_id, began)
+        if after is None:
+            return since, since
+        if after.known_until is None:  # it has woken
+            del self._counted_until[before.kernel_id]
+            return since, now
+        until = self._counted_until[before.kernel_id] = min(max(after.known_until, since), now)
+        return since, until
 
     def take(self) -> Usage:
         """Return what was counted since the last take, and reset it."""

@@ -49,7 +49,7 @@ class KernelRequests:
     end_for: str | None = None
     may_park: bool | None = None  # of its kernelspec, if no server tells it anew
     priority: int | None = None
-    gpus_in_image: Mapping[str, int] | None = None  # of a hibernated one, which its server tells anew: bytes
+    gpus_hibernated: Mapping[str, int] | None = None  # of one that its server tells of anew: bytes by GPU
 
     def and_then(self, kernel: KernelRecord) -> KernelRequests:
         """Return this with what the controller knows now, itself if that is nothing; what only an earlier controller
@@ -65,8 +65,9 @@ class KernelRequests:
             known["resume_since"] = kernel.wants_since
         if kernel.ending.reason is not None:
             known |= {"end_asked": kernel.ending.reason, "end_for": kernel.ending.for_kernel}
-        if kernel.gpus_in_image:
-            known["gpus_in_image"] = {uuid: gpu.parked_bytes for uuid, gpu in kernel.gpus_in_image.items()}
+        if kernel.hibernated is not None and kernel.hibernated.gpus:
+            gpus = kernel.hibernated.gpus.items()
+            known["gpus_hibernated"] = {uuid: gpu.parked_bytes for uuid, gpu in gpus}
         return replace(self, **known) if known else self
 
     @classmethod
@@ -80,7 +81,7 @@ class KernelRequests:
         resume_since = _past(stored.get("resume_since"), now)
         reason, end_for = stored.get("end_asked"), stored.get("end_for")
         may_park, priority = stored.get("may_park"), stored.get("priority")
-        gpus = stored.get("gpus_in_image")
+        gpus = stored.get("gpus_hibernated")
         return cls(
             held_until,
             resume_since,
@@ -150,10 +151,12 @@ class StoredRequests:
         if stored.held_until is not None:
             kernel.held_until = stored.held_until
         if not kernel.processes:
-            if stored.gpus_in_image is not None:
-                gpus = stored.gpus_in_image.items()
-                kernel.gpus_in_image = {uuid: PageGpu.off_gpu(uuid, size) for uuid, size in gpus}
-            rest = replace(stored, held_until=None, gpus_in_image=None)
+            if stored.gpus_hibernated is not None:
+                kernel.is_told_hibernated(now)
+                assert kernel.hibernated is not None
+                gpus = stored.gpus_hibernated.items()
+                kernel.hibernated.gpus = {uuid: PageGpu.off_gpu(uuid, size) for uuid, size in gpus}
+            rest = replace(stored, held_until=None, gpus_hibernated=None)
             if rest != NOTHING:
                 self._earlier[kernel.id] = rest
             return

@@ -127,7 +127,7 @@ class NodeState:
         kernel = self.kernel(kernel_id, now)
         kernel.account.take_identity(identity)
         kernel.processes[key], kernel.refused = process, None
-        self._is_awake(kernel)
+        kernel.is_awake()
         if self.stored_requests is not None:
             self.stored_requests.recall(kernel, now)
         if now > self.pages_say_since_until:
@@ -139,12 +139,6 @@ class NodeState:
             was_asked and kernel.requests.resume_done is not None
         )
         return process
-
-    def _is_awake(self, kernel: KernelRecord) -> None:
-        """Note that a process of the kernel is there: it is in no image, whatever was told."""
-        kernel.gpus_in_image = None
-        if kernel.image_bytes is not None:
-            kernel.describe(hibernated_bytes=None)
 
     def earlier(self, connection: Connection, page: Page) -> list[Process]:
         """Return the records of the process behind a new connection: those with the same page file, or with the pid of

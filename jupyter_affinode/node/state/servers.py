@@ -73,7 +73,7 @@ class ServerWatch:
             kernel.cell.is_tracked = kernel.cell.is_open = False
             kernel.cell.id = None
             if (
-                not kernel.processes and kernel.image_bytes is None
+                not kernel.processes and not kernel.is_hibernated
             ):  # an image stays though its keeper has ended
                 kernel.server.description = None  # forgotten soon, unless another server describes it
                 kernel.past.empty_since = time.monotonic()

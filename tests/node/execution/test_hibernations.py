@@ -36,6 +36,7 @@ from jupyter_affinode.node.ledger import writer
 from jupyter_affinode.node.metrics.history_options import HistoryOptions
 from jupyter_affinode.node.policy.resources import disk
 from jupyter_affinode.node.state import registry
+from jupyter_affinode.node.state.records import kernel as kernel_record
 from jupyter_affinode.settings.policy import GIB, MIB
 
 IMAGE = 3 * GIB
@@ -101,11 +102,100 @@ def test_what_a_hibernated_kernel_gave_back_of_gpus_goes_on_counting(
     assert figure("affinode_image_bytes") == IMAGE
     assert figure('affinode_hibernations_total{outcome="ok"}') == 1
     before = figure("affinode_gpu_memory_byte_seconds_total")
-    wait_until(lambda: figure("affinode_gpu_memory_byte_seconds_total") >= before + 5 * MIB)
+
+    def has_grown():
+        messages.describe(hibernated_bytes=IMAGE)
+        return figure("affinode_gpu_memory_byte_seconds_total") >= before + 5 * MIB
+
+    wait_until(has_grown)
     node.stop()
     with contextlib.closing(sqlite3.connect(machine.socket.with_name("ledger.sqlite"))) as ledger:
         assert [kind for (kind,) in ledger.execute("SELECT kind FROM events")] == ["hibernation"]
         assert ledger.execute("SELECT ended FROM kernels").fetchall() == [(None,)]
+
+
+@pytest.fixture
+def told_for(monkeypatch):
+    """For how long a telling lasts."""
+
+    def set_to(seconds: float) -> None:
+        monkeypatch.setattr(kernel_record, "HIBERNATED_TOLD_S", seconds)
+
+    return set_to
+
+
+def given_back(node) -> float:
+    """Bytes times seconds that kernels gave back so far."""
+    lines = node.running[-1]._controller.metrics.text().decode().splitlines()
+    named = (line for line in lines if line.startswith("affinode_gpu_memory_byte_seconds_total"))
+    return sum(float(line.split()[-1]) for line in named if 'use="given_back"' in line)
+
+
+def test_a_hibernated_kernel_that_no_program_tells_of_any_more_is_forgotten(
+    node, machine, shim, messages, tmp_path, monkeypatch, told_for
+):
+    """It woke on another machine, or its image was deleted there. It gave GPU memory back until it was told of last."""
+    monkeypatch.setattr(registry, "HUNG_UP_FORGOTTEN_S", 0.2)
+    monkeypatch.setattr(writer, "CLOSE_WAIT_S", 30.0)
+    told_for(3.0)
+    node(history=HistoryOptions(machine.socket.with_name("ledger.sqlite")))
+    left(machine, shim, messages, tmp_path).close()
+    left_at = time.monotonic()
+    before = given_back(node)
+    messages.describe(hibernated_bytes=IMAGE)
+    told_at, told_wall = time.monotonic(), time.time()
+    assert seen(machine, "residency", "image_bytes") == ("hibernated", IMAGE)
+    wait_until(lambda: machine.kernel("k") is None)
+    assert time.monotonic() - told_at >= 3.0
+    lines = node.running[-1]._controller.metrics.text().decode().splitlines()
+    assert [line for line in lines if 'residency="hibernated"' in line and not line.endswith(" 0.0")] == []
+    assert "affinode_image_bytes 0.0" in lines
+    assert given_back(node) - before <= 5 * MIB * (told_at - left_at + 1.0)
+    wait_until(lambda: not node.running[-1]._controller.history._began)
+    node.stop()
+    with contextlib.closing(sqlite3.connect(machine.socket.with_name("ledger.sqlite"))) as ledger:
+        (gone,) = ledger.execute("SELECT at FROM events WHERE kind = 'gone'").fetchone()
+        (ended,) = ledger.execute("SELECT ended FROM kernels").fetchone()
+    assert max(gone, ended) <= told_wall + 0.1
+
+
+def test_a_hibernated_kernel_is_known_for_as_long_as_it_is_told_of(
+    node, machine, shim, messages, tmp_path, told_for
+):
+    told_for(3.0)
+    node(history=HistoryOptions(machine.socket.with_name("ledger.sqlite")))
+    left(machine, shim, messages, tmp_path).close()
+    before, until = given_back(node), time.monotonic() + 7.0
+    while time.monotonic() < until:
+        messages.describe(hibernated_bytes=IMAGE)
+        time.sleep(0.1)
+        assert seen(machine, "residency", "parked_bytes") == ("hibernated", 5 * MIB)
+    wait_until(lambda: given_back(node) - before >= 5 * MIB * 5.0)
+
+
+def test_what_a_kernel_gave_back_counts_until_it_wakes(node, machine, shim, messages, tmp_path):
+    node(history=HistoryOptions(machine.socket.with_name("ledger.sqlite")))
+    left(machine, shim, messages, tmp_path).close()
+    messages.describe(hibernated_bytes=IMAGE)
+    until = time.monotonic() + 3.0
+    before = given_back(node)
+    wait_until(lambda: time.monotonic() > until)
+    assert given_back(node) - before <= 5 * MIB * 2.0
+    shim("k", parked=5 * MIB)
+    wait_until(lambda: given_back(node) - before >= 5 * MIB * 2.5)
+
+
+def test_what_an_earlier_controller_knew_of_a_hibernated_kernel_is_forgotten_unless_it_is_told_of(
+    node, machine, shim, messages, tmp_path, births, told_for
+):
+    node()
+    left(machine, shim, messages, tmp_path).close()
+    messages.describe(hibernated_bytes=IMAGE)
+    node.stop()
+    told_for(1.0)
+    node()
+    messages.describe(name="work.ipynb")  # of the kernel, and nothing of an image
+    wait_until(lambda: machine.kernel("k") is None)
 
 
 def test_processes_that_come_back_from_an_image_that_failed_are_parked_as_before(

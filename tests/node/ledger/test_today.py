@@ -13,10 +13,13 @@ from fake_shim import MIB
 from jupyter_affinode.node import controller
 from jupyter_affinode.node.ledger import recorder, today, writer
 from jupyter_affinode.node.ledger.store import Batch, EventRow, KernelRow, LedgerStore
-from jupyter_affinode.node.ledger.today import Away, Today
+from jupyter_affinode.node.ledger.today import ParkedKernel, Today
 from jupyter_affinode.node.metrics.history_options import HistoryOptions
 from jupyter_affinode.node.model.reasons import Cause
+from jupyter_affinode.node.model.snapshot import Residency
+from jupyter_affinode.node.protocol.page import PageGpu
 from jupyter_affinode.node.state.observer import MoveEnded
+from jupyter_affinode.node.state.records.kernel import Hibernated
 from jupyter_affinode.node.state.registry import NodeState
 from jupyter_affinode.node.system.host_memory import HostMemory
 from jupyter_affinode.settings.policy import GIB, Settings
@@ -45,7 +48,7 @@ def test_what_is_parked_and_what_came_back_are_added_up_by_user():
     kernel = day.state.kernel("uid-1/k", 0.0)
     kernel.account.owner = "uid-1"
     day.today.move_ended(kernel, PARKED)
-    day.today._away["uid-1/k"] = Away("uid-1", 2, 0.0)
+    day.today._parked["uid-1/k"] = ParkedKernel("uid-1", 2, 0.0)
     day.now = HOUR
     assert day.of() == {"freed_gpu_s": 2 * HOUR, "parks": 1}
     day.today.looked(day.now, [])  # it is not there any more
@@ -57,9 +60,32 @@ def test_what_is_parked_and_what_came_back_are_added_up_by_user():
 def test_a_day_begins_at_midnight_also_for_a_kernel_that_is_parked():
     day = Day()
     asyncio.run(day.today.restore(None))
-    day.today._away["k"] = Away("uid-1", 1, 0.0)
+    day.today._parked["k"] = ParkedKernel("uid-1", 1, 0.0)
     day.now = 13 * HOUR
     assert day.of() == {"freed_gpu_s": HOUR, "parks": 0}
+
+
+@pytest.mark.parametrize("ends, freed_s", [("forgotten", 60.0), ("woken", HOUR)])
+def test_a_hibernated_kernel_counts_until_it_was_told_of_last_or_until_it_woke(ends, freed_s):
+    day = Day()
+    asyncio.run(day.today.restore(None))
+    kernel = day.state.kernel("k", 0.0)
+    kernel.account.owner = "uid-1"
+    kernel.hibernated = Hibernated({"GPU-1": PageGpu.off_gpu("GPU-1", GIB)}, 0.0, HOUR)
+    kernel.residency = Residency.HIBERNATED
+    day.today._in_ledger_until["k"] = NOON
+    for day.now in (1.0, 61.0):
+        kernel.is_told_hibernated(day.now)
+        day.today.looked(day.now, [])
+    assert day.of() == {"freed_gpu_s": 60, "parks": 0}
+    day.now = 1.0 + HOUR
+    assert day.of() == {"freed_gpu_s": 60, "parks": 0}
+    kernel.is_awake()
+    kernel.residency = Residency.RESIDENT
+    if ends == "forgotten":
+        del day.state.kernels["k"]
+    day.today.looked(day.now, [])
+    assert day.of() == {"freed_gpu_s": freed_s, "parks": 0}
 
 
 def write(path, kernels, events):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -103,6 +104,54 @@ def test_time_without_looks_is_not_counted():
     assert meter.take() == Usage()
     meter.count(GAP_MAX_S + 2, NOON + GAP_MAX_S + 2, [])
     assert total(meter.take()).held == 10.0
+
+
+def hibernated(told):
+    """A hibernated kernel that was told of then."""
+    return replace(seen(parked=10), known_until=told)
+
+
+def counted(*looks):
+    """What looks at these moments count as given back, from a second at which the kernel was parked on."""
+    meter = Meter()
+    meter.count(0.0, NOON, [seen(parked=10)])
+    for at, kernel in looks:
+        meter.count(at, NOON + at, [] if kernel is None else [kernel])
+    return total(meter.take()).given_back
+
+
+def test_what_a_hibernated_kernel_gave_back_counts_until_it_was_told_of_last():
+    gone = [(float(at), None) for at in range(1, 100)]
+    assert counted((1.0, hibernated(0.5)), *gone) == 10.0  # from 0 to 1 it was seen to be parked
+    assert counted((1.0, hibernated(0.5)), (2.0, hibernated(0.5)), (3.0, hibernated(0.5)), *gone[3:]) == 10.0
+    assert counted((1.0, hibernated(0.5)), (2.0, hibernated(1.5)), (3.0, hibernated(2.5)), *gone[3:]) == 25.0
+
+
+def test_what_a_hibernated_kernel_gave_back_counts_until_it_wakes_here():
+    untold = [(float(at), hibernated(0.5)) for at in range(1, 40)]
+    assert counted(*untold, (40.0, seen(parked=10)), (41.0, None)) == 410.0
+    assert counted(*untold, (40.0, seen(held=10)), (41.0, None)) == 400.0
+
+
+def test_a_telling_after_midnight_is_split_there():
+    meter, midnight = Meter(), 20001 * DAY_S
+    for at in (-20.0, -19.0, -18.0):
+        meter.count(at, midnight + at, [hibernated(-20.0)])
+    for at in range(-17, 10):
+        meter.count(float(at), midnight + at, [hibernated(-20.0)])
+    meter.count(10.0, midnight + 10, [hibernated(10.0)])
+    by_day = {key.day: sums.given_back for key, sums in meter.take().by_key.items()}
+    assert by_day == {20000: pytest.approx(200.0), 20001: pytest.approx(100.0)}
+
+
+def test_a_hibernated_kernel_counts_nothing_of_a_time_without_looks():
+    meter = Meter()
+    meter.count(0.0, NOON, [hibernated(0.0)])
+    meter.count(1.0, NOON + 1, [hibernated(0.0)])
+    meter.count(1.0 + GAP_MAX_S + 1, NOON, [hibernated(0.0)])
+    at = 1.0 + GAP_MAX_S + 2
+    meter.count(at, NOON, [hibernated(at)])
+    assert total(meter.take()).given_back == 10.0
 
 
 @given(began=st.floats(-1e9, 1e11), length=st.floats(0, GAP_MAX_S))

@@ -24,6 +24,10 @@ OTHER_VERSION_WORDS = {
     Refusal.OLDER_CONTROLLER: "the controller was started before an upgrade, and manages it only once restarted",
 }
 OTHER_VERSION_LASTS_S = 10.0  # a refused shim tries again every two seconds
+# Servers and keepers tell at least every 30 s which kernels are hibernated: two tellings may be lost, or another keeper
+# may have to be started. By the monotonic clock, which stands still while the machine, and whatever tells, sleeps.
+HIBERNATED_TOLD_S = 90.0
+IMAGE_TAKES_S = 1800.0  # at most, once its processes have left
 
 
 @dataclass(frozen=True)
@@ -205,6 +209,15 @@ class HostRecord:
 
 
 @dataclass
+class Hibernated:
+    """That a kernel is hibernated, or its processes have left for its image. Times are monotonic seconds."""
+
+    gpus: dict[str, PageGpu] | None  # what its processes had of each GPU when they left; None: not known
+    told_at: float  # when that was so for certain
+    until: float  # it is believed
+
+
+@dataclass
 class KernelRecord:
     """One kernel."""
 
@@ -232,8 +245,7 @@ class KernelRecord:
     caches_dropped_at: float | None = None
     host: HostRecord = field(default_factory=HostRecord)
     cgroups: tuple[str, ...] = ()  # paths of the limits above its processes
-    # what its processes had of each GPU when they left for an image; None: they have not
-    gpus_in_image: dict[str, PageGpu] | None = None
+    hibernated: Hibernated | None = None
     # what is shown
     wants_since: float | None = None
     residency: Residency = Residency.NONE
@@ -325,17 +337,28 @@ class KernelRecord:
     @property
     def is_hibernated(self) -> bool:
         """Return whether it is in an image, or its processes have left for one."""
-        return self.gpus_in_image is not None or (self.image_bytes is not None and not self.connected())
+        return self.hibernated is not None
 
-    def leave_for_image(self) -> None:
+    def leave_for_image(self, now: float) -> None:
         """Note that its processes leave, and that what they have of GPUs goes into an image."""
-        gpus = self.by_gpu().values()
-        self.gpus_in_image = {gpu.uuid: PageGpu.off_gpu(gpu.uuid, gpu.in_all_bytes) for gpu in gpus}
+        gpus = {gpu.uuid: PageGpu.off_gpu(gpu.uuid, gpu.in_all_bytes) for gpu in self.by_gpu().values()}
+        self.hibernated = Hibernated(gpus, now, now + IMAGE_TAKES_S)
+
+    def is_told_hibernated(self, now: float) -> None:
+        """Note that its server, or keeper, says that it is: for a while, unless it is said again."""
+        gpus = None if self.hibernated is None else self.hibernated.gpus
+        self.hibernated = Hibernated(gpus, now, now + HIBERNATED_TOLD_S)
+
+    def is_awake(self) -> None:
+        """Note that it is in no image, whatever was told."""
+        self.hibernated = None
+        if self.image_bytes is not None:
+            self.describe(hibernated_bytes=None)
 
     def by_gpu(self) -> dict[str, PageGpu]:
         """Return the kernel's memory of each GPU, summed over its processes; of a hibernated one, in its image."""
-        if self.gpus_in_image is not None:
-            return self.gpus_in_image
+        if self.hibernated is not None and self.hibernated.gpus is not None:
+            return self.hibernated.gpus
         sums: dict[str, PageGpu] = {}
         for process in self.processes.values():
             for gpu in process.data.gpus:
