@@ -334,7 +334,7 @@ class Controller:
         """Return the owner of a known kernel."""
         return self.state.kernels[kernel_id].account.owner
 
-    def place(self, kernel: KernelRecord) -> list[NvmlGpu]:
+    def gpus_to_show(self, kernel: KernelRecord) -> list[NvmlGpu]:
         """Return the GPUs that a kernel which is about to start should see, the best first."""
         now = time.monotonic()
         self.take_snapshot(now)
@@ -514,7 +514,7 @@ class Controller:
         withdraw_hibernations(kernels, self.state.failed_spills, now, self.log, self.poke)
         self.state.sharing.tidy(self.state.settings.share_dir, self._loop)
         self.accounts.tidy(now)
-        self.servers.watch_all(self.events.places())
+        self.servers.watch_all(self.events.origins())
         self.stored_requests.save(self.state.kernels.values(), now, self.state.host.disk.stored_bytes)
         for process in self.state.stale_processes(now):
             self._shims.forget(process, lives=process.watch is not None)  # its end would have been seen
@@ -554,7 +554,7 @@ class Controller:
                     **wait_json(kernel, estimate, self.state.kernels, now),
                 }
             )
-            place = 0 if estimate is None else estimate.place
+            place = 0 if estimate is None else estimate.position
             told = (place, waiting, text if place or ends is None else f"kept until {ends:.0f}")
             for process in linked:
                 if process.told != told and process.connection is not None:

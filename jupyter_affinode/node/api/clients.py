@@ -27,7 +27,7 @@ class Client:
     """One connection. Its user is the one that its first request names; every request names it anew."""
 
     caller: Caller
-    place: Place
+    peer_place: Place
     account: Account | None = None
 
 
@@ -62,8 +62,8 @@ class Clients:
             client = Client(self._access.recognise(connected, peer_of(connected)), connected.peer_place)
         except (NotAllowed, OSError) as refused:
             return str(refused)
-        unidentified = {other: its.place for other, its in self._clients.items() if its.account is None}
-        goes = one_too_many(unidentified, client.place, limits)
+        unidentified = {other: its.peer_place for other, its in self._clients.items() if its.account is None}
+        goes = one_too_many(unidentified, client.peer_place, limits)
         if goes is None and len(self._clients) >= limits.clients_everyone:
             goes = oldest_of_largest_user(unidentified)
             if goes is None:

@@ -56,7 +56,7 @@ class KernelHandler(Handler):
         if kernel is None:
             return
         # else it lasts as long as its server
-        kernel.server.description = kernel.server.pid = kernel.server.place = None
+        kernel.server.description = kernel.server.pid = kernel.server.origin = None
         kernel.cell.is_tracked = kernel.cell.is_open = False
         self.controller.user_requests.ended(kernel)
         if not kernel.processes:
@@ -142,7 +142,7 @@ class PlaceHandler(Handler):
         while not self.controller.has_looked_at_gpus and self.now() < until:  # it has just started
             await asyncio.sleep(0.02)
         kernel = self.made_known(kernel_id)
-        gpus = self.controller.place(kernel)
+        gpus = self.controller.gpus_to_show(kernel)
         self.controller.servers.speaks_for(self.speaker(), kernel, self.identity)
         sample = self.controller.state.gpus.sample
         all_gpus = () if sample is None else sample.gpus

@@ -44,7 +44,7 @@ def withdraw_ends(
             log.info("%s goes on: no kernel waits for its end any more", kernel.id)
             kernel.ending.reason = None
             on_change()
-        elif not (kernel.server.pid or kernel.server.place) or now - kernel.ending.asked_at > SERVER_TAKES_S:
+        elif not (kernel.server.pid or kernel.server.origin) or now - kernel.ending.asked_at > SERVER_TAKES_S:
             log.warning("%s was not shut down by its server: it goes on", kernel.id)
             kernel.ending.reason = None
             kernel.ending.backoff.wait(now, NOT_AGAIN_S)

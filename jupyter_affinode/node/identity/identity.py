@@ -41,7 +41,7 @@ class Identity:
         return self.owner if self.counts_for is None else self.counts_for
 
     @property
-    def place(self) -> str:
+    def origin(self) -> str:
         """Return the user and the user's server, where a process cannot be told from others by its pid."""
         return f"{self.owner or ''}/{self.server or ''}"
 

@@ -55,7 +55,7 @@ class Window:
         """Return how many figures there are."""
         return math.ceil((self.until - self.since) / self.step_s)
 
-    def place(self, at: float) -> int:
+    def step_of(self, at: float) -> int:
         """Return the number of the step that a moment is in."""
         return int((at - self.since) // self.step_s)
 
@@ -261,11 +261,11 @@ def _figures(samples: Sequence[SampleRow], window: Window) -> Json:
     used: list[list[int]] = [[] for _ in range(window.steps)]
     busy: list[list[float]] = [[] for _ in range(window.steps)]
     for sample in samples:
-        place = window.place(sample.at)
-        if 0 <= place < window.steps:
-            used[place].append(sample.used_bytes)
+        step = window.step_of(sample.at)
+        if 0 <= step < window.steps:
+            used[step].append(sample.used_bytes)
             if sample.utilization is not None:
-                busy[place].append(sample.utilization)
+                busy[step].append(sample.utilization)
     return {
         "used_bytes": [round(sum(each) / len(each)) if each else None for each in used],
         "utilization_percent": [round(sum(each) / len(each), 1) if each else None for each in busy],

@@ -38,7 +38,7 @@ PASSES_S = 1.0  # time of each step beside its moves: NVML's next figure, and th
 class WaitEstimate:
     """What the user of a waiting kernel is told; the words are in `views/waits.py`."""
 
-    place: int  # from 1, by kernels
+    position: int  # in the queue, from 1, by kernels
     since: float
     code: WaitReason
     estimate_s: float | None  # from now; None where none can be made

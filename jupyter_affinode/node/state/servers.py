@@ -26,22 +26,22 @@ class ServerWatch:
         """Note that the process `pid`, of the user `speaker`, described the kernel or its cells.
 
         A pid of 0 is one of another pid namespace that cannot be seen from here. Such a server counts as alive while a
-        client in its place follows the events, as every server does.
+        client of its origin follows the events, as every server does.
         """
         if pid == os.getpid():
             return
         if pid <= 0:
-            kernel.server.place = speaker.place
+            kernel.server.origin = speaker.origin
             return
-        kernel.server.pid, kernel.server.place = pid, None
+        kernel.server.pid, kernel.server.origin = pid, None
         self._watch(pid)
 
-    def watch_all(self, places: Container[str] = ()) -> None:
-        """Watch the processes that describe a kernel, and no others: each watch costs a descriptor. `places`: from
+    def watch_all(self, origins: Container[str] = ()) -> None:
+        """Watch the processes that describe a kernel, and no others: each watch costs a descriptor. `origins`: from
         where events are followed.
         """
         for kernel in self._state.kernels.values():
-            kernel.server.is_heard = kernel.server.place is not None and kernel.server.place in places
+            kernel.server.is_heard = kernel.server.origin is not None and kernel.server.origin in origins
         said_by = (kernel.server.pid for kernel in self._state.kernels.values())
         speaking = {pid for pid in said_by if pid is not None}
         for pid in self._watches.keys() - speaking:

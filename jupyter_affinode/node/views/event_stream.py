@@ -99,9 +99,9 @@ class EventHub:
         """Remove a stream that ended."""
         self.subscribers.discard(subscriber)
 
-    def places(self) -> set[str]:
-        """Return the places from which streams are open (`Identity.place`)."""
-        return {subscriber.identity.place for subscriber in self.subscribers}
+    def origins(self) -> set[str]:
+        """Return from where streams are open (`Identity.origin`)."""
+        return {subscriber.identity.origin for subscriber in self.subscribers}
 
     def publish(self) -> None:
         """Send what changed since the last call."""

@@ -119,7 +119,7 @@ def kernel_text(
         _shown_residency(kernel, estimate),
         resident_bytes=sum(gpu.on_gpu_bytes for gpu in gpus),
         parked_bytes=sum(gpu.parked_bytes for gpu in gpus),
-        place=None if estimate is None else estimate.place,
+        place=None if estimate is None else estimate.position,
         held_for_s=None if kernel.held_until is None else max(kernel.held_until - now, 0.0),
         reason=kernel.reason,
         is_simulated=_is_simulated(kernel),

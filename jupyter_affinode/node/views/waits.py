@@ -61,7 +61,7 @@ def wait_json(
     if there and estimate.code in NAMES_BLOCKER:
         reason = _blocker_in_words(there[0][0], kernels, now, is_own=there[0][1]["own"])
     return {
-        "place": estimate.place,
+        "place": estimate.position,
         "waiting_s": round(max(now - estimate.since, 0.0), 3),
         "wait_reason": reason,
         "estimate_s": None if estimate.estimate_s is None else round(estimate.estimate_s, 1),

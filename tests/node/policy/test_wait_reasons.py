@@ -22,7 +22,7 @@ def told(*kernels, settings=NEEDED, **fields):
 
 def test_no_estimate_is_given_for_a_kernel_that_computes():
     estimate = told(parked("k", waits=3), busy("busy", 15 * GIB), free=1 * GIB)["k"]
-    assert (estimate.place, estimate.since, estimate.estimate_s) == (1, NOW - 3, None)
+    assert (estimate.position, estimate.since, estimate.estimate_s) == (1, NOW - 3, None)
     assert estimate.code == "computing"
 
 
@@ -111,7 +111,7 @@ def test_every_waiter_has_a_place_and_a_bound_that_is_no_past(made, free):
         for number, (size, waits, age) in enumerate(made)
     ]
     found = told(*kernels, free=free * GIB)
-    assert [estimate.place for estimate in found.values()] == list(range(1, len(found) + 1))
+    assert [estimate.position for estimate in found.values()] == list(range(1, len(found) + 1))
     assert set(found) == {kernel.id for kernel in kernels if kernel.wants_since is not None}
     for estimate in found.values():
         assert estimate.estimate_s is None or estimate.estimate_s >= 0

@@ -262,8 +262,8 @@ class Plan:
         """
         total: dict[str, int] = {}
         for kernel in self.node.kernels:
-            is_away = kernel.is_out_of_reach and not kernel.is_parkable
-            for uuid, size in (kernel.resident_bytes if is_away else {}).items():
+            may_return = kernel.is_out_of_reach and not kernel.is_parkable
+            for uuid, size in (kernel.resident_bytes if may_return else {}).items():
                 total[uuid] = total.get(uuid, 0) + size
             for uuid, size in (kernel.parked_bytes if kernel.is_slow else {}).items():
                 total[uuid] = total.get(uuid, 0) + size

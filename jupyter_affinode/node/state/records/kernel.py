@@ -74,8 +74,8 @@ class ServerSide:
 
     description: Description | None = None
     pid: int | None = None  # of the server that described it
-    place: str | None = None  # … or its place (identity.py), where its pid cannot be seen
-    is_heard: bool = False  # … and a client in that place follows the events
+    origin: str | None = None  # … or its origin (identity.py), where its pid cannot be seen
+    is_heard: bool = False  # … and a client of that origin follows the events
 
     @property
     def is_there(self) -> bool:
