@@ -47,10 +47,10 @@ class CleanUp:
                 Refusal.OUT_OF_REACH,
                 "the process cannot be told for certain from here (it may be in a container)",
             )
-        if not _is_same_process(process):
-            raise CannotEnd(Refusal.OUT_OF_REACH, "the process is not the one that connected any more")
         try:
-            watch.send(0)  # may we?
+            watch.send(0)  # may we? One that has just ended is as it should be.
+            if not _is_same_process(process):
+                raise CannotEnd(Refusal.OUT_OF_REACH, "the process is not the one that connected any more")
             self._log.warning(
                 "process %d of %s is ended as its owner asked: %s", process.pid, kernel.id, verdict.phrase
             )

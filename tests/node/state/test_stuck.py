@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from jupyter_affinode.node.state.gpus import gpu_processes
 from jupyter_affinode.node.state.records.kernel import KernelRecord, Past, ServerSide
 from jupyter_affinode.node.state.records.process import Process
 from jupyter_affinode.node.state.stuck import stuck
+from jupyter_affinode.node.system.peers import ProcessWatch
 from jupyter_affinode.settings.policy import Settings
 
 UUID = gpu_uuid(GPU)
@@ -207,7 +209,7 @@ def test_a_process_that_ignores_the_request_to_end_is_killed(node, machine, star
 def test_a_number_that_may_be_anothers_is_not_trusted():
     class Watch:
         def send(self, number):
-            raise AssertionError("a signal was sent")
+            assert number == 0, "a signal was sent"
 
     def refused(**changes):
         fields = {
@@ -228,6 +230,18 @@ def test_a_number_that_may_be_anothers_is_not_trusted():
     assert refused(watch=None) == "out-of-reach"
     assert refused(connection=None) == "out-of-reach"  # it hung up: it may have ended since
     assert refused(pid=2**22 + 1) == "out-of-reach"
+
+
+def test_a_process_that_has_just_ended_is_ended():
+    async def story():
+        program = await asyncio.create_subprocess_exec("true")
+        watch = ProcessWatch(os.pidfd_open(program.pid), lambda: None)
+        await program.wait()
+        made = process(State.LOST, peer_uid=os.getuid(), watch=watch, pid=program.pid, connected_at=1e18)
+        cleanup.CleanUp(SimpleNamespace(warning=print)).end(KernelRecord("k"), made, StuckReason.LOST)
+        watch.close()
+
+    asyncio.run(story())
 
 
 # ---- what is on the GPU and not ours, on the simulated GPU
