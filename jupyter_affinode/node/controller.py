@@ -533,7 +533,7 @@ class Controller:
         deleted by a program that could not say so. A server that has it describes it anew.
         """
         self.log.info("%s is forgotten: no server or keeper tells of its image any more", kernel.id)
-        kernel.is_awake()
+        kernel.note_awake()
         self.user_requests.ended(kernel)
         if not kernel.processes:
             del self.state.kernels[kernel.id]

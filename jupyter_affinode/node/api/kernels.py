@@ -38,11 +38,11 @@ class KernelHandler(Handler):
         description = self.body()
         kernel = self.made_known(kernel_id)
         if description.get("hibernated_bytes", 0) is None:
-            kernel.is_awake()
+            kernel.note_awake()
         elif kernel.connected():
             description.pop("hibernated_bytes", None)  # it is awake again
         elif "hibernated_bytes" in description:
-            kernel.is_told_hibernated(self.now())
+            kernel.note_hibernated(self.now())
         kernel.describe(**description)
         if description.get("server") is not None:  # else the client (`run`) may end before the kernel does
             self.controller.servers.speaks_for(self.speaker(), kernel, self.identity)

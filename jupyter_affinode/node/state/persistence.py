@@ -152,7 +152,7 @@ class StoredRequests:
             kernel.held_until = stored.held_until
         if not kernel.processes:
             if stored.gpus_hibernated is not None:
-                kernel.is_told_hibernated(now)
+                kernel.note_hibernated(now)
                 assert kernel.hibernated is not None
                 gpus = stored.gpus_hibernated.items()
                 kernel.hibernated.gpus = {uuid: PageGpu.off_gpu(uuid, size) for uuid, size in gpus}

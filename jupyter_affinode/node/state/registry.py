@@ -127,7 +127,7 @@ class NodeState:
         kernel = self.kernel(kernel_id, now)
         kernel.account.take_identity(identity)
         kernel.processes[key], kernel.refused = process, None
-        kernel.is_awake()
+        kernel.note_awake()
         if self.stored_requests is not None:
             self.stored_requests.recall(kernel, now)
         if now > self.pages_say_since_until:

@@ -72,7 +72,7 @@ def residency_in_words(
             Residency.NONE: "No GPU used" if is_managed else "Not managed",
             Residency.RESIDENT: _on_the_gpu(resident_bytes),
             Residency.PARKING: "Freeing",
-            Residency.PARKED: f"{freed}, {_where_parked(parked_bytes, disk_bytes, return_s)}",
+            Residency.PARKED: freed + _where_parked(parked_bytes, disk_bytes, return_s),
             Residency.QUEUED: "Waiting",
             Residency.RESUMING: "Getting it back",
             Residency.HIBERNATED: "Hibernating"
@@ -89,7 +89,9 @@ def _on_the_gpu(resident_bytes: int) -> str:
 
 
 def _where_parked(parked_bytes: int, disk_bytes: int, return_s: float | None) -> str:
+    if not parked_bytes:  # it had nothing that could be moved, and woke from an image
+        return ""
     if not disk_bytes:
-        return f"{bytes_in_words(parked_bytes)} safe in RAM"
+        return f", {bytes_in_words(parked_bytes)} safe in RAM"
     returns = "" if return_s is None else f", about {duration_in_words(return_s)} to return"
-    return f"{bytes_in_words(parked_bytes)} safe, {bytes_in_words(disk_bytes)} of it on disk{returns}"
+    return f", {bytes_in_words(parked_bytes)} safe, {bytes_in_words(disk_bytes)} of it on disk{returns}"

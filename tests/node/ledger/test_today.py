@@ -75,12 +75,12 @@ def test_a_hibernated_kernel_counts_until_it_was_told_of_last_or_until_it_woke(e
     kernel.residency = Residency.HIBERNATED
     day.today._in_ledger_until["k"] = NOON
     for day.now in (1.0, 61.0):
-        kernel.is_told_hibernated(day.now)
+        kernel.note_hibernated(day.now)
         day.today.looked(day.now, [])
     assert day.of() == {"freed_gpu_s": 60, "parks": 0}
     day.now = 1.0 + HOUR
     assert day.of() == {"freed_gpu_s": 60, "parks": 0}
-    kernel.is_awake()
+    kernel.note_awake()
     kernel.residency = Residency.RESIDENT
     if ends == "forgotten":
         del day.state.kernels["k"]

@@ -50,6 +50,7 @@ def test_places():
         (Residency.RESIDENT, {"place": 2}, "Waiting: 2nd"),
         (Residency.PARKING, {}, "Freeing"),
         (Residency.PARKED, {}, "GPU freed, 5 GiB safe in RAM"),
+        (Residency.PARKED, {"parked_bytes": 0, "is_off_gpu": True}, "GPU freed completely"),
         (Residency.QUEUED, {"place": 2}, "Waiting: 2nd"),
         (Residency.RESUMING, {}, "Getting it back"),
         (Residency.LOST, {"reason": "the driver refused"}, "GPU state lost: the driver refused"),

@@ -344,12 +344,12 @@ class KernelRecord:
         gpus = {gpu.uuid: PageGpu.off_gpu(gpu.uuid, gpu.in_all_bytes) for gpu in self.by_gpu().values()}
         self.hibernated = Hibernated(gpus, now, now + IMAGE_TAKES_S)
 
-    def is_told_hibernated(self, now: float) -> None:
+    def note_hibernated(self, now: float) -> None:
         """Note that its server, or keeper, says that it is: for a while, unless it is said again."""
         gpus = None if self.hibernated is None else self.hibernated.gpus
         self.hibernated = Hibernated(gpus, now, now + HIBERNATED_TOLD_S)
 
-    def is_awake(self) -> None:
+    def note_awake(self) -> None:
         """Note that it is in no image, whatever was told."""
         self.hibernated = None
         if self.image_bytes is not None:
