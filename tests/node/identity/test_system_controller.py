@@ -157,7 +157,10 @@ def run_attack(machine, start_victim, start_attacker, ids):
     print(f"seed {done['mutate']['seed']}")
     seen = done["look"]["text"]
     assert not [word for word in ("secret", "thesis", *ids[1:]) if word in seen]
-    assert set(done["guess"]["statuses"].values()) == {404}, done["guess"]["statuses"]
+    statuses = done["guess"]["statuses"]
+    deleted = {path for path in statuses if path.startswith("delete ")}  # as if there were no such kernel
+    assert {statuses[path] for path in deleted} <= {204, 404}, statuses
+    assert {statuses[path] for path in statuses.keys() - deleted} == {404}, statuses
     assert done["guess"]["policy"] == 403
     assert talk(victim, "heard") == []
     status, after = talk(victim, "GET /kernels/secret")
