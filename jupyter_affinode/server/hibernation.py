@@ -279,11 +279,11 @@ class Hibernation:
         shown = self._shown.get(kernel_id)
         if self._provisioner(kernel_id) is None or not (self._folder or self.is_away(kernel_id)):
             return {}
-        size = shown.kept.bytes if shown is not None and shown.state in IS_OUT else None
-        return {
-            "hibernate_after_s": self._after_s,
-            **({"hibernated_bytes": size} if with_image else {}),
-        }
+        state = State.RUNS if shown is None else shown.state
+        image = {"hibernated_bytes": shown.kept.bytes if shown is not None and state in IS_OUT else None}
+        # On its way it says nothing of an image: "none" would mean that it is awake, and on no GPU.
+        says_so = with_image and state not in (State.LEAVING, State.LEFT)
+        return {"hibernate_after_s": self._after_s, **(image if says_so else {})}
 
     # ---- there
 

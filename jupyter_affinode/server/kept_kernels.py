@@ -42,6 +42,7 @@ HAND_OVER_S = 8.0  # for all kernels: a Hub kills its servers 10 s after it aske
 PARK_S, ASK_S = 5.0, 2.0  # of these
 INTERRUPTED_S = 8.0  # for a cell to end that was interrupted
 OFF_THE_GPU = ("none", "parked")
+SMALL_BYTES = 64 << 20  # of memory on the GPU, without which parking leaves no kernel
 ENDS_AFTER_S = (
     60.0  # a kernel that does not outlive its server, where that was killed; a new keeper is told sooner
 )
@@ -576,6 +577,9 @@ class KeptKernels:
             return "none"
         try:
             told = await asyncio.wait_for(self._watch.client.kernel(kernel_id), ASK_S)
+            there = sum(gpu["resident_bytes"] + gpu["unmovable_bytes"] for gpu in told["gpus"])
+            if told["residency"] == "resident" and there <= SMALL_BYTES:
+                return "parked"  # its context alone, and small blocks, stay where it is parked, too
             return str(told["residency"])
         except ControllerRefused:
             return "none"  # the controller knows no such kernel

@@ -39,7 +39,8 @@ class Readers:
 
     def connections(self, kernel_id: str) -> list[Any]:
         """Return the connections of the tabs that are open on a kernel."""
-        return [each for each in self._open.get(kernel_id, {}).values() if each is not None and each.channels]
+        tabs = self._open.get(kernel_id, {}).values()
+        return [each for each in tabs if each is not None and each.channels and not each.is_closing]
 
     def of(self, kernel_id: str) -> list[str]:
         """Return the client sessions of the tabs that read a kernel's messages, the newest last."""
@@ -75,14 +76,13 @@ class Readers:
         A tab answers that its connection is to end, and what it sent comes before that answer.
         """
         end = asyncio.get_running_loop().time() + CLOSED_S
-        for kernel_id in self._open:
-            for connection in self.connections(kernel_id):
-                for (
-                    stream
-                ) in connection.channels.values():  # a tab that closes takes nothing: it stays in the socket
-                    stream.stop_on_recv()
-                connection.websocket_handler.close(GOING_AWAY)
-        while any(map(self.connections, self._open)) and asyncio.get_running_loop().time() < end:
+        connections = [connection for kernel_id in self._open for connection in self.connections(kernel_id)]
+        for connection in connections:
+            connection.is_closing = True
+            for stream in connection.channels.values():
+                stream.stop_on_recv()  # a tab that closes takes nothing: it stays in the socket
+            connection.websocket_handler.close(GOING_AWAY)
+        while not all(each.has_ended for each in connections) and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.01)
 
     def passed_on(self, connection: Any, stream: Any, frames: Sequence[bytes]) -> None:
@@ -111,6 +111,9 @@ def _followed(base: Any, readers: Readers) -> type:
     """Return the server's class of connections with what `readers` is to know, and what a hibernated kernel needs."""
 
     class Followed(base):  # type: ignore[misc]
+        is_closing = False  # this server has begun to end the connection
+        has_ended = False
+
         async def prepare(self) -> Any:
             if readers.hibernation is not None:
                 try:
@@ -131,7 +134,7 @@ def _followed(base: Any, readers: Readers) -> type:
             return super().connect()
 
         def disconnect(self) -> None:
-            if getattr(self, "has_ended", False):
+            if self.has_ended:
                 return  # a second time would close what the kernel's manager buffers
             self.has_ended = True
             super().disconnect()
