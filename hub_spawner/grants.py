@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jupyter_affinode import private_folders
 from jupyter_affinode.client.grant_signing import ALGORITHM, GRANT_BYTES_MAX, sign_grant
 from jupyter_affinode.node.identity.grants import Claims, GrantRefused, parse_claims
 
 DAY_S = 86400.0
+KEY_BYTES_MAX = 1 << 16
 TOKEN = "token"  # the claim that binds a grant to the server that it was made for
 # claims that the spawner, or a batch system, alone decides
 CARRIED_OVER = ("priority", "caps", "uid", "account", "job", TOKEN)
@@ -42,7 +44,7 @@ def sign(
     can be renewed by that alone, and after its end, too.
     """
     return sign_grant(
-        key.read_bytes(),
+        private_folders.read_file(key, KEY_BYTES_MAX),
         key.stem,
         user=user,
         audience=audience,
@@ -82,7 +84,7 @@ def renewed(
     if bound_to is None and claims.expires_at < time.time():
         raise GrantNotGiven("the last grant has expired, and names no token: start the server again")
     return sign_grant(
-        key.read_bytes(),
+        private_folders.read_file(key, KEY_BYTES_MAX),
         key.stem,
         user=claims.user,
         audience=list(audience) or raw["aud"],
@@ -120,11 +122,11 @@ def _public_key(key: Path, name: str) -> Any:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
     if name == key.stem:
-        return load_pem_private_key(key.read_bytes(), None).public_key()
+        return load_pem_private_key(private_folders.read_file(key, KEY_BYTES_MAX), None).public_key()
     beside = {path.stem: path for path in key.parent.glob("*.pem")}
     if name not in beside:
         raise ValueError("it is signed with a key that is not known here")
-    return load_pem_public_key(beside[name].read_bytes())
+    return load_pem_public_key(private_folders.read_file(beside[name], KEY_BYTES_MAX))
 
 
 def server_of(model: Mapping[str, Any]) -> str:

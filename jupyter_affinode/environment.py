@@ -52,6 +52,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from . import private_folders
+from .private_folders import FolderRefused
+
 SOCKET = "AFFINODE_SOCKET"
 FOLDER = "AFFINODE_FOLDER"
 GRANT = "AFFINODE_GRANT"
@@ -98,10 +101,6 @@ SIM_LINKS = {  # what the loader asks for → what we ship
     "libnvidia-ml.so.1": "libaffinode-sim-nvml.so",
 }
 DRIVER_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # Linux; Windows' GPU inside WSL
-
-
-class FolderRefused(OSError):
-    """A folder for our sockets belongs to another user, or others may write to it; the message says which."""
 
 
 class SimulationRefused(RuntimeError):
@@ -233,10 +232,8 @@ def key_folder() -> Path:
 
 def make_folder(folder: Path) -> None:
     """Make a folder, and those above, that only we can enter; FolderRefused if others could change it."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    for each in reversed(missing):
-        with contextlib.suppress(FileExistsError):
-            each.mkdir(mode=0o700)
+    if not folder.exists():
+        private_folders.make_folder(folder, private_folders.OWN_FILES)
     verify_owned(folder)
 
 
@@ -250,6 +247,7 @@ def verify_owned(folder: Path, *, private: bool = False) -> None:
             f"{folder} belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}; it must be"
             f" yours and closed to others (chmod 700). Set {SOCKET} to use another place"
         )
+    private_folders.verify_folder(folder, private_folders.OWN_FILES)
 
 
 def _verify_usable(folder: Path) -> None:
@@ -260,6 +258,7 @@ def _verify_usable(folder: Path) -> None:
         return verify_owned(folder, private=True)
     except FileNotFoundError:
         pass
+    private_folders.verify_way_to(folder, private_folders.OWN_FILES)
     above = next(parent for parent in folder.parents if parent.exists())
     if not os.access(above, os.W_OK | os.X_OK):
         raise PermissionError(f"{folder} cannot be made in {above}")

@@ -191,6 +191,6 @@ def _one_starts(path: Path, *, until: float) -> Iterator[Callable[[], None]]:
 
 
 def _make_own_folder(folder: Path) -> None:
-    """Make the socket's folder, or verify that only this user can enter it. Raises OSError."""
-    if not folder.exists() or os.stat(folder).st_uid == os.getuid():
+    """Make the socket's folder, or verify that only this user can change it; root's may be used. Raises OSError."""
+    if os.getuid() == 0 or not folder.exists() or os.stat(folder).st_uid != 0:
         environment.make_folder(folder)

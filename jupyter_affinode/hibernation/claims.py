@@ -12,7 +12,7 @@ import os
 import socket
 from pathlib import Path
 
-from .. import environment
+from .. import environment, private_folders
 from .image import Image
 
 TEXT_BYTES_MAX = 512
@@ -34,7 +34,7 @@ class Claims:
         if image.folder in self._held:
             return
         path = _file_of(image)
-        environment.make_folder(path.parent)
+        private_folders.make_folder(path.parent, private_folders.IMAGES)
         descriptor = _locked(path)
         try:
             place = os.pread(descriptor, TEXT_BYTES_MAX, 0).decode(errors="replace")

@@ -13,12 +13,13 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from .. import environment
 from ..keeping.processes import ProcessName
+from ..private_folders import by_descriptor
 from . import tree
 from .disk import IN_WORDS
 
@@ -206,6 +207,8 @@ async def try_out() -> str:
 def end_at(folder: Path) -> bool:
     """End each process of CRIU that works on a folder, whichever keeper started it; return whether there was one.
 
+    `folder`: its name without symbolic links.
+
     CRIU tries Linux out in processes of its own. If it is killed then, they stay, stopped, and have the image locked.
     What it is about to make a kernel of ends with it: it may have none of CRIU's memory any more.
     """
@@ -257,25 +260,50 @@ def capabilities(pid: int | str) -> int:
 
 
 async def _carry_out(action: str, folder: Path, lock: int, size: int, options: Sequence[str]) -> None:
-    called, work = command(), folder.with_name(WORK)
-    work.mkdir(mode=0o700, exist_ok=True)
-    log = work / f"{action}.log"
-    log.unlink(missing_ok=True)
-    whole = [*called, action, "-D", str(folder), "-W", str(work), "-o", log.name, *COMMON]
-    whole += [*_as_user(), *options]
-    status, said = await _to_its_end(_run_for(patience_for(size), whole, folder, lock))
-    if status < 0:
-        await _end_all_at(folder)
-        raise CriuKilled(f"CRIU was ended by {signal.Signals(-status).name}")
-    if status:
-        with contextlib.suppress(OSError):
-            said += log.read_text(errors="replace")
-        raise CriuFailed(reason(said, called[0]))
+    called, log_name = command(), f"{action}.log"
+    with _opened(folder) as written, _beside(written) as work:
+        name = Path(os.readlink(by_descriptor(written)))
+        log = by_descriptor(work) / log_name
+        log.unlink(missing_ok=True)
+        # CRIU gets the folders themselves, by descriptors. The last -D counts; the first one is for `end_at`.
+        folders = ["-D", str(name), "-D", str(by_descriptor(written)), "-W", str(by_descriptor(work))]
+        whole = [*called, action, *folders, "-o", log_name, *COMMON, *_as_user(), *options]
+        running = _run_for(patience_for(size), whole, name, lock, written, work)
+        status, said = await _to_its_end(running)
+        if status < 0:
+            await _end_all_at(name)
+            raise CriuKilled(f"CRIU was ended by {signal.Signals(-status).name}")
+        if status:
+            with contextlib.suppress(OSError):
+                said += log.read_text(errors="replace")
+            raise CriuFailed(reason(said, called[0]))
 
 
-async def _run_for(patience_s: float, called: Sequence[str], folder: Path, lock: int) -> tuple[int, str]:
+@contextlib.contextmanager
+def _opened(folder: Path | str, above: int | None = None) -> Iterator[int]:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(folder, flags, dir_fd=above)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _beside(written: int) -> Iterator[int]:
+    """Yield a descriptor of the folder for CRIU's logs, which is made at its first use."""
+    with _opened("..", written) as above:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(WORK, 0o700, dir_fd=above)
+        with _opened(WORK, above) as work:
+            yield work
+
+
+async def _run_for(
+    patience_s: float, called: Sequence[str], folder: Path, *descriptors: int
+) -> tuple[int, str]:
     """Run CRIU; one that hangs is ended with all that it has started, which would be no child of it afterwards."""
-    running = asyncio.ensure_future(_run(called, lock))
+    running = asyncio.ensure_future(_run(called, *descriptors))
     if not (await asyncio.wait({running}, timeout=patience_s))[0]:
         await _end_all_at(folder)
         running.cancel()

@@ -125,7 +125,7 @@ def _is_crypt(device: Path) -> bool:
     return False
 
 
-def sync(path: Path) -> None:
+def sync(path: Path | str) -> None:
     """Have a file, or the names in a folder, outlive a crash of the machine."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:

@@ -130,22 +130,25 @@ async def hibernate(
         processes = tree.tree_of(pid)
         steps.begin("begin")
         image.begin()
-        image.name_semaphores(process.pid for process in processes)
-        steps.begin("leave_gpu")
-        has_cuda = await leave_gpu(image.folder)
-        steps.begin("dump")
-        packed = await _dump(image, pid, size, steps)
-        steps.begin("finish")
-        processes = tree.tree_of(pid)  # stopped now, so it is whole
-        finish = functools.partial(
-            image.finish,
-            processes=processes,
-            has_cuda=has_cuda,
-            pages=packed,
-            environ=_environ_of(processes[0].pid),
-            **known,
-        )
-        (manifest,) = await _all_of(asyncio.to_thread(finish))  # none may write when the image is given up
+        with image.held():
+            image.name_semaphores(process.pid for process in processes)
+            steps.begin("leave_gpu")
+            has_cuda = await leave_gpu(image.folder)
+            steps.begin("dump")
+            packed = await _dump(image, pid, size, steps)
+            steps.begin("finish")
+            processes = tree.tree_of(pid)  # stopped now, so it is whole
+            finish = functools.partial(
+                image.finish,
+                processes=processes,
+                has_cuda=has_cuda,
+                pages=packed,
+                environ=_environ_of(processes[0].pid),
+                **known,
+            )
+            (manifest,) = await _all_of(
+                asyncio.to_thread(finish)
+            )  # none may write when the image is given up
         if not lives(processes[0]):  # its server has noted that, and may have started it anew
             raise ProcessLookupError
     except BaseException as error:
@@ -157,7 +160,7 @@ async def hibernate(
         if has_ended and isinstance(error, Exception):
             why = f" ({error})" if isinstance(error, criu.CriuKilled) else ""
             raise CannotHibernate(f"its process ended meanwhile{why}") from None
-        if isinstance(error, (criu.CriuFailed, OSError)):
+        if isinstance(error, (criu.CriuFailed, ImageRefused, OSError)):
             raise CannotHibernate(in_words(error)) from None
         raise
     about_to_end()
@@ -228,6 +231,7 @@ async def wake(image: Image, on_step: OnStep = _no_step) -> ProcessName:
     with contextlib.ExitStack() as until_awake:
         try:
             steps.begin("check")
+            until_awake.enter_context(image.held())
             manifest = image.manifest()
             if objection := objection_to_waking(manifest.origin) or files.objection_to_files(
                 manifest.needed, manifest.saved
@@ -269,9 +273,13 @@ async def _start(image: Image, manifest: Manifest, steps: _Steps) -> list[Proces
     except BaseException as error:
         await joined(_end_half_woken(manifest, image, is_started=is_started))
         files.remove(put_back)
-        image.not_woken()
-        if isinstance(error, (criu.CriuFailed, ImageRefused, OSError)):
-            raise CannotWake(in_words(error)) from None
+        why = in_words(error) if isinstance(error, (criu.CriuFailed, ImageRefused, OSError)) else ""
+        try:
+            image.not_woken()
+        except OSError as failed:  # the next keeper does that: no process of it lives
+            why = f"{why or 'it was stopped'}; and its image cannot be put back as it was: {in_words(failed)}"
+        if why:
+            raise CannotWake(why) from None
         raise
 
 
@@ -281,6 +289,11 @@ async def recover(image: Image, process: ProcessName | None = None) -> Recovered
     `process`: the kernel's own as it is in the keeper's records, if it lives. Waits for a CRIU that works on it yet.
     Raises ImageRefused.
     """
+    with image.held():
+        return await _recover(image, process)
+
+
+async def _recover(image: Image, process: ProcessName | None) -> Recovered:
     await _until_criu_has_ended(image)
     if not (image.is_whole or image.is_being_woken or image.was_woken):
         if process is not None:
@@ -311,7 +324,7 @@ async def _until_criu_has_ended(image: Image) -> None:
     end = time.monotonic() + criu.patience_for(image.bytes)
     while image.is_in_use():
         if time.monotonic() > end:
-            criu.end_at(image.process_folder)
+            criu.end_at(image.process_name)
         await asyncio.sleep(LOOK_EVERY_S)
 
 
@@ -333,7 +346,7 @@ def _is_of_image(pid: int, manifest: Manifest, image: Image) -> bool:
     """Return whether a process is one of the kernel's, or CRIU that is about to become one: it has the image open."""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if os.fsencode(image.process_folder) in words or (words == [b""] and criu.is_name(Seen(pid).name)):
+        if os.fsencode(image.process_name) in words or (words == [b""] and criu.is_name(Seen(pid).name)):
             return True  # the second: it has no memory of CRIU's any more, and with CRIU's rights it shows no files
     return _has_mark(pid, manifest) or any(
         target.startswith(f"{image.folder}/") for target in Seen(pid).opened.values()

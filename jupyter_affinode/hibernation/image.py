@@ -18,7 +18,8 @@ What images of one user have in common of GPU memory is in one file with a name 
 shim/src/host/pack.h). So each image is whole by itself, and can be deleted or copied as any folder.
 
 The manifest names each of CRIU's files with size and digest, and is signed by a key that the user has elsewhere: an
-image that was changed is refused, since it says what its process may do.
+image that was changed is refused, since it says what its process may do. What was compared is the folder itself, held
+by a descriptor (`Image.held`), and CRIU gets that: a name may lead to another folder by then.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import environment
+from .. import private_folders
 from ..keeping.processes import ProcessName
 from . import criu_files, files, pages, semaphores, tree
-from .disk import sync
+from .disk import in_words, sync
 from .files import Known, Saved
 from .machine import Origin, this_machine
 from .pages import Packed, Packing, PagesRefused, PlainPages
@@ -103,11 +104,39 @@ class Image:
     def __init__(self, folder: Path):
         """Name a folder; nothing is made."""
         self.folder = folder
+        self._at = folder  # by a descriptor while it is held
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Have all that follows be about the folder that is there now. Raises ImageRefused.
+
+        It must be this user's alone, and no other user may be able to exchange it.
+        """
+        if self._at != self.folder:
+            yield
+            return
+        with contextlib.ExitStack() as opened:
+            try:
+                at = opened.enter_context(private_folders.opened(self.folder, private_folders.IMAGES))
+            except FileNotFoundError as error:
+                raise ImageRefused(f"it is gone: there is no {error.filename}") from None
+            except OSError as error:
+                raise ImageRefused(in_words(error)) from None
+            self._at = at
+            try:
+                yield
+            finally:
+                self._at = self.folder
 
     @property
     def process_folder(self) -> Path:
         """The folder of what CRIU writes."""
-        return self.folder / PROCESS
+        return self._at / PROCESS
+
+    @property
+    def process_name(self) -> Path:
+        """The name of that folder without symbolic links, by which a CRIU that works on it is found."""
+        return Path(os.path.realpath(self._at)) / PROCESS
 
     @property
     def unheard_file(self) -> Path:
@@ -117,23 +146,23 @@ class Image:
     @property
     def is_whole(self) -> bool:
         """Whether it can be woken."""
-        return (self.folder / MANIFEST).exists()
+        return (self._at / MANIFEST).exists()
 
     @property
     def was_woken(self) -> bool:
         """Whether its process was started again from it."""
-        return (self.folder / WOKEN).exists()
+        return (self._at / WOKEN).exists()
 
     @property
     def is_being_woken(self) -> bool:
         """Whether CRIU starts its process, or did, and the process has done nothing yet."""
-        return (self.folder / WAKING).exists()
+        return (self._at / WAKING).exists()
 
     @property
     def warned_at(self) -> float | None:
         """When it was said that it will be deleted by age, by the time of day; None if it was not."""
         with contextlib.suppress(OSError):
-            return (self.folder / WARNED).lstat().st_mtime
+            return (self._at / WARNED).lstat().st_mtime
         return None
 
     @property
@@ -148,30 +177,31 @@ class Image:
 
     def files(self) -> Iterator[os.stat_result]:
         """Yield the status of each of its files."""
-        for path in self.folder.rglob("*"):
+        for path in self._at.rglob("*"):
             with contextlib.suppress(OSError):
                 if stat.S_ISREG((status := path.lstat()).st_mode):
                     yield status
 
     def begin(self) -> None:
         """Make it, for a kernel that has none or has an older one: what the GPU's files have stays. Raises OSError."""
-        environment.make_folder(self.folder)
-        for name in (MANIFEST, WAKING, WOKEN, WARNED):
-            (self.folder / name).unlink(missing_ok=True)
-        shutil.rmtree(self.process_folder, ignore_errors=True)
-        self.process_folder.mkdir(mode=0o700)
-        for name in (AWAY, UNHEARD):
-            (self.folder / name).touch(mode=0o600)
+        private_folders.make_folder(self.folder, private_folders.IMAGES)
+        with private_folders.opened(self.folder, private_folders.IMAGES) as at:
+            for name in (MANIFEST, WAKING, WOKEN, WARNED):
+                (at / name).unlink(missing_ok=True)
+            shutil.rmtree(at / PROCESS, ignore_errors=True)
+            (at / PROCESS).mkdir(mode=0o700)
+            for name in (AWAY, UNHEARD):
+                (at / name).touch(mode=0o600)
 
     def name_semaphores(self, pids: Iterable[int]) -> None:
         """Have CRIU find the named semaphores of processes while it writes. Raises OSError."""
-        semaphores.link_shown_names(pids, self.folder / SEMAPHORES)
+        semaphores.link_shown_names(pids, self._at / SEMAPHORES)
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[int]:
         """Have it for CRIU; yield the descriptor that CRIU gets. Raises OSError if another CRIU works on it."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        descriptor = os.open(self.folder / IN_USE, flags, 0o600)
+        descriptor = os.open(self._at / IN_USE, flags, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield descriptor
@@ -192,35 +222,39 @@ class Image:
 
     def note_warned(self) -> None:
         """Note that it was said that it will be deleted by age. Raises OSError."""
-        (self.folder / WARNED).touch(mode=0o600)
+        (self._at / WARNED).touch(mode=0o600)
 
     def let_back(self) -> None:
         """Let the shims find their controller again."""
-        (self.folder / AWAY).unlink(missing_ok=True)
+        (self._at / AWAY).unlink(missing_ok=True)
 
     def let_speak(self) -> None:
         """Let the kernel publish its output: it is heard."""
-        self.unheard_file.unlink(missing_ok=True)
+        (self._at / UNHEARD).unlink(missing_ok=True)
 
     def keep_gpu_file(self) -> None:
         """Its process lives, and what was on the GPU is back: only the shims' files are needed, for the next time."""
         self.let_back()
         self.let_speak()
-        (self.folder / WOKEN).unlink(missing_ok=True)
+        (self._at / WOKEN).unlink(missing_ok=True)
         shutil.rmtree(self.process_folder, ignore_errors=True)
 
     def be_nothing(self) -> None:
         """Count no more from now on: its process lives, and nothing is left to do but to `give_up` its files."""
         self.let_back()
         self.let_speak()
-        (self.folder / WOKEN).unlink(missing_ok=True)
+        (self._at / WOKEN).unlink(missing_ok=True)
 
     def give_up(self) -> None:
         """Delete it: it will not become whole, or is not needed any more. What a process has open stays for that."""
         self.let_back()
         self.let_speak()
-        semaphores.remove_shown_names(self.folder / SEMAPHORES)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        semaphores.remove_shown_names(self._at / SEMAPHORES)
+        with (
+            contextlib.suppress(OSError),
+            private_folders.opened(self.folder.parent, private_folders.OWN) as store,
+        ):
+            shutil.rmtree(store / self.folder.name, ignore_errors=True)
 
     def plain_pages(self, size: int) -> PlainPages:
         """Return the place for contents of memory as CRIU writes and reads them: about so many bytes."""
@@ -244,7 +278,7 @@ class Image:
                 pass
 
     def _gpu_files(self) -> list[Path]:
-        return [path for path in self.folder.glob(f"{GPU_PREFIX}*") if path.is_file()]
+        return [path for path in self._at.glob(f"{GPU_PREFIX}*") if path.is_file()]
 
     def finish(self, **known: Any) -> Manifest:
         """Make it whole: its processes are stopped, their memory and that of the GPU is on the disk. Raises OSError.
@@ -253,7 +287,7 @@ class Image:
         """
         pids = [process.pid for process in known["processes"]]
         named = semaphores.own_names(pids)
-        semaphores.remove_shown_names(self.folder / SEMAPHORES)
+        semaphores.remove_shown_names(self._at / SEMAPHORES)
         others = files.needed_by(pids) | {path: [] for path in named.values()}
         criu_files.relax(self.process_folder, others, named)
         criu_files.outlive_parent(self.process_folder, tree.threads_of(pids[0]))
@@ -267,7 +301,7 @@ class Image:
         with ThreadPoolExecutor(THREADS) as disk:  # while the digests are computed
             syncs = [disk.submit(sync, path) for path in (*written, self.process_folder)]
             digests = {
-                str(path.relative_to(self.folder)): [path.stat().st_size, _digest(path)] for path in written
+                str(path.relative_to(self._at)): [path.stat().st_size, _digest(path)] for path in written
             }
             for each in syncs:
                 each.result()
@@ -294,7 +328,7 @@ class Image:
         """Return its manifest, signed by this user. Raises ImageRefused."""
         name = MANIFEST if self.is_whole else WAKING if self.is_being_woken else WOKEN
         try:
-            told = json.loads(_read(self.folder / name, MANIFEST_BYTES_MAX))
+            told = json.loads(_read(self._at / name, MANIFEST_BYTES_MAX))
             signature = told.pop("signature")
             if told.get("version") != VERSION:
                 raise ImageRefused("it was written by another release")
@@ -307,19 +341,24 @@ class Image:
             packed = {name: Packed(**each) for name, each in told["pages"].items()}
             return Manifest(**{**told, "processes": processes, "pages": packed})
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise ImageRefused(f"its manifest cannot be read ({type(error).__name__})") from None
+            why = in_words(error) if isinstance(error, OSError) else "it is damaged"
+            raise ImageRefused(f"its manifest cannot be read: {why}") from None
 
     def verify(self, manifest: Manifest) -> None:
         """Compare what CRIU wrote with the manifest, but for contents of memory. Raises ImageRefused."""
-        verify_private(self.folder)
-        verify_private(self.process_folder)
+        with self.held():
+            self._verify(manifest)
+
+    def _verify(self, manifest: Manifest) -> None:
+        if not private_folders.is_private(self.process_folder):
+            raise ImageRefused(f"{self.process_name} is no folder of yours alone")
         pages.remove_plain(self.process_folder)  # of a wake that was killed
-        there = {str(path.relative_to(self.folder)) for path in self.process_folder.rglob("*")}
+        there = {str(path.relative_to(self._at)) for path in self.process_folder.rglob("*")}
         known = {*manifest.files, *(f"{PROCESS}/{each}" for each in manifest.pages)}
         if extra := sorted(there - known):
             raise ImageRefused(f"there is a file in it that was not written with it: {extra[0]}")
         for name, (size, digest) in manifest.files.items():
-            path = self.folder / name
+            path = self._at / name
             try:
                 is_same = _is_plain(path.lstat(), size) and _digest(path) == digest
             except OSError:
@@ -340,12 +379,12 @@ class Image:
         self._is_now(MANIFEST, WAKING if self.is_being_woken else WOKEN)
 
     def _is_now(self, name: str, before: str) -> None:
-        os.rename(self.folder / before, self.folder / name)
-        sync(self.folder)
+        os.rename(self._at / before, self._at / name)
+        sync(f"{self._at}/.")
 
     def _write(self, name: str, manifest: Manifest) -> None:
         told = asdict(manifest)
-        path = self.folder / f".{name}"
+        path = self._at / f".{name}"
         descriptor = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
         )
@@ -353,24 +392,16 @@ class Image:
             json.dump({**told, "signature": signature_of(told)}, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(path, self.folder / name)
-        sync(self.folder)
+        os.replace(path, self._at / name)
+        sync(f"{self._at}/.")
 
 
 def verify_private(folder: Path) -> None:
-    """Raise ImageRefused unless a folder is this user's, and no other may enter it."""
+    """Raise ImageRefused unless a folder is this user's alone, and no other user can put another in its place."""
     try:
-        status = folder.lstat()
+        private_folders.verify_folder(folder, private_folders.IMAGES)
     except OSError as error:
-        raise ImageRefused(f"{folder} cannot be looked at: {error.strerror}") from None
-    if not stat.S_ISDIR(status.st_mode):
-        raise ImageRefused(f"{folder} is not a folder: images go to the folder itself, not to a link")
-    if status.st_uid != os.geteuid():
-        raise ImageRefused(
-            f"{folder} belongs to user {status.st_uid}: images must be in a folder of your own"
-        )
-    if status.st_mode & 0o077:
-        raise ImageRefused(f"others may enter {folder}: `chmod 700 {folder}` closes it")
+        raise ImageRefused(in_words(error)) from None
 
 
 def _is_plain(status: os.stat_result, size: int) -> bool:

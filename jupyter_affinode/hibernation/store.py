@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import private_folders
 from ..units import bytes_in_words
-from .image import Image, verify_private
+from .disk import in_words
+from .image import Image, ImageRefused
 
 SPARE_BYTES = 256 << 20
 WARNED_FOR_S = 86400.0  # at most, before an image is deleted by age
@@ -32,11 +34,22 @@ class Bounds:
 
 
 def images_in(store: Path) -> list[Image]:
-    """Return the images of a store; [] if there is none. Raises ImageRefused if others may write to it."""
-    if not store.exists() and not store.is_symlink():
+    """Return the images of a store; [] if there is none.
+
+    Raises ImageRefused if others may enter it, or put another folder in its place, once it is made.
+    """
+    try:
+        private_folders.verify_way_to(store, private_folders.IMAGES)
+        with private_folders.opened(store, private_folders.IMAGES) as at:
+            return [
+                Image(store / path.name)
+                for path in sorted(at.iterdir())
+                if path.is_dir() and not path.is_symlink()
+            ]
+    except FileNotFoundError:
         return []
-    verify_private(store)
-    return [Image(path) for path in sorted(store.iterdir()) if path.is_dir() and not path.is_symlink()]
+    except OSError as error:
+        raise ImageRefused(in_words(error)) from None
 
 
 def image_of(store: Path, kernel_id: str) -> Image:

@@ -163,7 +163,7 @@ class NodeController(
             else:
                 if handover.gives_way(path):
                     raise AlreadyServed(environment.NODE_SOCKET.with_name(LOCK_NAME))
-                if not path.parent.exists() or os.stat(path.parent).st_uid == os.getuid():
+                if os.getuid() == 0 or not path.parent.exists() or os.stat(path.parent).st_uid != 0:
                     environment.make_folder(path.parent)
                 election = Election(path)
             election.win()

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from .. import private_folders
 from ..settings.rules import PRIORITY_MAX, PRIORITY_MIN
 
 FOLDER = Path("/etc/affinode/slurm")
 FILE_NAME = "site.json"
 KEY_NAME = "slurm"  # of the key that signs jobs' grants
 AUDIENCE = "affinode:slurm"  # what these grants are for: the controllers of all nodes
+FILE_BYTES_MAX = 1 << 20
 NOTEBOOKS = ("*jupyter*", "*notebook*")
 
 
@@ -51,8 +51,7 @@ def read_site(folder: Path) -> Site:
     """Return what the site's file says. Raises SiteRefused."""
     path = folder / FILE_NAME
     try:
-        _refuse_writable(path)
-        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        told: dict[str, Any] = json.loads(private_folders.read_file(path, FILE_BYTES_MAX))
         unknown = told.keys() - {each.name for each in fields(Site)}
         if unknown:
             raise SiteRefused(f"{path} has {min(unknown)!r}, which is not known")
@@ -71,10 +70,3 @@ def private_key(folder: Path) -> Path:
 def public_keys(folder: Path) -> Path:
     """Return the folder of the keys that controllers verify grants with."""
     return folder / "keys"
-
-
-def _refuse_writable(path: Path) -> None:
-    """Raise SiteRefused if users can write to a file whose choices are carried out as root."""
-    status = path.stat()
-    if status.st_uid not in (0, os.getuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise SiteRefused(f"others than root can write to {path}")

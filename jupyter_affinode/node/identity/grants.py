@@ -14,14 +14,14 @@ connects again with what it has: see `access.EveryUserAccess`.
 from __future__ import annotations
 
 import math
-import os
 import re
-import stat
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ... import private_folders
 
 ALGORITHM = "EdDSA"
 LEEWAY_S = 30.0  # two machines' clocks may differ by this
@@ -183,7 +183,7 @@ class GrantVerifier:
             seen = [(path, *_identity(path)) for path in files]
             if seen == self._seen:
                 return
-            _refuse_writable(self._folder)
+            private_folders.verify_folder(self._folder, private_folders.KEYS)
             keys: dict[str, Any] = {}
             for path in files:
                 keys.update(self._read(path))
@@ -194,8 +194,7 @@ class GrantVerifier:
         self._keys, self._seen = keys, seen
 
     def _read(self, path: Path) -> dict[str, Any]:
-        _refuse_writable(path)
-        text = path.read_bytes()[:KEY_FILE_BYTES_MAX]
+        text = private_folders.read_file(path, KEY_FILE_BYTES_MAX)
         if path.suffix == ".json":
             keys = self._jwt.PyJWKSet.from_json(text.decode()).keys
             found = {key.key_id: key.key for key in keys if key.key_id}
@@ -274,10 +273,3 @@ def _is_public_ed25519(key: object) -> bool:
 def _identity(path: Path) -> tuple[int, int, int]:
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-def _refuse_writable(path: Path) -> None:
-    """Raise ValueError if others can write to the path: a user who can change a key can be any user."""
-    status = path.stat()
-    if status.st_uid not in (0, os.getuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ValueError(f"others than root can write to {path}")

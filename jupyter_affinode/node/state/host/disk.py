@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+from .... import private_folders
 from ....settings.policy import MIB, Settings
 
 LOOKS_APART_S = 1.0
 HOUR_S = 3600.0
 DAY_HOURS = 24
-OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 SPARE_PART = 20  # a twentieth of the disk is left to others
 PRIOR_BYTES_PER_S = 5e8  # until this disk has been used
 FORGETS = 0.5  # what is known of a rate counts beside the next measurement
@@ -54,7 +54,7 @@ class Disk:
     def _measure(self, log: logging.Logger) -> None:
         problem = None
         try:
-            folder = os.stat(self._folder)
+            private_folders.verify_folder(Path(self._folder), private_folders.SHARED)
             room = os.statvfs(self._folder)
         except OSError as error:
             problem = str(error)
@@ -62,7 +62,6 @@ class Disk:
             self._taken_bytes = (room.f_blocks - room.f_bfree) * room.f_frsize
             spare = room.f_blocks * room.f_frsize // SPARE_PART
             self._free_bytes = max(room.f_bavail * room.f_frsize - spare, 0)
-            problem = _problem_of(self._folder, folder)
         if problem not in (None, self.problem):
             log.warning("parked memory cannot go to disk: %s", problem)
         self.problem = problem
@@ -137,15 +136,6 @@ class Disk:
     def take_read(self, size: int, seconds: float) -> None:
         """Learn from a resume that read `size` bytes."""
         self._read_rate = _learnt(self._read_rate, size / max(seconds, LEAST_S))
-
-
-def _problem_of(path: str, folder: os.stat_result) -> str | None:
-    """Return why no shim would use the folder; None if they may."""
-    if folder.st_uid not in (0, os.geteuid()):
-        return f"{path} belongs to user {folder.st_uid}: chown root {path}"
-    if folder.st_mode & OTHERS_MAY_WRITE and not folder.st_mode & stat.S_ISVTX:
-        return f"others may change {path}, and it has no sticky bit: chmod 1777 {path}"
-    return None
 
 
 def _plausible(hours: Mapping[object, object], now: float) -> Iterator[tuple[int, int]]:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import os
 import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
+from .... import private_folders
 from ...model.snapshot import Residency
 from ..records.kernel import KernelRecord
 from ..records.operations import Seen, Sharing
@@ -96,29 +99,44 @@ def remove_left(folder: str) -> None:
     A living process holds a lock on its folder. Users may put anything into theirs: no link is followed, and only names
     in folders of that user are removed.
     """
-    for name in _names(folder):
-        match = USERS_FOLDER.fullmatch(name)
-        if match is not None and os.geteuid() in (0, int(match[1])):
-            with contextlib.suppress(OSError), _locked(name, folder, int(match[1])) as users:
-                for entry in _names(users):
-                    with contextlib.suppress(OSError), _locked(entry, users, int(match[1])) as left:
-                        for each in _names(left):
-                            os.unlink(each, dir_fd=left)
-                        os.rmdir(entry, dir_fd=users)
-
-
-def _names(folder: str | int) -> list[str]:
     try:
-        return os.listdir(folder)[:ENTRIES_MAX]
+        above = private_folders.open_folder(Path(folder), private_folders.SHARED)
+    except OSError:
+        return  # processes that are told to share say why
+    try:
+        for name in _names(above, ENTRIES_MAX):
+            match = USERS_FOLDER.fullmatch(name)
+            if match is not None and os.geteuid() in (0, int(match[1])):
+                with contextlib.suppress(OSError), _locked(name, above, int(match[1])) as users:
+                    _remove_left_of(users, int(match[1]))
+    finally:
+        os.close(above)
+
+
+def _remove_left_of(users: int, uid: int) -> None:
+    """Remove what one user's processes have left, as much as one look may: no user keeps others waiting by more."""
+    may_remove = ENTRIES_MAX
+    for entry in _names(users, ENTRIES_MAX):
+        with contextlib.suppress(OSError), _locked(entry, users, uid) as left:
+            for each in _names(left, may_remove):
+                may_remove -= 1
+                os.unlink(each, dir_fd=left)
+            os.rmdir(entry, dir_fd=users)
+
+
+def _names(folder: int, most: int) -> list[str]:
+    """Return the first names in a folder: a user may put any number there."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in itertools.islice(entries, most)]
     except OSError:
         return []
 
 
 @contextlib.contextmanager
-def _locked(name: str, above: str | int, uid: int) -> Iterator[int]:
+def _locked(name: str, above: int, uid: int) -> Iterator[int]:
     """Open a user's folder and lock it, as shims do; OSError if it is locked, no folder, or not private."""
-    where = os.path.join(above, name) if isinstance(above, str) else name
-    descriptor = os.open(where, FOLDER, dir_fd=None if isinstance(above, str) else above)
+    descriptor = os.open(name, FOLDER, dir_fd=above)
     try:
         status = os.fstat(descriptor)
         if status.st_uid != uid or stat.S_IMODE(status.st_mode) & 0o077:

@@ -20,6 +20,7 @@
 #include "host/packs/disk_file.h"
 #include "host/packs/memory_packs.h"
 #include "host/packs/pack.h"
+#include "host/packs/private_folder.h"
 #include "host/packs/spill_internal.h"
 
 #define TMPFS_MAGIC 0x01021994
@@ -96,19 +97,13 @@ static int refuse(int error, char *why, size_t size, const char *folder, const c
 
 int chosen_folder_open(const char *folder, bool in_memory, char *why, size_t size)
 {
-	int descriptor = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), error = 0;
+	int descriptor = private_folder_open(folder, why, size), error = 0;
 	struct statfs disk;
-	struct stat status;
 
 	if (descriptor < 0)
-		return refuse(-errno, why, size, folder, errno == ELOOP || errno == ENOTDIR
-								 ? "is no folder, or a symbolic link" : "cannot be opened here");
-	if (disk_status(descriptor, &status) != 0 || fstatfs(descriptor, &disk) != 0)
+		return descriptor;
+	if (fstatfs(descriptor, &disk) != 0)
 		error = refuse(-EIO, why, size, folder, "cannot be looked at");
-	else if (status.st_uid != 0 && status.st_uid != geteuid())
-		error = refuse(-EPERM, why, size, folder, "belongs to another user");
-	else if (status.st_mode & (S_IWGRP | S_IWOTH) && !(status.st_mode & S_ISVTX))
-		error = refuse(-EPERM, why, size, folder, "may be changed by others and has no sticky bit");
 	else if (in_memory && (unsigned long)disk.f_type != TMPFS_MAGIC)
 		error = refuse(-ENOTSUP, why, size, folder, "is not in host memory (tmpfs)");
 	else if (!in_memory && ((unsigned long)disk.f_type == TMPFS_MAGIC || (unsigned long)disk.f_type == RAMFS_MAGIC))

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "host/packs/private_folder.h"
 #include "host/packs/shared_packs.h"
 #include "host/packs/spill_file.h"
 #include "host/packs/spill_internal.h"
@@ -231,8 +232,11 @@ static bool is_on_disk(unsigned number)
 
 int spill_into_image(const char *folder, char *why, size_t size)
 {
-	int error = 0;
+	int error = 0, there = private_folder_open(folder, why, size);
 
+	if (there < 0)
+		return there;
+	close(there);
 	snprintf(places.image, sizeof(places.image), "%s", folder);
 	shared_packs_find(folder);
 	for (unsigned i = 0; i < PACKS && !error; i++)

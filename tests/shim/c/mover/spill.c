@@ -403,7 +403,7 @@ static void refused(const char *folder, const char *why)
 /* Only into a folder that belongs to root or to this user, in which others cannot change what is not theirs.  */
 static void folders(void)
 {
-	char link[64];
+	char link[64], above[64], below[80];
 
 	controller_reply(controller_spill(0, spill_folder));
 	snprintf(link, sizeof(link), "%s-link", spill_folder);
@@ -415,6 +415,26 @@ static void folders(void)
 	CHECK_EQUAL(chmod(spill_folder, 0777), 0);
 	refused(spill_folder, "sticky");
 	CHECK_EQUAL(chmod(spill_folder, 01777), 0);
+	/* Another user can exchange it: the folder above is that user's, or one that all may change.  */
+	snprintf(above, sizeof(above), "%s-above", spill_folder);
+	snprintf(below, sizeof(below), "%s/spill", above);
+	CHECK_EQUAL(mkdir(above, 0755), 0);
+	CHECK_EQUAL(mkdir(below, 0755), 0);
+	CHECK_EQUAL(chmod(above, 0777), 0);
+	refused(below, "sticky");
+	CHECK_EQUAL(chmod(above, 0755), 0);
+	if (geteuid() == 0) {
+		CHECK_EQUAL(chown(above, 12345, 0), 0);
+		refused(below, "another user");
+		CHECK_EQUAL(symlink(below, link), 0);
+		CHECK_EQUAL(lchown(link, 12345, 0), 0);
+		snprintf(below, sizeof(below), "%s/.", link);
+		refused(below, "another user");
+		snprintf(below, sizeof(below), "%s/spill", above);
+		unlink(link);
+	}
+	CHECK_EQUAL(rmdir(below), 0);
+	CHECK_EQUAL(rmdir(above), 0);
 	park_to_disk();
 	come_back();
 }
