@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import fnmatch
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,10 +18,12 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from .. import environment
+from .. import environment, private_folders
 from ..client.errors import ControllerUnavailable
 from ..client.grant_signing import CannotSign, sign_grant
 from ..client.starting import start_machines_controller
+from ..others_environ import environs_of
+from . import user_folders
 from .job import Details, Job, NoJob, details_of
 from .site import AUDIENCE, KEY_NAME, Site, SiteRefused, private_key, read_site
 
@@ -31,6 +32,11 @@ GRANT_NAME, OPTS_IN_NAME, OWN_NAME = "grant", "opts-in", "own"
 NO_LIMIT_S = 400 * 86400.0  # a job without a time limit
 LATE_S = 86400.0  # a job may end later than its limit says: OverTimeLimit, a limit that was raised
 ENDS_WITHIN_S = 5.0
+ALONE_WITHIN_S = 10.0
+# What a user can put on /run: in a file system of its own for each job, and one for the links to the jobs.
+JOBS_ROOM = user_folders.Room(64 << 20, 4096)
+LINKS_ROOM = user_folders.Room(256 << 10, 1024)
+KEY_BYTES_MAX = 1 << 16
 HUBS_GRANT = (environment.GRANT, environment.GRANT_URL)  # the job's own says more
 TASK_VARIABLES = (environment.HIBERNATE_DIR, environment.KEEP_KERNELS, environment.CRIU)
 
@@ -78,7 +84,7 @@ def grant_of(job: Job, details: Details, site: Site, folder: Path) -> str:
     most = site.bytes_per_shard * details.shards
     ends_in_s = NO_LIMIT_S if details.ends_at is None else details.ends_at - time.time() + LATE_S
     return sign_grant(
-        private_key(folder).read_bytes(),
+        private_folders.read_file(private_key(folder), KEY_BYTES_MAX),
         KEY_NAME,
         user=job.user,
         uid=job.uid,
@@ -98,13 +104,16 @@ def make_job_folder(folder: Path, job: Job, grant: str, *, opts_in: bool) -> Non
     `opts_in`: its programs are managed, though it is no notebook.
     """
     folder.parent.mkdir(mode=0o755, exist_ok=True)
+    private_folders.verify_folder(folder.parent, private_folders.KEYS)
+    remove_job_folder(folder)
     with _alone_in(folder.parent):
-        remove_job_folder(folder)
         folder.mkdir(mode=0o755)
-        with contextlib.suppress(FileExistsError):
-            links = folder.parent / links_name(job.uid)
+        links = folder.parent / links_name(job.uid)
+        if not links.exists():
             links.mkdir(mode=0o700)
+            _give_room(links, LINKS_ROOM, "0700", job)
             os.chown(links, job.uid, job.gid)
+    _give_room(folder, JOBS_ROOM, "0755", job)
     descriptor = os.open(folder / GRANT_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
     with os.fdopen(descriptor, "w") as file:
         file.write(grant + "\n")
@@ -114,6 +123,14 @@ def make_job_folder(folder: Path, job: Job, grant: str, *, opts_in: bool) -> Non
     own = folder / OWN_NAME
     own.mkdir(mode=0o700)
     os.chown(own, job.uid, job.gid)
+
+
+def _give_room(folder: Path, room: user_folders.Room, mode: str, job: Job) -> None:
+    """Bound what the job's user can put into a folder. In a container that may mount nothing there is no bound."""
+    try:
+        user_folders.mount(folder, room, mode)
+    except OSError as error:
+        say(f"what job {job.id} puts into {folder} has no bound, since nothing can be mounted there: {error}")
 
 
 def links_name(uid: int) -> str:
@@ -127,10 +144,21 @@ def links_name(uid: int) -> str:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep the Prologs and Epilogs of other jobs of this node waiting."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Keep the Prologs and Epilogs of other jobs of this node waiting. Raises OSError where one comes to no end.
+
+    The lock is a file that root alone can open: any user can lock what that user can open, as the folder itself.
+    """
+    descriptor = os.open(folder.with_name(f"{folder.name}.lock"), environment.LOCK_FLAGS, 0o600)
+    deadline = time.monotonic() + ALONE_WITHIN_S
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise OSError("another job's Prolog or Epilog has not come to an end") from None
+                time.sleep(0.02)
         yield
     finally:
         os.close(descriptor)
@@ -139,19 +167,31 @@ def _alone_in(folder: Path) -> Iterator[None]:
 def _remove_links(job: Job) -> None:
     """Remove the user's folder of links after the last of the user's jobs on this node."""
     with _alone_in(JOBS):
-        others = [path for path in JOBS.glob("*/" + OWN_NAME) if path.parent.name.isdecimal()]
-        if not any(path.lstat().st_uid == job.uid for path in others):
+        if not any(_owner_of(path / OWN_NAME) == job.uid for path in JOBS.iterdir() if path.name.isdecimal()):
             remove_job_folder(JOBS / links_name(job.uid))
 
 
+def _owner_of(path: Path) -> int | None:
+    with contextlib.suppress(FileNotFoundError):  # another job's Epilog has removed it
+        return path.lstat().st_uid
+    return None
+
+
 def remove_job_folder(folder: Path) -> None:
-    """Remove a job's folder. A part of it is the user's: nothing that links there lead to is touched."""
+    """Remove a job's folder, the grant first. A part of it is the user's: no link in it is followed."""
     with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(folder)
+        revoke(folder)
+        user_folders.remove(folder)
+
+
+def revoke(folder: Path) -> None:
+    """Remove a job's grant, whatever else is in the job's folder."""
+    with contextlib.suppress(FileNotFoundError):
+        (folder / GRANT_NAME).unlink()
 
 
 def epilog() -> None:
-    """Leave nothing of a job: processes that left its step, its grant, its sockets."""
+    """Leave nothing of a job: its grant, processes that left its step, its sockets."""
     try:
         job = Job.of(os.environ)
     except NoJob as refused:
@@ -159,13 +199,22 @@ def epilog() -> None:
     folder = JOBS / str(job.id)
     if not folder.exists():
         return
+    for what in (
+        revoke,
+        lambda folder: _end_left(job, folder),
+        remove_job_folder,
+        lambda _: _remove_links(job),
+    ):
+        try:
+            what(folder)
+        except OSError as error:
+            say(f"{folder} cannot be removed: {error}")
+    user_folders.remove_left(JOBS)
+
+
+def _end_left(job: Job, folder: Path) -> None:
     for pid in end_processes(job, JOBS / links_name(job.uid) / folder.name / OWN_NAME):
         say(f"process {pid} of job {job.id} had not ended, and was killed")
-    try:
-        remove_job_folder(folder)
-        _remove_links(job)
-    except OSError as error:
-        say(f"{folder} cannot be removed: {error}")
 
 
 def end_processes(job: Job, own: Path) -> list[int]:
@@ -188,18 +237,16 @@ def end_processes(job: Job, own: Path) -> list[int]:
 
 def _left(job: Job, own: Path) -> Iterator[tuple[int, int]]:
     """Yield the processes of a job that live, each with a descriptor that can mean no other process."""
-    mark = f"{environment.FOLDER}={own}\0".encode()
+    opened: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*"):
-        try:
-            descriptor = os.pidfd_open(int(path.name))
-        except OSError:
-            continue
-        try:
-            is_left = path.stat().st_uid == job.uid and mark in (path / "environ").read_bytes() + b"\0"
-        except OSError:
-            is_left = False
-        if is_left:
-            yield int(path.name), descriptor
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid == job.uid:
+                opened[int(path.name)] = os.pidfd_open(int(path.name))
+    environs = environs_of(opened)
+    mark = f"{environment.FOLDER}={own}".encode()
+    for pid, descriptor in opened.items():
+        if mark in environs.get(pid, ()):
+            yield pid, descriptor
         else:
             os.close(descriptor)
 

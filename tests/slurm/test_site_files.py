@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from jupyter_affinode import environment
 from jupyter_affinode.cli.machine import slurm as command
 from jupyter_affinode.keeping.earlier_folder import stand_in_for
 from jupyter_affinode.node.identity.grants import GrantRefused, GrantVerifier
-from jupyter_affinode.slurm import hooks
+from jupyter_affinode.slurm import hooks, user_folders
 from jupyter_affinode.slurm.files import SCRIPTS, Nodes, gres_conf, script
 from jupyter_affinode.slurm.job import Details, Job, NoJob, parse_details
 from jupyter_affinode.slurm.quotas import quotas, shares_of
@@ -56,10 +57,12 @@ def write(folder: Path, *words: str) -> int:
 
 
 @pytest.fixture
-def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a node's jobs."""
     monkeypatch.setattr(hooks, "JOBS", tmp_path / "jobs")
-    return tmp_path / "jobs"
+    yield tmp_path / "jobs"
+    for path in hooks.JOBS.glob("*"):
+        user_folders.remove(path)
 
 
 def test_the_folder_has_what_slurm_and_the_controllers_need(site: Path) -> None:
