@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_affinode.environment import STAYS
+from jupyter_affinode.others_environ import environs_of
 
 from .spawner_mixin import GpuPolicy
 
@@ -113,7 +114,7 @@ class SystemdGpuPolicy(GpuPolicy):
 
     async def _move(self, unit: str) -> None:
         """Move what stays of a unit into a scope. Raises SystemdRefused, and then nothing is to get a signal."""
-        staying = those_that_stay(await processes_of(unit))
+        staying = await asyncio.to_thread(those_that_stay, await processes_of(unit))
         if not staying:
             return
         scope = f"{unit.removesuffix('.service')}-kept-{secrets.token_hex(4)}.scope"
@@ -141,7 +142,8 @@ def why_kernels_end(configured: Mapping[str, Any]) -> str | None:
 def those_that_stay(processes: Iterable[int]) -> list[int]:
     """Return those of some processes that are marked as staying, and all that descend from these."""
     parents = {pid: parent_of(pid) for pid in processes}
-    staying = {pid for pid in parents if stays(pid)}
+    mark = f"{STAYS}=1".encode()
+    staying = {pid for pid, environ in environs_of(parents).items() if mark in environ}
     for pid in parents:
         line = [pid]
         while line[-1] not in staying and parents.get(line[-1]) in parents:
@@ -149,14 +151,6 @@ def those_that_stay(processes: Iterable[int]) -> list[int]:
         if line[-1] in staying:
             staying.update(line)
     return sorted(staying)
-
-
-def stays(pid: int) -> bool:
-    """Return whether a process was started to outlive its server."""
-    try:
-        return f"{STAYS}=1".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
 
 
 def parent_of(pid: int) -> int:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable
 
 WITHIN_S = 5.0
+KILLED_WITHIN_S = 1.0
 ENVIRON_BYTES_MAX = 8 << 20  # Linux allows 6 MiB
 HEAD = struct.Struct("<II")
 CODE = f"""
@@ -49,20 +50,24 @@ def environs_of(pids: Iterable[int], within_s: float = WITHIN_S) -> dict[int, li
     with child.stdin, child.stdout:
         child.stdin.write(asked)
         child.stdin.close()
-        said = _read_until(child.stdout.fileno(), time.monotonic() + within_s)
+        said, has_ended = _read_until(child.stdout.fileno(), time.monotonic() + within_s)
     child.kill()
-    _left.append(child)
+    try:
+        child.wait(None if has_ended else KILLED_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        _left.append(child)
     return dict(_parsed(said))
 
 
-def _read_until(descriptor: int, deadline: float) -> bytes:
+def _read_until(descriptor: int, deadline: float) -> tuple[bytes, bool]:
+    """Return what is said until then, and whether that is all."""
     said = bytearray()
     while (left := deadline - time.monotonic()) > 0 and select.select([descriptor], [], [], left)[0]:
         piece = os.read(descriptor, 1 << 16)
         if not piece:
-            break
+            return bytes(said), True
         said += piece
-    return bytes(said)
+    return bytes(said), False
 
 
 def _parsed(said: bytes) -> Iterable[tuple[int, list[bytes]]]:

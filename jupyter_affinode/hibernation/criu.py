@@ -215,11 +215,22 @@ def end_at(folder: Path) -> bool:
     found: list[ProcessName] = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
+            if not is_own(int(path.parent.name)):
+                continue
             words = path.read_bytes().split(b"\0")
             if b"-D" in words and os.fsencode(folder) in words:
                 found += tree.tree_of(int(path.parent.name))
     tree.kill(found)
     return bool(found)
+
+
+def is_own(pid: int) -> bool:
+    """Return whether a process is this user's or root's: the command line of another's may never answer."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+            if line.startswith("Uid:"):
+                return int(line.split()[1]) in (0, os.geteuid())
+    return False
 
 
 async def _end_all_at(folder: Path) -> None:

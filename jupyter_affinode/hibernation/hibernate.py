@@ -344,6 +344,8 @@ async def _end_half_woken(manifest: Manifest, image: Image, *, is_started: bool)
 
 def _is_of_image(pid: int, manifest: Manifest, image: Image) -> bool:
     """Return whether a process is one of the kernel's, or CRIU that is about to become one: it has the image open."""
+    if not criu.is_own(pid):
+        return False
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if os.fsencode(image.process_name) in words or (words == [b""] and criu.is_name(Seen(pid).name)):
