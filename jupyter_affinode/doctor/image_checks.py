@@ -10,7 +10,8 @@ from pathlib import Path
 from .. import environment
 from ..hibernation import criu
 from ..hibernation.disk import disk_of, encryption_of, objection_to_folder
-from ..hibernation.image import ImageRefused, verify_private
+from ..hibernation.image import ImageRefused
+from ..hibernation.store import images_in
 from .check import Check
 
 
@@ -38,14 +39,13 @@ def _criu(*, is_wanted: bool) -> Check:
 
 def _folder(folder: Path) -> Check:
     disk = disk_of(folder)
-    if folder.exists() or folder.is_symlink():
-        try:
-            verify_private(folder)
-        except ImageRefused as refused:
-            return Check("images", "warn", str(refused), f"mkdir -p -m 700 {folder}", is_detail=True)
-        if objection := objection_to_folder(folder):
-            text = f"{folder} ({disk.kind}) can have no images: {objection}"
-            return Check("images", "warn", text, "Name another folder as hibernate_dir.", is_detail=True)
+    try:
+        images_in(folder)
+    except ImageRefused as refused:
+        return Check("images", "warn", str(refused), f"mkdir -p -m 700 {folder}", is_detail=True)
+    if folder.exists() and (objection := objection_to_folder(folder)):
+        text = f"{folder} ({disk.kind}) can have no images: {objection}"
+        return Check("images", "warn", text, "Name another folder as hibernate_dir.", is_detail=True)
     if disk.is_memory:
         text = f"{folder} is in host memory itself ({disk.kind}), and empty once the machine has been started again"
         return Check("images", "warn", text, "Name a folder on a disk as hibernate_dir.", is_detail=True)

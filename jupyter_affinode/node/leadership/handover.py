@@ -130,13 +130,11 @@ def _users_folders() -> list[tuple[int, Path]]:
     """
     folders: list[tuple[int, Path]] = []
     try:
-        entries = list(os.scandir(USERS_FOLDERS))
+        with os.scandir(USERS_FOLDERS) as entries:  # users may make any number there
+            named_so = [(entry, named) for entry in entries if (named := FOLDER_NAME.fullmatch(entry.name))]
     except OSError:
         return folders
-    for entry in entries:
-        named = FOLDER_NAME.fullmatch(entry.name)
-        if named is None:
-            continue
+    for entry, named in named_so:
         try:  # it may be gone by now, or a file system of its user's that answers no other user
             status = entry.stat(follow_symlinks=False)
         except OSError:
