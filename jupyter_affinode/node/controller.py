@@ -50,7 +50,7 @@ from .state.host.host_usage import parks_take_bytes
 from .state.host.lots import LotStock
 from .state.host.lots_beforehand import LotsBeforehand
 from .state.observer import Observers
-from .state.persistence import FILE_NAME, StoredRequests
+from .state.persistence import DISK_WRITTEN, FILE_NAME, SHARE_SECRET, StoredRequests
 from .state.placement import place_kernel
 from .state.records.kernel import KernelRecord
 from .state.records.process import read_host_bytes
@@ -187,8 +187,9 @@ class Controller:
 
     def start(self) -> None:
         """Listen for shims, and begin to decide once the settle time is over."""
-        written = self.stored_requests.read(time.monotonic(), self.state.settings.hold_max_s)
-        self.state.host.disk.recall(written, time.monotonic())
+        kept = self.stored_requests.read(time.monotonic(), self.state.settings.hold_max_s)
+        self.state.host.disk.recall(kept.get(DISK_WRITTEN), time.monotonic())
+        self.state.sharing.recall(kept.get(SHARE_SECRET))
         self._link = Link(
             self.socket.with_name(LINK_NAME),
             self._shims,
@@ -313,6 +314,8 @@ class Controller:
             history=self.history.as_json(),
             is_system=self.access.is_shared,
         )
+        if self.state.settings.share_dir:
+            whole["host"]["share_problem"] = self.state.sharing.problem_for(identity)
         whole["today"] = self.today.of(identity.owner or of_unix_user(os.getuid()), time.monotonic())
         return node_view(identity, whole, self.state.kernels)
 
@@ -515,7 +518,10 @@ class Controller:
         self.state.sharing.tidy(self.state.settings.share_dir, self._loop)
         self.accounts.tidy(now)
         self.servers.watch_all(self.events.origins())
-        self.stored_requests.save(self.state.kernels.values(), now, self.state.host.disk.stored_bytes)
+        beside: dict[str, Any] = {DISK_WRITTEN: self.state.host.disk.stored_bytes}
+        if self.state.settings.share_dir:
+            beside[SHARE_SECRET] = self.state.sharing.secret
+        self.stored_requests.save(self.state.kernels.values(), now, beside)
         for process in self.state.stale_processes(now):
             self._shims.forget(process, lives=process.watch is not None)  # its end would have been seen
         for kernel in list(self.state.kernels.values()):

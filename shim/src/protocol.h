@@ -162,9 +162,11 @@ enum affinode_command_kind {
 	 * hangs up, and the process comes back when the file `away` in that folder is gone, or after AFFINODE_AWAY_MS in which it ran.  */
 	AFFINODE_COMMAND_HIBERNATE = 16,
 	/* A parked process has contents that another process of its user has, or offers, in packs below the folder that is the command's `reason`,
-	 * which is in host memory, and gives its own host memory for them back. It offers the rest. It ends early with REVOKED as SPILL does, with
-	 * BUSY while another process of the user does the same, and with FAILED and the reason in words where the folder does not allow it. What is not in
-	 * packs by then stays as it was. The reply has the bytes that others may find now and could not before.  */
+	 * which is in host memory, and gives its own host memory for them back. It offers the rest. The packs are in the user's own folder there,
+	 * `affinode-UID-NUMBER`, with the `argument` as 16 hexadecimal digits: the same for all of a user's processes, and known to no other user
+	 * before the folder is made. It ends early with REVOKED as SPILL does, with BUSY while another process of the user does the same, with REFUSED
+	 * where that name is taken, and with FAILED and the reason in words where the folder does not allow it. What is not in packs by then stays as
+	 * it was. The reply has the bytes that others may find now and could not before.  */
 	AFFINODE_COMMAND_SHARE = 17,
 };
 #define AFFINODE_AWAY_MS 600000u

@@ -34,7 +34,10 @@ class SharingOperations(Kind[Sharing]):
             kernel=kernel, began=now, seen=sharing.seen_by(kernel, process)
         )
         epoch = process.connection.command(
-            operation.command, reason=self._state.settings.share_dir, lasts_s=BEGINS_WITHIN_S
+            operation.command,
+            argument=sharing.number_for(kernel),
+            reason=self._state.settings.share_dir,
+            lasts_s=BEGINS_WITHIN_S,
         )
         operation.participants[process.key] = Participant(epoch)
 
@@ -43,7 +46,9 @@ class SharingOperations(Kind[Sharing]):
         kernel, now, sharing = operation.kernel, time.monotonic(), self._state.sharing
         news = reply.bytes > 0
         problem = None if reply.status in HARMLESS else reply.text or "it cannot share host memory"
-        if problem is not None and problem != sharing.problem:
+        if reply.status is Status.REFUSED:
+            sharing.name_is_taken(kernel)
+        if problem is not None and sharing.is_news(kernel, problem):
             self._log.warning("%s shares no host memory: %s", kernel.id, problem)
         sharing.ended(kernel, now, news=news, problem=problem)
         if reply.status is Status.OK:

@@ -31,6 +31,10 @@ from ..protocol.page import PageGpu
 from .records.kernel import KernelRecord
 
 FILE_NAME = "remembered.json"
+DISK_WRITTEN, SHARE_SECRET = (
+    "disk_written",
+    "share_secret",
+)  # beside the requests: host/disk.py, host/shared_memory.py
 BYTES_MAX = 32 << 20  # more than all kernels that a controller knows, each with the longest id
 TEXT_MAX = 4096
 WRITE_AGAIN_S = 10.0  # after a failure
@@ -111,23 +115,23 @@ class StoredRequests:
         self._read_at = 0.0
         self._write_at = 0.0  # not before
         self._boot = environment.boot_id()
-        self._disk_written: Mapping[str, Mapping[int, int]] = {}
+        self._beside_written: Mapping[str, Any] = {}
 
-    def read(self, now: float, hold_max_s: float) -> object:
-        """Read what an earlier controller left; return what it had written to disk (disk.py). `now` is monotonic."""
+    def read(self, now: float, hold_max_s: float) -> Mapping[str, Any]:
+        """Read what an earlier controller left; return all of the file, {} for none. `now` is monotonic."""
         self._read_at = now
         try:
             kept = _load(self._path)
         except FileNotFoundError:
-            return None
+            return {}
         except (OSError, ValueError, RecursionError) as error:
             self._log.warning("holds of earlier are not known any more: %s: %s", self._path, error)
-            return None
+            return {}
         kernels, pages = kept.get("kernels"), kept.get("pages", {})
         if not isinstance(kernels, dict) or not isinstance(pages, dict):
-            return None
+            return {}
         if not self._boot or kept.get("boot") != self._boot:
-            return None
+            return {}
         self._pages = {str(page): str(owner) for page, owner in pages.items()}
         self._pages_written = dict(self._pages)
         found = {
@@ -139,7 +143,7 @@ class StoredRequests:
             self._log.info(
                 "%d kernels are held or waited for since an earlier controller", len(self._earlier)
             )
-        return kept.get("disk_written")
+        return kept
 
     def knows(self, owner: str, inode: Inode) -> bool:
         """Return whether a page is that of a process of the owner's that an earlier controller admitted."""
@@ -176,10 +180,10 @@ class StoredRequests:
         self,
         kernels: Iterable[KernelRecord],
         now: float,
-        disk_written: Mapping[str, Mapping[int, int]] | None = None,
+        beside: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write what has changed; called after each pass. `disk_written`: what was written to disk lately (disk.py)."""
-        disk_written = disk_written or {}
+        """Write what has changed; called after each pass. `beside`: what else the next controller is to know."""
+        beside = {name: value for name, value in (beside or {}).items() if value}
         kernels = list(kernels)
         if self._earlier or self._pages:
             self._forget_old(now)
@@ -190,19 +194,18 @@ class StoredRequests:
             if stored is not NOTHING and stored != NOTHING:  # mostly it is that itself
                 told[kernel.id] = stored
         is_known = told == self._written and pages == self._pages_written
-        if (is_known and disk_written == self._disk_written) or now < self._write_at:
+        if (is_known and beside == self._beside_written) or now < self._write_at:
             return
-        disk = {"disk_written": disk_written} if disk_written else {}
         rows = {kernel_id: asdict(stored) for kernel_id, stored in told.items()}
         try:
-            _save(self._path, {"boot": self._boot, "kernels": rows, "pages": pages, **disk})
+            _save(self._path, {"boot": self._boot, "kernels": rows, "pages": pages, **beside})
         except OSError as error:
             self._write_at = now + WRITE_AGAIN_S
             self._log.warning(
                 "holds would not outlive this controller: %s cannot be written: %s", self._path, error
             )
         else:
-            self._written, self._pages_written, self._disk_written = told, pages, disk_written
+            self._written, self._pages_written, self._beside_written = told, pages, beside
 
     def _forget_old(self, now: float) -> None:
         """Forget kernels that did not connect: holds when they end, all else soon; pages likewise."""

@@ -265,7 +265,7 @@ def node_json(
             "retained_bytes": min(retained_bytes(state.processes()), total),
             "set_aside_bytes": min(set_aside_bytes(state.processes()), total),
             "shared_bytes": min(shared_bytes(state.processes()), total),
-            "share_problem": state.sharing.problem if state.settings.share_dir else None,
+            "share_problem": None,  # `Controller.node_json` knows the user
             "lots": {
                 "limit_bytes": lots.limit_bytes(state.settings),
                 "ready_bytes": lots.ready_bytes,

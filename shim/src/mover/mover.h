@@ -35,7 +35,8 @@ struct move {
 	uint64_t deadline_ns; /* not to be begun after this; 0: none */
 	bool in_two_steps;    /* AFFINODE_MOVE_PREPARE */
 	uint8_t to_gpu[16];   /* MIGRATE: its UUID */
-	/* Of a park: bytes of host memory that it may take beside what is kept; 0: no limit. SPILL, READ_BACK: bytes to move.  */
+	/* Of a park: bytes of host memory that it may take beside what is kept; 0: no limit. SPILL, READ_BACK: bytes to move. SHARE: the number in the
+	 * name of the user's folder.  */
 	uint64_t budget;
 	char folder[AFFINODE_TEXT_SIZE]; /* SPILL, HIBERNATE, SHARE: files are made below it */
 };

@@ -465,9 +465,9 @@ void share(struct moved *moved)
 	if (!shim_is_parked())
 		return outcome_is(moved, AFFINODE_NOTHING, REASON_NOT_FREED);
 	waiting_at_start = gate_calls_waiting();
-	error = memory_packs_begin(moved->move.folder, moved->text, sizeof(moved->text));
+	error = memory_packs_begin(moved->move.folder, moved->move.budget, moved->text, sizeof(moved->text));
 	if (error) {
-		moved->status = error == -EBUSY ? AFFINODE_BUSY : AFFINODE_FAILED;
+		moved->status = error == -EBUSY ? AFFINODE_BUSY : error == -EEXIST ? AFFINODE_REFUSED : AFFINODE_FAILED;
 		return;
 	}
 	offers.count = 0;

@@ -3,6 +3,9 @@
 The shims compare and share (shim/src/host/memory_packs.h); here is only when they are told to. A process is told once
 after each park, while its user has another kernel with GPU memory, and again when another of that user's has put
 something new there: it may have the same.
+
+A user's folder has a name that no other user can know before it is made (`number_for`): all may make names where it
+lies.
 """
 
 from __future__ import annotations
@@ -10,15 +13,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import hashlib
 import itertools
 import os
 import re
+import secrets
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .... import private_folders
+from ...identity.identity import Identity
 from ...model.snapshot import Residency
 from ..records.kernel import KernelRecord
 from ..records.operations import Seen, Sharing
@@ -27,8 +33,9 @@ from ..records.process import Process
 PARKED_FOR_S = 2.0  # a kernel that goes to and fro shares nothing
 APART_S = 1.0  # between two of one user
 FAILED_APART_S = 60.0
-USERS_FOLDER = re.compile(r"affinode-(\d+)")
-ENTRIES_MAX = 1 << 14  # of one folder: more are no shim's
+USERS_FOLDER = re.compile(r"affinode-(\d+)-[0-9a-f]{16}")
+ENTRIES_MAX = 1 << 14  # read of one folder: more are no shim's
+SECRET_BYTES = 16
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -36,7 +43,10 @@ class SharedMemory:
     """When processes are told to share."""
 
     def __init__(self) -> None:
-        self.problem: str | None = None  # what a process said last: why it cannot
+        # A part of the names of users' folders; the next controller has it, too, so that kernels keep their folder.
+        self.secret = secrets.token_hex(SECRET_BYTES)
+        self._taken: Counter[str] = Counter()  # by user: how often the name was taken all the same
+        self._problems: dict[str, str] = {}  # by user: what a process said last, why it cannot
         self.is_left = True  # a process ended, and its folder may be left
         self._news: Counter[str] = Counter()  # by user: how often something new was put there
         self._not_before: dict[str, float] = {}  # by user
@@ -52,6 +62,31 @@ class SharedMemory:
             if any(process.uses_gpu for process in kernel.processes.values())
         )
         self._at_work = {_user(kernel) for kernel in kernels if isinstance(kernel.operation, Sharing)}
+        for user in self._problems.keys() - self._with_memory.keys():
+            del self._problems[user]
+
+    def recall(self, secret: object) -> None:
+        """Take what an earlier controller kept."""
+        if isinstance(secret, str) and re.fullmatch(rf"[0-9a-f]{{{2 * SECRET_BYTES}}}", secret):
+            self.secret = secret
+
+    def number_for(self, kernel: KernelRecord) -> int:
+        """Return the number in the name of the folder of the kernel's user (SHARE in shim/src/protocol.h)."""
+        user = _user(kernel)
+        named = f"{self._taken[user]} {user}".encode()
+        digest = hashlib.blake2b(named, key=bytes.fromhex(self.secret), digest_size=8)
+        return int.from_bytes(digest.digest(), "big")
+
+    def name_is_taken(self, kernel: KernelRecord) -> None:
+        """Have the user's processes use another name from now on."""
+        self._taken[_user(kernel)] += 1
+
+    def problem_for(self, identity: Identity) -> str | None:
+        """Return why kernels share nothing: in their own words to their user, and as a number of users to others."""
+        own = self._problems.get(identity.charged_user or "")
+        if own is not None or not identity.is_admin or not self._problems:
+            return own
+        return f"for {len(self._problems)} users something is in the way; the controller's log says what"
 
     def next_of(self, kernel: KernelRecord, now: float) -> Process | None:
         """Return the process of a parked kernel that is to be told to share, if one is now."""
@@ -81,7 +116,14 @@ class SharedMemory:
         user = _user(kernel)
         self._news[user] += news
         self._not_before[user] = now + (APART_S if problem is None else FAILED_APART_S)
-        self.problem = problem
+        if problem is None:
+            self._problems.pop(user, None)
+        else:
+            self._problems[user] = problem
+
+    def is_news(self, kernel: KernelRecord, problem: str) -> bool:
+        """Return whether the kernel's user had another problem until now, or none."""
+        return self._problems.get(_user(kernel)) != problem
 
 
 def shared_bytes(processes: Iterable[Process]) -> int:

@@ -129,7 +129,7 @@ static int make_folder(const char *path)
 		return -ENAMETOOLONG;
 	if (mkdirat(users.descriptor, name, 0700) != 0)
 		return -errno;
-	unlock(&own);
+	memory_packs_leave(); /* that below another folder, if there is one */
 	error = lock(users.descriptor, name, &own);
 	if (error) {
 		unlinkat(users.descriptor, name, AT_REMOVEDIR);
@@ -156,15 +156,15 @@ static int lock_users(const char *folder, const char *name, char *why, size_t si
 		snprintf(why, size, "%.100s/%s cannot be used: %s", folder, name,
 			 error == -EPERM ? "it is another user's, or others may enter it" : strerror(-error));
 	close(chosen);
-	return error;
+	return error == -EPERM || error == -ENOTDIR || error == -ELOOP || error == -EACCES ? -EEXIST : error;
 }
 
-int memory_packs_begin(const char *folder, char *why, size_t size)
+int memory_packs_begin(const char *folder, uint64_t number, char *why, size_t size)
 {
-	char name[32], path[PACK_PATH_SIZE];
+	char name[64], path[PACK_PATH_SIZE];
 	int error;
 
-	snprintf(name, sizeof(name), "affinode-%u", (unsigned)geteuid());
+	snprintf(name, sizeof(name), "affinode-%u-%016llx", (unsigned)geteuid(), (unsigned long long)number);
 	if ((size_t)snprintf(path, sizeof(path), "%s/%s", folder, name) >= sizeof(path))
 		return -ENAMETOOLONG;
 	error = lock_users(folder, name, why, size);

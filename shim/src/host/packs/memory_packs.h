@@ -16,8 +16,9 @@
 #include "host/packs/pack.h"
 
 /* Begin to share: look at what the user's other processes have below `folder`, and keep them from doing so meanwhile. What is written from
- * now on goes to packs in memory. Return 0, or a negative errno and `why` in words; -EBUSY: another process does so now.  */
-int memory_packs_begin(const char *folder, char *why, size_t size);
+ * now on goes to packs in memory. `number` is part of the name of the user's folder there, so that no other user can take that name first.
+ * Return 0, or a negative errno and `why` in words; -EBUSY: another process does so now; -EEXIST: the name is taken.  */
+int memory_packs_begin(const char *folder, uint64_t number, char *why, size_t size);
 
 /* Return whether it may be worthwhile to share contents: another process has them, or offers them.  */
 bool memory_packs_want(const struct hint *hint);

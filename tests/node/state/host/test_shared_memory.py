@@ -6,6 +6,7 @@ import fcntl
 import os
 from types import SimpleNamespace
 
+from jupyter_affinode.node.identity.identity import Identity
 from jupyter_affinode.node.model.snapshot import Residency
 from jupyter_affinode.node.state.host.shared_memory import APART_S, PARKED_FOR_S, SharedMemory, remove_left
 
@@ -57,11 +58,37 @@ def test_a_process_looks_once_after_each_park_and_again_when_another_of_its_user
     assert due(sharing, [one, other], now) == [1]
 
 
+def test_a_users_folder_has_a_name_that_no_other_user_can_know_and_the_next_controller_does():
+    sharing, ann = SharedMemory(), kernel("ann")
+    number = sharing.number_for(ann)
+    assert number not in (sharing.number_for(kernel("bob")), SharedMemory().number_for(ann))
+    after = SharedMemory()
+    after.recall(sharing.secret)
+    assert after.number_for(kernel("ann")) == number
+    sharing.name_is_taken(ann)
+    assert sharing.number_for(ann) != number
+    for wrong in (None, 7, "", "zz" * 16, "ab" * 1000):
+        after.recall(wrong)
+    assert after.number_for(ann) == number
+
+
+def test_what_a_process_says_is_in_the_way_is_told_to_its_own_user_alone():
+    sharing, ann = SharedMemory(), kernel("uid-1")
+    sharing.look([ann])
+    assert sharing.problem_for(Identity("uid-0", is_admin=True)) is None
+    sharing.ended(ann, NOW, problem="forged")
+    assert sharing.problem_for(Identity("uid-1")) == "forged"
+    assert sharing.problem_for(Identity("uid-2")) is None
+    assert "forged" not in (sharing.problem_for(Identity("uid-0", is_admin=True)) or "forged")
+    sharing.look([])
+    assert sharing.problem_for(Identity("uid-1")) is None, "it is not kept for users without kernels"
+
+
 def test_what_ended_processes_left_is_removed_and_nothing_else(tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o700)
     (outside / "file").touch()
-    users = tmp_path / f"affinode-{os.getuid()}"
+    users = tmp_path / f"affinode-{os.getuid()}-{7:016x}"
     names = ("ended", "lives", "open")
     for folder in (users, *(users / name for name in names)):
         folder.mkdir(mode=0o700)

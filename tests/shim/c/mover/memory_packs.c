@@ -157,11 +157,11 @@ static void lots_come_back(void)
 	comes_back(&second);
 }
 
-static void refused(const char *folder, const char *why)
+static void refused(const char *folder, enum affinode_status status, const char *why)
 {
-	struct affinode_reply reply = controller_reply(controller_share(folder));
+	struct affinode_reply reply = controller_reply(controller_share(folder, NUMBER));
 
-	CHECK_EQUAL(reply.status, AFFINODE_FAILED);
+	CHECK_EQUAL(reply.status, status);
 	if (!strstr(reply.text, why))
 		test_fail(__FILE__, __LINE__, reply.text, 0);
 }
@@ -171,16 +171,16 @@ static void only_what_is_private(void)
 	test_at("folders that others may enter");
 	turn_to(&first);
 	controller_park();
-	refused(store, "not in host memory");
+	refused(store, AFFINODE_FAILED, "not in host memory");
 	CHECK_EQUAL(chmod(users, 0755), 0);
-	refused(shared, "others may enter");
+	refused(shared, AFFINODE_REFUSED, "others may enter");
 	CHECK_EQUAL(chmod(users, 0700), 0);
 	CHECK_EQUAL(chmod(shared, 0777), 0);
-	refused(shared, "no sticky bit");
+	refused(shared, AFFINODE_FAILED, "no sticky bit");
 	CHECK_EQUAL(chmod(shared, 01777), 0);
 	if (geteuid() == 0) {
 		CHECK_EQUAL(chown(users, 12345, 0), 0);
-		refused(shared, "another user");
+		refused(shared, AFFINODE_REFUSED, "another user");
 		CHECK_EQUAL(chown(users, 0, 0), 0);
 	}
 	share(&first);

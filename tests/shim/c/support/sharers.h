@@ -8,6 +8,8 @@ struct sharer {
 	struct controller_aside *aside; /* NULL: the controller speaks to it */
 };
 
+#define NUMBER 0xabcdef0123456789u /* in the name of the user's folder */
+
 static char shared[] = "/dev/shm/aff-share-XXXXXX", users[64];
 
 static void remove_shared(void)
@@ -20,7 +22,7 @@ static void shared_begin(void)
 {
 	store_begin();
 	CHECK(mkdtemp(shared) != NULL);
-	snprintf(users, sizeof(users), "%s/affinode-%u", shared, (unsigned)geteuid());
+	snprintf(users, sizeof(users), "%s/affinode-%u-%016llx", shared, (unsigned)geteuid(), (unsigned long long)NUMBER);
 	atexit(remove_shared);
 }
 
@@ -69,7 +71,7 @@ static uint64_t share(struct sharer *sharer)
 	turn_to(sharer);
 	if (page_read().state != AFFINODE_STATE_PARKED)
 		controller_park();
-	reply = controller_reply(controller_share(shared));
+	reply = controller_reply(controller_share(shared, NUMBER));
 	if (reply.status != AFFINODE_OK)
 		test_fail(__FILE__, __LINE__, reply.text, reply.status);
 	return reply.bytes / CHUNK;

@@ -58,7 +58,7 @@ static bool survives(struct sharer *sharer, char how, unsigned nth)
 	turn_to(sharer);
 	controller_park();
 	CHECK_EQUAL(tell(&sharer->sleeper, how, nth, 0), 'y');
-	epoch = controller_share(shared);
+	epoch = controller_share(shared, NUMBER);
 	while (!controller_replied(epoch) && controller_pump()) /* its end closes the link */
 		test_pause();
 	return controller_replied(epoch);

@@ -250,9 +250,9 @@ uint32_t controller_spill(uint64_t bytes, const char *folder)
 	return command_with_folder(AFFINODE_COMMAND_SPILL, bytes, folder);
 }
 
-uint32_t controller_share(const char *folder)
+uint32_t controller_share(const char *folder, uint64_t number)
 {
-	return command_with_folder(AFFINODE_COMMAND_SHARE, 0, folder);
+	return command_with_folder(AFFINODE_COMMAND_SHARE, number, folder);
 }
 
 uint32_t controller_into_image(const char *folder)

@@ -28,7 +28,7 @@ void controller_answer_room(uint32_t request, bool granted);
 /* Write `bytes` at most of what is parked to disk, below the folder.  */
 uint32_t controller_spill(uint64_t bytes, const char *folder);
 /* Share what is parked with the user's other processes, by packs below the folder.  */
-uint32_t controller_share(const char *folder);
+uint32_t controller_share(const char *folder, uint64_t number);
 /* Write all that is parked to the image in that folder, and take the context off the GPU.  */
 uint32_t controller_into_image(const char *folder);
 /* Resume on the GPU with that UUID, as NVML writes it; `more`: other move flags.  */
