@@ -24,7 +24,7 @@ from scene import PROGRAMS, Answer, Scene  # noqa: E402
 QUIET = "no attack"
 NOT_FOR_ANY_SCENE = {  # parts of others, and what asks for arguments or for a controller with other settings
     "attacking", "false_spills", "hoarding_lots", "holding_locks", "lingering_on_ipc", "many_texts", "planting",
-    "taking_folder", "taking_lots", "taking_shared_folder", "taking_spill_names"
+    "taking_folder", "taking_lots", "taking_shared_folder", "taking_spill_names", "talking"
 }  # fmt: skip
 
 
