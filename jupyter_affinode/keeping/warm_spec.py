@@ -132,7 +132,7 @@ def stamp(path: str) -> list[int] | None:
     return [status.st_mtime_ns, status.st_size]
 
 
-def first_changed(stamps: Mapping[str, list[int]]) -> str | None:
+def first_changed(stamps: Mapping[str, list[int] | None]) -> str | None:
     """Return a file that is not as it was; None: all are."""
     return next((path for path, before in stamps.items() if stamp(path) != before), None)
 

@@ -186,6 +186,62 @@ def test_what_a_kernel_is_made_of_changes_and_it_is_not_taken(stage, server):
 
 
 @pytest.mark.long
+def test_handlers_that_a_prelude_made_write_to_the_notebook_that_took_the_kernel(stage, server):
+    prelude = """
+import functools, logging, sys
+said, named = functools.partial(print, file=sys.stdout), sys.stderr
+log = logging.getLogger("of a prelude")
+log.addHandler(logging.StreamHandler())
+log.warning("shown to no one"), said("shown to no one")
+"""
+    stage.write("warm", prelude)
+    server.start()
+    stage.until("warm", "ready")
+    kernel = server.start_kernel("warm")
+    assert WAS_READY in server.log()
+    ran = kernel.run("said('said'); log.warning('logged'); print('named', file=named)")
+    assert (ran.text, ran.stderr) == ("said\n", "logged\nnamed\n")
+
+
+@pytest.mark.long
+def test_code_that_is_no_module_changes_and_the_kernel_that_ran_it_is_not_taken(stage, server):
+    """IPython's startup files and settings, new ones too, and files that the prelude executes."""
+    folder = stage.machine.folder
+    profile = Path(stage.machine.environment["IPYTHONDIR"]) / "profile_default"
+    startup = profile / "startup" / "00-first.py"
+    startup.parent.mkdir(parents=True, exist_ok=True)
+    startup.write_text("from_startup = 1")
+    for name in ("executed", "run", "by_path"):
+        (folder / f"{name}.py").write_text("value = 1")
+    stage.write(
+        "warm",
+        f"""
+import pathlib, runpy
+exec(open({str(folder / "executed.py")!r}).read())
+exec(compile(pathlib.Path({str(folder / "by_path.py")!r}).read_text(), "named otherwise", "exec"))
+get_ipython().run_line_magic("run", {str(folder / "run.py")!r})
+""",
+    )
+    server.start()
+    for change in (
+        lambda: startup.write_text("from_startup = 20"),
+        lambda: startup.with_name("10-second.ipy").write_text("from_second = 20"),
+        lambda: (profile / "ipython_kernel_config.py").write_text("c.InteractiveShell.colors = 'NoColor'"),
+        lambda: (folder / "executed.py").write_text("value = 20"),
+        lambda: (folder / "by_path.py").write_text("value = 20"),
+        lambda: (folder / "run.py").write_text("value = 20"),
+    ):
+        stage.until("warm", "ready")
+        before = stage.pids()
+        change()
+        kernel = server.start_kernel("warm")
+        assert kernel.pid not in before
+        wait_until(lambda before=before: not any(map(exists, before)), 120, stage.log)
+    assert kernel.run("from_startup, from_second, value").text == "(20, 20, 20)"
+    assert WAS_READY not in server.log()
+
+
+@pytest.mark.long
 def test_each_user_has_kernels_of_their_own(stage, server):
     stage.write("warm", "import os\nprepared = os.environ['AFFINODE_FOLDER']")
     server.start()
