@@ -26,8 +26,8 @@ from ..units import duration_in_words
 from .processes import ProcessName
 from .records import Owner, Record
 from .warm_entry import CONNECTION, ENTRY, READY, STARTED, Entry
-from .warm_pool import Holder, Pool, place_of, process_bytes, without_hub
-from .warm_spec import WarmSpec, first_changed
+from .warm_pool import Holder, Pool, place_of, process_bytes
+from .warm_spec import WarmSpec, first_changed, without_secrets
 
 OWNER = Owner("warm", "")  # no server has this name: a Hub's end with a slash
 PRELUDE_S = 1800.0  # where no server has said how long a prelude may run
@@ -54,7 +54,7 @@ class WarmMaker:
         told = {
             "spec": pool.spec,
             "digest": digest,
-            "environ": without_hub(pool.environ),
+            "environ": without_secrets(pool.environ),
             "made_at": time.time(),
             "settings": pool.settings,
             "prelude": spec.prelude,

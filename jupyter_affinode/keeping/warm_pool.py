@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,10 +20,9 @@ from .kept_kernel import KeptKernel
 from .processes import ProcessName, resident_bytes
 from .records import Record
 from .warm_entry import ENTRY, READY, Entry
-from .warm_spec import WarmSpec, first_changed, read_spec
+from .warm_spec import WarmSpec, first_changed, read_spec, without_secrets
 
 POOLS = "pools"  # the folder of their files, below the folder of the entries
-HUB_VARIABLES = ("JUPYTERHUB_", "JPY_")  # of one server, and secret
 
 
 class Holder(Protocol):
@@ -90,7 +88,7 @@ class Pool:
         told = {
             name: getattr(self, name) for name in ("spec", "settings", "wanted_at", "failed", "one_bytes")
         }
-        return {**told, "environ": without_hub(self.environ)}
+        return {**told, "environ": without_secrets(self.environ)}
 
     @classmethod
     def read(cls, path: Path) -> Pool:
@@ -213,8 +211,3 @@ def why_stale(entry: Entry, digest: str) -> str | None:
         return "its kernelspec or its prelude has changed"
     changed = first_changed(entry.told(READY)["files"])
     return f"{changed} has changed" if changed is not None else None
-
-
-def without_hub(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what a Hub gives one server: it outlives that."""
-    return {name: value for name, value in environ.items() if not name.startswith(HUB_VARIABLES)}

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import environment
+
 SECTION, WARM = "affinode", "warm"
 COUNT_MAX = 100
 # Variables that are read once, when a process or a library starts: to change them later has no effect. A warm kernel
@@ -39,6 +41,9 @@ READ_AT_START_NAMES = (
     *("AFFINODE_DEPTH", "AFFINODE_LIBRARY", "AFFINODE_DISABLE", "AFFINODE_STARTUP_CHAIN"),
 )
 OF_OUR_START = ("PYTHONSTARTUP",)
+# What a Hub or a spawner gives one server, secret most of it. kernel/taking.py has them, too.
+OF_ONE_SERVER = ("JUPYTERHUB_", "JPY_")
+SECRETS = (environment.GRANT, "JUPYTER_TOKEN", "CONFIGPROXY_AUTH_TOKEN")
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,15 @@ def read_spec(folder: str) -> WarmSpec | None:
         os.path.join(folder, prelude) if prelude else "",
         tuple(os.path.join(folder, each) for each in files),
     )
+
+
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what a Hub or a spawner gives one server: files of a pool outlive that."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(OF_ONE_SERVER) and name not in SECRETS
+    }
 
 
 def read_at_start(environ: Mapping[str, str]) -> dict[str, str]:

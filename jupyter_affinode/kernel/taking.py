@@ -24,7 +24,9 @@ THREAD_S = 10.0  # until another of the kernel's threads has done its part
 UNBIND_AFTER_S = 2.0  # so that the answer goes out by the way that the question came
 # The start-up has dealt with these: they are not among what a prelude changed.
 NOT_THE_PRELUDES = ("PYTHONSTARTUP", "JPY_SESSION_NAME")
-OURS = "AFFINODE_"
+# Nor have these anything to do with it: no file says what they were (keeping/warm_spec.py).
+OF_ONE_SERVER = ("JUPYTERHUB_", "JPY_", "AFFINODE_")
+SECRETS = ("JUPYTER_TOKEN", "CONFIGPROXY_AUTH_TOKEN")
 INPUTS = ("_i", "_ii", "_iii", "_i00")  # of IPython's history, the last also in its own words
 NUMBERED = re.compile(r"_i?\d+$")
 START_ONLY = ("AFFINODE_WARM", "AFFINODE_PRELUDE", "AFFINODE_PRELUDE_FAILED", "AFFINODE_STARTUP_CHAIN")
@@ -94,7 +96,9 @@ class Taking:
         changed = {
             name: value
             for name, value in os.environ.items()
-            if launched_with.get(name) != value and name not in NOT_THE_PRELUDES and not name.startswith(OURS)
+            if launched_with.get(name) != value
+            and name not in (*NOT_THE_PRELUDES, *SECRETS)
+            and not name.startswith(OF_ONE_SERVER)
         }
         removed = launched_with.keys() - os.environ.keys() - set(NOT_THE_PRELUDES)
         fresh = {**environ, **changed}

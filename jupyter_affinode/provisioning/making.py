@@ -22,7 +22,7 @@ from ..client.errors import ControllerUnavailable
 from ..client.starting import ensure_controller
 from ..environment import WARM
 from ..keeping.warm_entry import CONNECTION, ENTRY, LAUNCHED, Entry
-from ..keeping.warm_spec import command_of
+from ..keeping.warm_spec import command_of, without_secrets
 from ..threads import on_own_thread
 from .provisioner import AffinodeProvisioner
 
@@ -42,7 +42,7 @@ class Maker(AffinodeProvisioner):
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> Any:
         """Write down what the kernel is made of before it runs."""
         told = {
-            "environ": kwargs["env"],
+            "environ": without_secrets(kwargs["env"]),
             "command": command_of(cmd, getattr(self.parent, "connection_file", "")),
         }
         self.entry.write(LAUNCHED, told)

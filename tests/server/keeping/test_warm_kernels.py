@@ -18,8 +18,11 @@ from live_server import JupyterServer, exists
 from waiting import wait_until
 from warm_stage import WarmStage
 
+from jupyter_affinode import environment
+from jupyter_affinode.keeping import warm_spec
 from jupyter_affinode.keeping.processes import lives, name_of
 from jupyter_affinode.keeping.warm_spec import command_of
+from jupyter_affinode.kernel import taking
 
 GPU_PRELUDE = f"""{SETUP}
 import random
@@ -85,14 +88,14 @@ def test_notebooks_take_warm_kernels_which_are_parked_until_then(native, stage, 
 
 
 def test_a_command_is_the_same_by_each_name_of_its_interpreter_in_one_environment(tmp_path):
-    for environment in ("one", "other"):
-        (tmp_path / environment).mkdir()
-        (tmp_path / environment / "python").symlink_to(sys.executable)
-        (tmp_path / environment / "python3").symlink_to("python")
+    for where in ("one", "other"):
+        (tmp_path / where).mkdir()
+        (tmp_path / where / "python").symlink_to(sys.executable)
+        (tmp_path / where / "python3").symlink_to("python")
     file = str(tmp_path / "kernel-1.json")
     by_name = {
-        (environment, name): command_of([str(tmp_path / environment / name), "-f", file], file)
-        for environment in ("one", "other")
+        (where, name): command_of([str(tmp_path / where / name), "-f", file], file)
+        for where in ("one", "other")
         for name in ("python", "python3")
     }
     assert by_name["one", "python"] == by_name["one", "python3"] != by_name["other", "python"]
@@ -183,6 +186,53 @@ def test_what_a_kernel_is_made_of_changes_and_it_is_not_taken(stage, server):
         assert kernel.run("prepared").text in ("20", "21")
         wait_until(lambda before=before: not any(map(exists, before)), 120, stage.log)
     assert "has changed" in server.log() and WAS_READY not in server.log()
+
+
+def test_what_no_file_of_a_pool_says_is_no_change_of_a_prelude():
+    assert set(taking.OF_ONE_SERVER) == {*warm_spec.OF_ONE_SERVER, "AFFINODE_"}
+    assert {*taking.SECRETS, environment.GRANT} == set(warm_spec.SECRETS)
+
+
+@pytest.mark.long
+def test_no_file_of_a_pool_has_a_secret_of_its_server(stage, server):
+    """Nor does a notebook get one of an earlier server with the kernel."""
+    mark = "not-to-be-written-down"
+    secrets = {
+        "AFFINODE_GRANT": f"{mark}.a.b",
+        "JUPYTERHUB_API_TOKEN": f"{mark}-1",
+        "JPY_API_TOKEN": f"{mark}-2",
+        "JUPYTER_TOKEN": f"{mark}-3",
+        "CONFIGPROXY_AUTH_TOKEN": f"{mark}-4",
+    }
+    stage.write("warm", "import os; seen = dict(os.environ)", count=2)
+    stage.write("failing", "1 / 0")
+    stage.machine.environment |= secrets
+    server.start()
+    stage.until("warm", "ready", 2)
+    stage.until("failing", "failed", True)
+
+    def has_mark():
+        """The files below the user's folder that have one of the secrets."""
+        files = [path for path in stage.folder.rglob("*") if path.is_file()]
+        assert any("warm" in str(path) for path in files), "the walk has found no pool"
+        return [str(path) for path in files if mark.encode() in path.read_bytes()]
+
+    assert has_mark() == []
+    kernel = server.start_kernel("warm")
+    assert WAS_READY in server.log()
+    seen = kernel.run("import os; print(seen['JUPYTERHUB_API_TOKEN'], os.environ['JUPYTERHUB_API_TOKEN'])")
+    assert seen.text == f"{mark}-1 {mark}-1\n", "the kernel itself has what its server has"
+    assert has_mark() == []
+    server.stop()
+    for name in secrets:
+        del stage.machine.environment[name]
+    stage.machine.environment["JUPYTERHUB_API_TOKEN"] = "other"
+    server.start()
+    stage.until("warm", "ready", 2)
+    seen = server.start_kernel("warm").run(
+        "import os; print(os.environ['JUPYTERHUB_API_TOKEN'], os.environ.get('JPY_API_TOKEN'))"
+    )
+    assert seen.text == "other None\n"
 
 
 @pytest.mark.long
