@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..environment import SHIM_NAME
+from .mounts import shows
 
 PACKAGE = Path(__file__).resolve().parents[1]
 PRELOAD = "LD_PRELOAD"
@@ -72,14 +73,6 @@ INHERITS = {
 KNOWN = frozenset(
     (*SHELLS, *CONTAINERS, *CONTAINER_OPTIONS, *CLEANS, *CLEARING, *REMOTE, "systemd-run", "env")
 )
-BIND_OPTIONS = (
-    *("-B", "--bind", "-v", "--volume", "--mount", "-b", "-m", "--rbind", "--container-mounts"),
-    *("--bind-ro", "--expose", "--share"),
-)
-BIND_OPTIONS_TWO = ("--ro-bind", "--dev-bind", "--bind", "--ro-bind-try", "--dev-bind-try", "--bind-try")
-BIND_VARIABLES = {
-    name: (f"{name.upper()}_BIND", f"{name.upper()}_BINDPATH") for name in ("apptainer", "singularity")
-}
 
 
 class Command:
@@ -255,27 +248,11 @@ class Command:
         )
 
     def _is_bound(self, name: str, words: list[str]) -> bool:
-        """Whether the folder of the shim, or one above it, is the same in the container."""
+        """Whether the shim is at the same path in the container."""
         if name == "chroot":
             roots = [word for word in words[1:] if word.startswith("/")]
             return bool(roots) and Path(roots[0] + str(self._library)).exists()
-        bound = [self._env.get(variable, "") for variable in BIND_VARIABLES.get(name, ())]
-        for index, word in enumerate(words):
-            option, has_value, value = word.partition("=")
-            following = words[index + 1 : index + 3]
-            if name == "bwrap" and word in BIND_OPTIONS_TWO and len(following) == 2:
-                bound.append(":".join(following))
-            elif option in BIND_OPTIONS:
-                bound.append(value if has_value else "".join(following[:1]))
-            elif word[:2] in BIND_OPTIONS and not word.startswith("--"):
-                bound.append(word[2:])
-        return any(self._shows_library(part) for each in bound for part in re.split(r",(?=/)", each))
-
-    def _shows_library(self, bind: str) -> bool:
-        """Judge SOURCE[:DESTINATION[:options]], or Docker's source=…,target=…"""
-        paths = [part for part in re.split(r"[:,=]", bind) if part.startswith("/")]
-        folder = self._library.parent
-        return bool(paths) and all(Path(path) == folder or Path(path) in folder.parents for path in paths)
+        return shows(name, words, self._env, self._library)
 
 
 def _is_privileged(program: str) -> bool:

@@ -197,6 +197,55 @@ def test_a_container_that_gets_half_of_it_is_not(words):
     assert "container" in (obstacle(in_front(words)) or "")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"bwrap --dev-bind / / --tmpfs {PACKAGE}",
+        f"bwrap --dev-bind / / --tmpfs {PACKAGE.parent} --",
+        f"bwrap --bind / / --perms 0700 --dir /x --ro-bind /srv {PACKAGE.parent}",
+        f"bwrap --bind / / --ro-bind-data 7 {LIBRARY}",
+        f"bwrap --bind / / --symlink /srv {PACKAGE.parent}",
+        f"bwrap --bind / / --overlay-src /srv --tmp-overlay {PACKAGE}",
+        f"bwrap --bind / / --overlay /rw /work {PACKAGE}",
+        f"bwrap --ro-bind {PACKAGE} {PACKAGE} --bind /srv /",
+        "bwrap --ro-bind / / --proc /",
+        f"bwrap --setenv --bind x --dir / sh -c --bind {PACKAGE} {PACKAGE}",
+        f"docker run -v /:/ --tmpfs {PACKAGE} -e LD_PRELOAD image",
+        f"docker run --tmpfs={PACKAGE.parent}:rw,size=64m -v /opt:/opt -e LD_PRELOAD image",
+        f"docker run -v {PACKAGE} -e LD_PRELOAD image",
+        f"docker run -v {PACKAGE.parent}:{PACKAGE.parent} -v cache:{PACKAGE} -e LD_PRELOAD image",
+        f"docker run --mount type=volume,source=x,target={PACKAGE} -e LD_PRELOAD image",
+        f"podman run -v /:/ --mount type=tmpfs,destination={PACKAGE} -e LD_PRELOAD image",
+        f"podman run -v {PACKAGE.parent}:{PACKAGE} -e LD_PRELOAD image",
+        f"podman run -v{PACKAGE.parent}:{PACKAGE.parent} -v/srv:{PACKAGE} -e LD_PRELOAD image",
+        f"apptainer exec --bind {PACKAGE} --scratch {PACKAGE.parent} image.sif",
+        f"apptainer exec -S {PACKAGE} -B {PACKAGE} image.sif",
+        f"apptainer exec --bind {PACKAGE},/srv:{PACKAGE} image.sif",
+        f"apptainer exec -B {PACKAGE} -H /srv:{PACKAGE.parent} image.sif",
+        f"singularity exec -B {PACKAGE} --mount type=bind,source=/srv,destination={PACKAGE} image.sif",
+        f"systemd-nspawn --bind={PACKAGE.parent} --tmpfs={PACKAGE}:mode=755 -E LD_PRELOAD={LIBRARY} -D /srv",
+        f"systemd-nspawn --bind={PACKAGE.parent} --inaccessible={PACKAGE} -E LD_PRELOAD={LIBRARY} -D /srv",
+    ],
+)
+def test_what_another_mount_covers_is_not_there(words):
+    assert "container" in (obstacle(in_front(words)) or "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"bwrap --tmpfs / --ro-bind {PACKAGE} {PACKAGE}",
+        "bwrap --dev-bind / / --tmpfs /tmp --proc /proc --dev /dev --unshare-pid --setenv A --tmpfs",
+        f"bwrap --dev-bind / / --tmpfs {PACKAGE.parent} --ro-bind {PACKAGE} {PACKAGE}",
+        f"docker run --tmpfs {PACKAGE.parent} -v {PACKAGE}:{PACKAGE}:ro --tmpfs /tmp -e LD_PRELOAD image",
+        f"podman run -v {PACKAGE}/:{PACKAGE} -v data:/data -e LD_PRELOAD image",
+        f"apptainer exec --scratch /scratch --bind {PACKAGE}:{PACKAGE}:ro -H /srv:/home/me image.sif",
+    ],
+)
+def test_what_is_mounted_beside_it_or_below_covers_nothing(words):
+    assert obstacle(in_front(words)) is None
+
+
 def test_a_variable_may_bind_for_apptainer():
     argv = in_front("apptainer exec image.sif")
     assert obstacle(argv, APPTAINER_BIND=f"/data,{PACKAGE}") is None
