@@ -36,6 +36,7 @@ is shim/src/base/environment.h. A shim takes them as they are at its program's f
 | AFFINODE_SIM_FAULTS | tests → simulator | faults to inject, `cuMemCreate:OUT_OF_MEMORY:3` |
 | AFFINODE_SIM_FAULT_BOARD | tests → simulator | a file through which a running program's faults are changed |
 | AFFINODE_SIM_NVML_HOLD | tests → simulator | a file; while it is there, NVML's answer about memory waits |
+| AFFINODE_SIM_NVML_FAILS | tests → simulator | a file; while it is there, NVML says "Unknown Error" of each GPU |
 | AFFINODE_LOG | a user → shim | file to which the shim logs; default none |
 """
 

@@ -19,12 +19,15 @@ from typing import Any
 
 import pynvml
 
+from ..model.backoff import Backoff
 from ..model.gpu import NvmlGpu
 
 # A GPU that says so has fallen off the bus or needs a reset; the machine's others go on.
 DEAD = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_UNKNOWN)
 STANDS_S = 15.0  # for so long a GPU's last figures stand if NVML does not answer for it
-RETRY_S = 30.0  # how long until NVML is looked for again where it was missing
+# How long until NVML is looked for again where it was missing: first, then twice as long each time, and at most. What a
+# driver says of a moment ("Unknown Error") is over soon, and a library that is not there does not come.
+RETRY_FIRST_S, RETRY_S = 1.0, 30.0
 SLOW_S = 5.0
 
 
@@ -61,7 +64,7 @@ class Nvml:
         self._utilization_seen: dict[str, int] = {}  # the driver's time of the newest sample, by GPU
         # by number, what each GPU said last, and when
         self._last: dict[int, tuple[float, list[NvmlGpu], list[str]]] = {}
-        self._found_dead_at: float | None = None
+        self._found_dead = _retry()
 
     def read(self) -> NvmlSample:
         """Look at all GPUs once; return the figures. Raises NvmlMissing. Blocks.
@@ -70,8 +73,9 @@ class Nvml:
         """
         began = time.monotonic()
         try:
-            if self._found_dead_at is not None and began - self._found_dead_at > RETRY_S:
+            if self._found_dead.failures and began >= self._found_dead.retry_at:
                 self.close()  # one that was reset is found again by an NVML that begins anew
+                self._found_dead.fail(began)
             if not self._ready:
                 pynvml.nvmlInit()
                 self._ready = True
@@ -79,10 +83,10 @@ class Nvml:
         except pynvml.NVMLError as error:
             self.close()
             raise NvmlMissing(str(error)) from None
-        if sample.dead and self._found_dead_at is None:
-            self._found_dead_at = began
-        elif not sample.dead:
-            self._found_dead_at = None
+        if not sample.dead:
+            self._found_dead.succeed()
+        elif not self._found_dead.failures:
+            self._found_dead.fail(began)
         return sample
 
     def _all_gpus(self, began: float, count: int) -> NvmlSample:
@@ -125,9 +129,13 @@ class Nvml:
     def close(self) -> None:
         """Shut NVML down."""
         if self._ready:
-            self._ready, self._found_dead_at = False, None
+            self._ready = False
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
+
+
+def _retry() -> Backoff:
+    return Backoff(first_s=RETRY_FIRST_S, last_s=RETRY_S)
 
 
 def _of_parts(parts: Sequence[Any], index: int) -> tuple[list[NvmlGpu], list[str]]:
@@ -271,16 +279,18 @@ class NvmlReader:
         self._loop = asyncio.get_running_loop()
         self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: look; False: end
         self._is_looking = self._look_again = self._is_closed = False
-        self._missing_until = 0.0
-        self._missing: str | None = None
+        self._missing = _retry()
+        self._missing_why = ""
         self._dead: tuple[int, ...] = ()
         threading.Thread(target=self._work, name="affinode-nvml", daemon=True).start()
 
     def sample_soon(self) -> None:
         """Have a sample taken that begins after now."""
+        if self._is_closed:
+            return
         if self._is_looking:
             self._look_again = True
-        elif time.monotonic() >= self._missing_until:
+        elif time.monotonic() >= self._missing.retry_at:
             self._is_looking = True
             self._orders.put(True)
 
@@ -308,15 +318,16 @@ class NvmlReader:
             return
         self._is_looking = False
         if isinstance(result, NvmlMissing):
-            self._missing_until = time.monotonic() + RETRY_S
-            if self._missing != str(result):
+            self._loop.call_later(self._missing.fail(time.monotonic()), self.sample_soon)
+            if self._missing_why != str(result):
                 self._log.warning("no NVML (%s): room is estimated from what succeeds and fails", result)
-            self._missing = str(result)
+            self._missing_why = str(result)
             self._on_sample(None)
             return
-        if self._missing is not None:
+        if self._missing.failures:
             self._log.info("NVML is there: driver %s", result.driver_version)
-            self._missing = None
+            self._missing.succeed()
+            self._missing_why = ""
         if result.dead != self._dead:
             self._tell_dead(result.dead)
         took = time.monotonic() - result.began

@@ -8,7 +8,8 @@
  * AFFINODE_SIM_INTEGRATED 1: the GPUs' memory is said to be the host's; 0
  * AFFINODE_SIM_COPY_RATE  bytes a second between host and GPU, each way, all processes together; no limit
  * AFFINODE_SIM_FAULTS, AFFINODE_SIM_FAULT_BOARD  see faults.h
- * AFFINODE_SIM_NVML_HOLD  a file: while it is there NVML's answer about memory waits (nvml.c)  */
+ * AFFINODE_SIM_NVML_HOLD  a file: while it is there NVML's answer about memory waits (nvml.c)
+ * AFFINODE_SIM_NVML_FAILS a file: while it is there NVML says "Unknown Error" of each GPU (nvml.c)  */
 #pragma once
 
 #include <stdbool.h>

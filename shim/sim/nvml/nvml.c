@@ -78,10 +78,20 @@ static nvmlReturn_t initialised(void)
 	return __atomic_load_n(&users, __ATOMIC_ACQUIRE) ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
 }
 
+/* While a file named by AFFINODE_SIM_NVML_FAILS is there, no GPU answers.  */
+static bool is_failing(void)
+{
+	const char *path = getenv("AFFINODE_SIM_NVML_FAILS");
+
+	return path && access(path, F_OK) == 0;
+}
+
 nvmlReturn_t nvml_gpu(nvmlDevice_t device, unsigned *gpu)
 {
 	if (initialised() != NVML_SUCCESS)
 		return NVML_ERROR_UNINITIALIZED;
+	if (is_failing())
+		return NVML_ERROR_UNKNOWN;
 	if (device < devices || device >= devices + machine()->gpu_count)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*gpu = (unsigned)(device - devices);

@@ -175,7 +175,7 @@ def test_nvml_that_breaks_later_is_noticed(node, shim, nvml, wait_until):
 
 
 def test_an_unforeseen_error_does_not_end_the_looks(monkeypatch):
-    monkeypatch.setattr(nvml_module, "RETRY_S", 0.0)
+    monkeypatch.setattr(nvml_module, "RETRY_FIRST_S", 0.01)
     answers = [ValueError("a figure that is no number"), NvmlSample(0.0, "1", ())]
     taken = []
 
@@ -187,9 +187,8 @@ def test_an_unforeseen_error_does_not_end_the_looks(monkeypatch):
 
     async def body():
         reader = NvmlReader(taken.append, logging.getLogger("test"), read)
-        for number in (1, 2):
-            reader.sample_soon()
-            await until(lambda number=number: len(taken) == number)
+        reader.sample_soon()
+        await until(lambda: len(taken) == 2)
         reader.close()
 
     asyncio.run(body())
@@ -329,8 +328,9 @@ def test_a_gpu_that_was_reset_is_found_again(fake_pynvml, monkeypatch):
     fake_pynvml.errors[1] = LOST
     assert [reader.read().dead for _ in range(3)] == [(1,)] * 3
     assert fake_pynvml.inits == 1
-    monkeypatch.setattr(nvml_module, "RETRY_S", 0.0)
-    reader.read()
+    now = time.monotonic()
+    monkeypatch.setattr(nvml_module.time, "monotonic", lambda: now + nvml_module.RETRY_FIRST_S)
+    assert [reader.read().dead for _ in range(3)] == [(1,)] * 3
     assert fake_pynvml.inits == 2
     fake_pynvml.errors.clear()
     assert (len(reader.read().gpus), reader.read().dead) == (3, ())
@@ -388,3 +388,43 @@ def test_the_simulated_gpu_is_read_by_pynvml_and_called_simulated(gpu_machine, w
     assert described["nvml"] is True
     assert [gpu["total_bytes"] for gpu in described["gpus"]] == [768 * MIB] * 2
     assert all("Simulated" in gpu["name"] for gpu in described["gpus"]), json.dumps(described["gpus"])
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_nvml_is_believed_again_within_seconds_of_an_unknown_error(gpu_machine, wait_until, gpus):
+    """However often that comes and goes."""
+    gpu_machine.simulate(memory="256MiB", gpus=gpus)
+    fails = gpu_machine.folder / "nvml-fails"
+    gpu_machine.environment["AFFINODE_SIM_NVML_FAILS"] = str(fails)
+    gpu_machine.start_controller()
+
+    def is_known():
+        found = gpu_machine.node()
+        return found["nvml"] and [gpu["total_bytes"] for gpu in found["gpus"]] == [256 * MIB] * gpus
+
+    wait_until(is_known)
+    for _ in range(2):
+        fails.touch()
+        wait_until(lambda: not is_known())
+        fails.unlink()
+        wait_until(is_known, 6, gpu_machine.controller_log)
+
+
+def test_an_nvml_that_is_not_there_is_looked_for_less_and_less_often(monkeypatch):
+    """Up to every half minute, and soon again after it was there."""
+    now, pauses = [1000.0], []
+    monkeypatch.setattr(nvml_module.time, "monotonic", lambda: now[0])
+
+    async def body():
+        reader = NvmlReader(lambda sample: None, logging.getLogger("test"), lambda: None)
+        for _ in range(8):
+            reader._looked(NvmlMissing("no library"))
+            pauses.append(reader._missing.retry_at - now[0])
+            now[0] += pauses[-1]
+        reader._looked(NvmlSample(now[0], "580.1", ()))
+        reader._looked(NvmlMissing("Unknown Error"))
+        pauses.append(reader._missing.retry_at - now[0])
+        reader.close()
+
+    asyncio.run(body())
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 1.0]
