@@ -86,6 +86,7 @@ class JupyterServer:
         self.port = 0
         # Of ports that are looked for before a kernel binds them, another program may get one.
         self.transport = "ipc"
+        self.root: Path | None = None  # its folder of notebooks, where that is not the machine's
         self.log_path = machine.folder / f"server-{self.token[:6]}.log"
         self.kernels: list[JupyterKernel] = []
 
@@ -112,7 +113,7 @@ class JupyterServer:
                 "--ServerApp.port_retries=0",
                 f"--KernelManager.transport={self.transport}",
                 f"--IdentityProvider.token={self.token}",
-                f"--ServerApp.root_dir={self.machine.work}",
+                f"--ServerApp.root_dir={self.root or self.machine.work}",
                 *([f"--ServerApp.jpserver_extensions={UNUSED}"] if application == "jupyter_server" else []),
                 *arguments,
                 stdin=subprocess.DEVNULL,

@@ -194,6 +194,12 @@ COMMANDS: dict[str, Command] = {
     "python tests/server/provisioning/measure_starts.py --rounds 15": run(
         Place.CLONE, "python tests/server/provisioning/measure_starts.py --rounds 2"
     ),
+    "python tests/chaos/chaos.py --faults 1000": run(
+        Place.CLONE, "python tests/chaos/chaos.py --help | grep -- --faults"
+    ),
+    "python tests/chaos/keeping.py --faults 200": run(
+        Place.CLONE, "python tests/chaos/keeping.py --help | grep -- --faults"
+    ),
     "jupyter affinode grant keys . hub-1": run(Place.CLONE),
     "jupyter affinode grant keys /etc/affinode hub-1": run(
         Place.CLONE, "mkdir -p etc && jupyter affinode grant keys etc hub-1"

@@ -19,6 +19,11 @@ def keepers(machine: Machine) -> list[int]:
     return [pid for pid, command in _found(machine) if SUPERVISOR not in command]
 
 
+def supervisors(machine: Machine) -> list[int]:
+    """The pids of what starts the machine's keepers again."""
+    return [pid for pid, command in _found(machine) if SUPERVISOR in command]
+
+
 def the_keeper(machine: Machine) -> int:
     """The pid of the machine's only keeper. Where one was killed two may be started, and one ends at once."""
 
