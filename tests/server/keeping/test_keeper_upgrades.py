@@ -199,7 +199,7 @@ async def goes_through_all(upgrade: Upgrade, kernel_id: str, path: str, seen: st
         await until(lambda: kernel_id not in images(server) and not upgrade.record(kernel_id).exists())  # noqa: B023
 
 
-async def cell_goes_on(upgrade: Upgrade, path: str, change: Callable[[], None]) -> str:
+async def cell_goes_on(upgrade: Upgrade, path: str, change: Callable[[], None], most_repeats: int = 0) -> str:
     """Change servers while a cell runs: its tab gets all that it prints, once and in order. Return the kernel."""
     kernel_id, seen = begin(upgrade, path)
     tab = await Tab(kernel_id).attach(upgrade.server)
@@ -214,7 +214,10 @@ async def cell_goes_on(upgrade: Upgrade, path: str, change: Callable[[], None]) 
         lambda: tab.is_done(cell),
         message=lambda: (tab.replies.get(cell), tab.outputs[cell][-3:], upgrade.state()),
     )
-    assert counted(tab, cell) == list(range(len(counted(tab, cell))))
+    once = list(dict.fromkeys(counted(tab, cell)))
+    assert once == list(range(len(once)))
+    # What a server had written to the tab when it was killed, and not noted yet, comes again.
+    assert len(counted(tab, cell)) - len(once) <= most_repeats
     assert tab.replies[cell]["status"] == "ok"
     assert await result(tab, "look()") == seen
     await tab.close()
@@ -368,7 +371,7 @@ async def test_a_new_server_adopts_what_an_old_one_leaves_to_a_new_keeper(upgrad
         assert images(upgrade.server) == [in_image]
         upgrade.next_server(KEEP)
 
-    busy = await cell_goes_on(upgrade, "busy.ipynb", change)
+    busy = await cell_goes_on(upgrade, "busy.ipynb", change, most_repeats=how == signal.SIGKILL)
     assert served(upgrade) == {*kernels, busy}
     for each, seen in kernels.items():
         assert await asyncio.to_thread(looks, upgrade, each) == seen
