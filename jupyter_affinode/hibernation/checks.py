@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 
+from .. import environment
 from ..units import bytes_in_words
-from . import criu
-from .seen import DELETED, NOT_ON_A_DISK, SHIMS_DESCRIPTORS, Seen
+from . import criu, tree
+from .seen import DELETED, NOT_ON_A_DISK, SHIMS_DESCRIPTORS, SHIMS_PAGE, Seen, everything
 from .unix_sockets import Peer, unix_peers
 
 # The shim's files of an image that was given up (shim/src/host/pack.h): they get names again.
@@ -39,6 +40,11 @@ OF_A_PROCESS = re.compile(r"/proc/(\d+)/")
 SYSTEM_V = "/SYSV"  # shared memory, in a list of what is mapped
 UNWRITABLE_MEMORY = {"/secretmem": "secret memory (memfd_secret)", SYSTEM_V: "System V shared memory"}
 
+PIPE = re.compile(r"pipe:\[\d+\]")
+ALONE = (
+    "`setsid COMMAND </dev/null >FILE 2>&1 &`"  # in no group or session of a kernel's, and with no pipe to it
+)
+
 Check = Callable[[Seen, "Processes"], "str | None"]
 
 
@@ -49,6 +55,21 @@ class Processes:
         """Look at nothing yet."""
         self.all = [Seen(pid) for pid in pids]
         self.pids = {each.pid for each in self.all}
+
+    @cached_property
+    def others(self) -> list[Seen]:
+        """All other processes that /proc shows."""
+        return [each for each in everything() if each.pid not in self.pids]
+
+    @cached_property
+    def pipes_elsewhere(self) -> dict[str, list[Seen]]:
+        """Which others have a pipe of these processes open, by what their descriptors lead to."""
+        own = {target for each in self.all for target in each.opened.values() if PIPE.fullmatch(target)}
+        found: dict[str, list[Seen]] = {}
+        for each in self.others:
+            for target in own.intersection(each.opened.values()):
+                found.setdefault(target, []).append(each)
+        return found
 
     @cached_property
     def sockets(self) -> dict[int, Seen]:
@@ -181,6 +202,39 @@ def _is_unknown_device(status: os.stat_result) -> bool:
     return stat.S_ISBLK(status.st_mode) or (stat.S_ISCHR(status.st_mode) and not is_known)
 
 
+def _left_beside(process: Seen, kernel: Processes) -> str | None:
+    """A cell's program that is below no process of the kernel's any more, as after `os.system("… &")`."""
+    if process is not kernel.all[0]:
+        return None
+    for each in tree.beside(kernel.pids):
+        if each.is_dead:
+            return f"process {each.pid} ({each.name}), which a cell started, {tree.not_reaped(each)}"
+        return _goes_on_beside(each, "in its process group or session")
+    marks = {each.variable(environment.KERNEL_ID) for each in kernel.all} - {None}
+    for each in kernel.others:
+        if each.variable(environment.KERNEL_ID) in marks and any(
+            target.startswith(SHIMS_PAGE) for target in each.opened.values()
+        ):
+            return _goes_on_beside(each, "and uses the GPU")
+    return None
+
+
+def _goes_on_beside(other: Seen, how: str) -> str:
+    return (
+        f"a cell started `{other.command}` (process {other.pid}), which goes on beside the kernel {how}: end it"
+        f" (`kill {other.pid}`){'' if 'GPU' in how else '; what is started by ' + ALONE + ' may go on'}"
+    )
+
+
+def _pipes(process: Seen, kernel: Processes) -> str | None:
+    """A pipe to a program that a cell left. One to an older program is the kernel's own input or output."""
+    for target in process.opened.values():
+        for other in kernel.pipes_elsewhere.get(target, ()):
+            if other.began > kernel.all[0].began:
+                return _goes_on_beside(other, "and has a pipe to it open")
+    return None
+
+
 def _unix_sockets(process: Seen, kernel: Processes) -> str | None:
     for inode in process.sockets:
         peer = kernel.peers.get(inode, Peer()).peer
@@ -244,6 +298,8 @@ CHECKS: tuple[Check, ...] = (
     _descriptors,
     _unix_sockets,
     _own_connections,
+    _left_beside,
+    _pipes,
     _deleted_files,
 )
 
@@ -251,6 +307,11 @@ CHECKS: tuple[Check, ...] = (
 def objection_to_writing(pids: Iterable[int]) -> str | None:
     """Return why a kernel's processes cannot be written to disk as they are now; None: nothing is known against it."""
     return objection_to(Processes(pids))
+
+
+def objection_to_leaving(pids: Iterable[int]) -> str | None:
+    """Return why a kernel's processes, which are written and stopped, must not be ended: a program was left since."""
+    return objection_to(Processes(pids), (_left_beside, _pipes))
 
 
 def objection_to_rights(pids: Iterable[int]) -> str | None:

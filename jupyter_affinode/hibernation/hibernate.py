@@ -42,7 +42,7 @@ from .. import environment
 from ..keeping.processes import ProcessName, lives, resident_bytes
 from ..threads import joined
 from . import criu, files, pages, tree
-from .checks import objection_to_rights, objection_to_writing
+from .checks import objection_to_leaving, objection_to_rights, objection_to_writing
 from .disk import in_words
 from .image import Image, ImageRefused, Manifest
 from .machine import objection_to_waking
@@ -138,6 +138,8 @@ async def hibernate(
             packed = await _dump(image, pid, size, steps)
             steps.begin("finish")
             processes = tree.tree_of(pid)  # stopped now, so it is whole
+            if objection := objection_to_leaving(process.pid for process in processes):
+                raise CannotHibernate(objection)
             finish = functools.partial(
                 image.finish,
                 processes=processes,
@@ -211,6 +213,7 @@ async def _check(image: Image, pid: int, bounds: Bounds) -> int:
     try:
         await criu.check()
         needs = sum(resident_bytes([pid]).values())
+        await tree.until_reaped([process.pid for process in tree.tree_of(pid)])
         pids = [process.pid for process in tree.tree_of(pid)]
         objection = objection_to_size(image, needs, bounds) or objection_to_writing(pids)
     except ProcessLookupError:

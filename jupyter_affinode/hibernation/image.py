@@ -305,7 +305,8 @@ class Image:
             }
             for each in syncs:
                 each.result()
-        ids = sorted(int(found[1]) for path in written if (found := CORE.fullmatch(path.name)))
+        cores = {int(found[1]) for path in written if (found := CORE.fullmatch(path.name))}
+        ids = sorted(cores | tree.groups_of(pids))
         manifest = Manifest(
             files=digests,
             ids=ids,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
+
+from ..keeping.processes import SESSION_FIELD, START_FIELD
+from ..printable import printable
 
 T = TypeVar("T")
 
@@ -16,10 +19,13 @@ T = TypeVar("T")
 SHIMS_DESCRIPTORS = 512
 # Mapped or open, and written with the process: they are in no file system that another program sees.
 NOT_ON_A_DISK = ("/memfd:", "/dev/zero", "/affinode-lot", "/anon_hugepage")
+SHIMS_PAGE = "/memfd:affinode-page"  # shim/src/state/status_page.c
 DELETED = " (deleted)"
 MAPPED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+) +(/.*)$", re.M)
 SOCKET = re.compile(r"socket:\[(\d+)\]")
 ESTABLISHED = "01"  # in /proc/net/tcp
+STATE, PARENT, GROUP = 0, 1, 2  # of /proc/PID/stat, counted from behind the program's name
+COMMAND_MAX = 60  # characters of a command in a sentence
 
 
 class Mapping(NamedTuple):
@@ -52,6 +58,53 @@ class Seen:
         """The lines of its status."""
         lines = self._read("status").splitlines()
         return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+    @cached_property
+    def command(self) -> str:
+        """The command by which it was started, short and printable, or its name."""
+        words = self._read("cmdline").rstrip("\0").replace("\0", " ")
+        shown = printable(words or self.name)
+        return shown if len(shown) <= COMMAND_MAX else f"{shown[: COMMAND_MAX - 1]}…"
+
+    def variable(self, name: str) -> str | None:
+        """Return a variable of the environment that it was started with."""
+        begin = f"{name}="
+        found = (each for each in self._environ if each.startswith(begin))
+        return next((each.removeprefix(begin) for each in found), None)
+
+    @cached_property
+    def _environ(self) -> list[str]:
+        return self._read("environ").split("\0")
+
+    @cached_property
+    def stat(self) -> list[str]:
+        """The fields of its stat from its state on; [] of one that is gone."""
+        return self._read("stat").rpartition(")")[2].split()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it is gone, or has ended and its parent has not noted that."""
+        return not self.stat or self.stat[STATE] in "ZX"
+
+    @property
+    def parent(self) -> int:
+        """Its parent's process id."""
+        return self._number(PARENT)
+
+    @property
+    def group(self) -> int:
+        """Its process group."""
+        return self._number(GROUP)
+
+    @property
+    def session(self) -> int:
+        """Its session."""
+        return self._number(SESSION_FIELD)
+
+    @property
+    def began(self) -> int:
+        """When it was started, in ticks after the machine's start."""
+        return self._number(START_FIELD)
 
     @cached_property
     def opened(self) -> dict[int, str]:
@@ -104,6 +157,9 @@ class Seen:
         """Return which namespace it is in."""
         return self._look(os.readlink, f"ns/{kind}")
 
+    def _number(self, field: int) -> int:
+        return int(self.stat[field]) if len(self.stat) > field else 0
+
     def _read(self, name: str) -> str:
         return self._look(lambda path: Path(path).read_text(errors="replace"), name) or ""
 
@@ -111,3 +167,10 @@ class Seen:
         with contextlib.suppress(OSError):
             return look(f"/proc/{self.pid}/{name}")
         return None
+
+
+def everything() -> Iterator[Seen]:
+    """Yield all processes that /proc shows."""
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            yield Seen(int(name))
