@@ -231,22 +231,25 @@ def key_folder() -> Path:
     return _state_folder(os.environ)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder, and those above, that only we can enter; FolderRefused if others could change it."""
+def make_folder(folder: Path, setting: str = SOCKET) -> None:
+    """Make a folder, and those above, that only we can enter; FolderRefused if others could change it.
+
+    `setting`: what names another folder.
+    """
     if not folder.exists():
         private_folders.make_folder(folder, private_folders.OWN_FILES)
-    verify_owned(folder)
+    verify_owned(folder, setting=setting)
 
 
-def verify_owned(folder: Path, *, private: bool = False) -> None:
+def verify_owned(folder: Path, *, private: bool = False, setting: str = SOCKET) -> None:
     """FolderRefused unless it is a folder of this user that no other user may write to (or, private, enter)."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        raise FolderRefused(f"{folder} is not a folder; remove it, or set {SOCKET} to another place")
+        raise FolderRefused(f"{folder} is not a folder; remove it, or set {setting} to another place")
     if status.st_uid != os.getuid() or status.st_mode & (0o077 if private else 0o022):
         raise FolderRefused(
             f"{folder} belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}; it must be"
-            f" yours and closed to others (chmod 700). Set {SOCKET} to use another place"
+            f" yours and closed to others (chmod 700). Set {setting} to use another place"
         )
     private_folders.verify_folder(folder, private_folders.OWN_FILES)
 

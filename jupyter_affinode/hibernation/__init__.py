@@ -10,8 +10,10 @@ this package knows nothing of CUDA, and the shim nothing of CRIU.
 | `store.py` | the folder that has a user's images: how much they may take, when they go by age |
 | `image.py`, `signing.py` | an image: its files, its manifest, when it is whole, whether it was changed |
 | `pages.py` | contents of the processes' memory: compressed in an image, plain for CRIU |
+| `kernel_processes.py` | a kernel's processes, and what another program gave them |
 | `checks.py`, `unix_sockets.py` | what stands against writing processes, looked at before anything is done |
-| `machine.py`, `files.py` | what stands against waking them: another machine, files that were changed |
+| `machine.py`, `files.py` | what stands against waking them: another machine, files, locks, terminals, ports |
+| `terminals.py` | the numbers of terminals, held while a kernel is away |
 | `disk.py` | the disk of a folder: whether it is one, and whether it is encrypted |
 | `criu.py` | finds CRIU, calls it, and says in words why it refused |
 | `criu_files.py` | what is changed in what CRIU wrote |

@@ -14,14 +14,14 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import cached_property
 from pathlib import Path
 
 from .. import environment
 from ..units import bytes_in_words
 from . import criu, tree
-from .seen import DELETED, NOT_ON_A_DISK, SHIMS_DESCRIPTORS, SHIMS_PAGE, Seen, everything
-from .unix_sockets import Peer, unix_peers
+from .kernel_processes import TERMINAL, Processes, may_open
+from .seen import DELETED, NOT_ON_A_DISK, SHIMS_DESCRIPTORS, SHIMS_PAGE, SYSTEM_V, Seen, is_deleted
+from .unix_sockets import Peer
 
 # The shim's files of an image that was given up (shim/src/host/pack.h): they get names again.
 SHIMS_PACKS = re.compile(r"/gpu-\d+\.\d+ \(deleted\)$")
@@ -35,83 +35,14 @@ WRITABLE = ("eventfd", "eventpoll", "timerfd", "signalfd", "inotify", "fanotify"
 ADVICE = {"io_uring": "; with UV_USE_IO_URING=0 libuv does without"}
 # Of sockets that CRIU writes; "": it is not to be seen.
 PROTOCOLS = re.compile(r"|UNIX(-STREAM)?|NETLINK|PACKET|(TCP|UDP|UDP-Lite|UDPLITE|RAW|PING)(v6)?")
-TERMINAL = re.compile(r"/dev/(pts/.*|tty\d+|console)")
 OF_A_PROCESS = re.compile(r"/proc/(\d+)/")
-SYSTEM_V = "/SYSV"  # shared memory, in a list of what is mapped
 UNWRITABLE_MEMORY = {"/secretmem": "secret memory (memfd_secret)", SYSTEM_V: "System V shared memory"}
 
-PIPE = re.compile(r"pipe:\[\d+\]")
 ALONE = (
     "`setsid COMMAND </dev/null >FILE 2>&1 &`"  # in no group or session of a kernel's, and with no pipe to it
 )
 
 Check = Callable[[Seen, "Processes"], "str | None"]
-
-
-class Processes:
-    """A kernel's processes, and what they have together."""
-
-    def __init__(self, pids: Iterable[int]):
-        """Look at nothing yet."""
-        self.all = [Seen(pid) for pid in pids]
-        self.pids = {each.pid for each in self.all}
-
-    @cached_property
-    def others(self) -> list[Seen]:
-        """All other processes that /proc shows."""
-        return [each for each in everything() if each.pid not in self.pids]
-
-    @cached_property
-    def pipes_elsewhere(self) -> dict[str, list[Seen]]:
-        """Which others have a pipe of these processes open, by what their descriptors lead to."""
-        own = {target for each in self.all for target in each.opened.values() if PIPE.fullmatch(target)}
-        found: dict[str, list[Seen]] = {}
-        for each in self.others:
-            for target in own.intersection(each.opened.values()):
-                found.setdefault(target, []).append(each)
-        return found
-
-    @cached_property
-    def sockets(self) -> dict[int, Seen]:
-        """Which process has a socket, by its inode."""
-        return {inode: each for each in self.all for inode in each.sockets}
-
-    @cached_property
-    def peers(self) -> dict[int, Peer]:
-        """All Unix sockets here, by inode."""
-        return unix_peers()
-
-    @cached_property
-    def terminals(self) -> set[str]:
-        """The pseudo-terminals that are led from one of the processes."""
-        masters = [
-            (each, number)
-            for each in self.all
-            for number, target in each.opened.items()
-            if target.endswith("/ptmx")
-        ]
-        return {f"/dev/pts/{each.told_of(number, 'tty-index')}" for each, number in masters}
-
-    @cached_property
-    def adapters(self) -> dict[int, Seen]:
-        """debugpy's programs between a front end and a process, which are no children of it, by their sockets."""
-        found = dict[int, Seen]()
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                if b"debugpy/adapter" in path.read_bytes():
-                    adapter = Seen(int(path.parent.name))
-                    found |= dict.fromkeys(adapter.sockets, adapter)
-        return found
-
-    @cached_property
-    def connections(self) -> list[tuple[Seen, Seen]]:
-        """Which of the processes and of the adapters are connected to which by TCP."""
-        owners = self.adapters | self.sockets
-        rows = self.all[0].established if self.all else []
-        ends = {(local, remote): owners[inode] for local, remote, inode in rows if inode in owners}
-        return [
-            (one, ends[remote, local]) for (local, remote), one in ends.items() if (remote, local) in ends
-        ]
 
 
 def _another_user(process: Seen, kernel: Processes) -> str | None:
@@ -165,7 +96,11 @@ def _memory(process: Seen, kernel: Processes) -> str | None:
 
 
 def _descriptors(process: Seen, kernel: Processes) -> str | None:
-    found = (_descriptor(process, kernel, number, target) for number, target in process.opened.items())
+    found = (
+        _descriptor(process, kernel, number, target)
+        for number, target in process.opened.items()
+        if (process.pid, number) not in kernel.outer
+    )
     return next((f"{process} {what}" for what in found if what), None)
 
 
@@ -194,6 +129,27 @@ def _descriptor(process: Seen, kernel: Processes, number: int, target: str) -> s
         return (
             f"has a file of a mount open that it does not see ({target}), as a message queue: close it first"
         )
+    if (
+        target.startswith("/")
+        and number < SHIMS_DESCRIPTORS
+        and not target.startswith((*NOT_ON_A_DISK, "/proc/"))
+        and not is_deleted(target)
+    ):
+        return _not_to_be_opened(process, number, target)
+    return None
+
+
+def _not_to_be_opened(process: Seen, number: int, target: str) -> str | None:
+    status = process.stat_of(number)
+    if status is None:
+        return None
+    is_file = stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode) or stat.S_ISDIR(status.st_mode)
+    if is_file and not may_open(target, process.flags_of(number)):
+        what = "folder" if stat.S_ISDIR(status.st_mode) else "file"
+        return (
+            f"has the {what} {target} open, which this user may not open (any more), so it could not be woken: close"
+            " it, or have its permissions changed"
+        )
     return None
 
 
@@ -210,13 +166,16 @@ def _left_beside(process: Seen, kernel: Processes) -> str | None:
         if each.is_dead:
             return f"process {each.pid} ({each.name}), which a cell started, {tree.not_reaped(each)}"
         return _goes_on_beside(each, "in its process group or session")
-    marks = {each.variable(environment.KERNEL_ID) for each in kernel.all} - {None}
+    marks = {_mark(each) for each in kernel.all if each.variable(environment.KERNEL_ID)}
     for each in kernel.others:
-        if each.variable(environment.KERNEL_ID) in marks and any(
-            target.startswith(SHIMS_PAGE) for target in each.opened.values()
-        ):
+        if _mark(each) in marks and any(target.startswith(SHIMS_PAGE) for target in each.opened.values()):
             return _goes_on_beside(each, "and uses the GPU")
     return None
+
+
+def _mark(process: Seen) -> tuple[str | None, ...]:
+    """Return by what its controller takes a process for one of a kernel's: another may have a kernel of the same id."""
+    return tuple(process.variable(name) for name in (environment.KERNEL_ID, environment.SOCKET))
 
 
 def _goes_on_beside(other: Seen, how: str) -> str:
@@ -239,7 +198,8 @@ def _unix_sockets(process: Seen, kernel: Processes) -> str | None:
     for inode in process.sockets:
         peer = kernel.peers.get(inode, Peer()).peer
         name = kernel.peers.get(peer, Peer()).name
-        if peer and peer not in kernel.sockets and not name.endswith(CONTROLLERS_SOCKETS):
+        is_outer = inode in kernel.outer_sockets
+        if peer and peer not in kernel.sockets and not is_outer and not name.endswith(CONTROLLERS_SOCKETS):
             words = f" ({name})" if name else ""
             return f"{process} is connected to another program by a Unix socket{words}: close it, or end that process"
     return None
@@ -273,17 +233,13 @@ def _deleted_sizes(process: Seen) -> Counter[str]:
     sizes = Counter[str]()
     shims = {target for number, target in process.opened.items() if number >= SHIMS_DESCRIPTORS}
     for part in process.mapped:
-        if _is_deleted(part.path) and part.path not in shims and not SHIMS_PACKS.search(part.path):
+        if is_deleted(part.path) and part.path not in shims and not SHIMS_PACKS.search(part.path):
             sizes[part.path] += part.size
     for number, target in process.opened.items():
-        status = process.stat_of(number) if number < SHIMS_DESCRIPTORS and _is_deleted(target) else None
+        status = process.stat_of(number) if number < SHIMS_DESCRIPTORS and is_deleted(target) else None
         if status is not None and stat.S_ISREG(status.st_mode) and not status.st_nlink:
             sizes[target] = max(sizes[target], status.st_size)
     return sizes
-
-
-def _is_deleted(path: str) -> bool:
-    return path.endswith(DELETED) and not path.startswith((*NOT_ON_A_DISK, SYSTEM_V))
 
 
 # The first that says something counts: what concerns rights comes first.

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -65,8 +65,12 @@ REASONS = (
     (r"Can't fork for (?P<what>\d+): File exists", "its process id {what} is another process's now"),
     (r"File (?P<what>\S+) has bad (size|build-ID|mode)", "the file {what} was changed since"),
     (
-        r"Can't open file (?P<what>\S+) on restore|Can't open (?P<other>/\S+): No such file",
-        "the file {what} is not there any more",
+        r"Can't open file /?(?P<what>\S+) on restore: Permission denied",
+        "this user may not open the file /{what}",
+    ),
+    (
+        r"Can't open file /?(?P<what>\S+) on restore|Can't open /(?P<other>\S+): No such file",
+        "/{what} is not there any more",
     ),
     (r"\d+ killed by signal (?P<what>\d+)", "its process was ended on its way, by signal {what}"),
     (r"si_code=4 .*si_status=(?P<what>\d+)", "it was stopped by signal {what} meanwhile: try again"),
@@ -152,14 +156,15 @@ async def _checked(called: Sequence[str]) -> str:
     return version[0][len("Version: ") :]
 
 
-async def dump(pid: int, folder: Path, lock: int, size: int = 0) -> None:
+async def dump(pid: int, folder: Path, lock: int, size: int = 0, external: Iterable[str] = ()) -> None:
     """Write a process and all below it into a folder, and leave them stopped. Raises CriuFailed: then they run on.
 
     `lock`: a descriptor that CRIU has open as long as it runs, also when its keeper is killed. `size`: about how many
-    bytes it will write.
+    bytes it will write. `external`: what leads to other programs and is written all the same, as CRIU names it.
     """
     options = ("--leave-stopped", "--skip-in-flight", "--ghost-limit", str(GHOST_BYTES))
-    await _carry_out("dump", folder, lock, size, ["-t", str(pid), *options])
+    others = [word for each in external for word in ("--external", each)]
+    await _carry_out("dump", folder, lock, size, ["-t", str(pid), *options, *others])
 
 
 async def restore(folder: Path, lock: int, size: int = 0) -> None:

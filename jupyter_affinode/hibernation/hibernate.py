@@ -45,6 +45,7 @@ from . import criu, files, pages, tree
 from .checks import objection_to_leaving, objection_to_rights, objection_to_writing
 from .disk import in_words
 from .image import Image, ImageRefused, Manifest
+from .kernel_processes import Processes
 from .machine import objection_to_waking
 from .pages import Packed
 from .seen import Seen
@@ -177,10 +178,13 @@ async def _dump(image: Image, pid: int, size: int, steps: _Steps) -> dict[str, P
     resident = sum(resident_bytes([pid]).values())  # without what was on the GPU
     packing = image.packing()
 
+    outer = Processes(process.pid for process in tree.tree_of(pid)).outer.values()
+    external = sorted({each.external for each in outer} - {""})
+
     async def written(lock: int) -> None:
         is_written = False
         try:
-            await criu.dump(pid, image.process_folder, lock, size)
+            await criu.dump(pid, image.process_folder, lock, size, external)
             is_written = True
             steps.note("CRIU")
         finally:
@@ -236,9 +240,7 @@ async def wake(image: Image, on_step: OnStep = _no_step) -> ProcessName:
             steps.begin("check")
             until_awake.enter_context(image.held())
             manifest = image.manifest()
-            if objection := objection_to_waking(manifest.origin) or files.objection_to_files(
-                manifest.needed, manifest.saved
-            ):
+            if objection := objection_to_waking(manifest.origin) or _objection_to_needed(manifest):
                 raise CannotWake(objection)
             if found := await tree.free(manifest.ids):
                 raise CannotWake(found)
@@ -255,6 +257,11 @@ async def wake(image: Image, on_step: OnStep = _no_step) -> ProcessName:
         tree.go_on(processes)
     LOG.info("out of its image: %s", steps.in_words())
     return processes[0]
+
+
+def _objection_to_needed(manifest: Manifest) -> str | None:
+    needed = manifest.needed
+    return files.objection_to_files(needed, manifest.saved) or files.objection_to_locks(needed)
 
 
 async def _start(image: Image, manifest: Manifest, steps: _Steps) -> list[ProcessName]:
@@ -276,7 +283,9 @@ async def _start(image: Image, manifest: Manifest, steps: _Steps) -> list[Proces
     except BaseException as error:
         await joined(_end_half_woken(manifest, image, is_started=is_started))
         files.remove(put_back)
-        why = in_words(error) if isinstance(error, (criu.CriuFailed, ImageRefused, OSError)) else ""
+        why = ""
+        if isinstance(error, (criu.CriuFailed, ImageRefused, OSError)):  # what was taken since says it better
+            why = _objection_to_needed(manifest) or in_words(error)
         try:
             image.not_woken()
         except OSError as failed:  # the next keeper does that: no process of it lives

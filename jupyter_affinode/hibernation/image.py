@@ -45,6 +45,7 @@ from ..keeping.processes import ProcessName
 from . import criu_files, files, pages, semaphores, tree
 from .disk import in_words, sync
 from .files import Known, Saved
+from .kernel_processes import Processes
 from .machine import Origin, this_machine
 from .pages import Packed, Packing, PagesRefused, PlainPages
 from .signing import signature_of
@@ -288,8 +289,12 @@ class Image:
         pids = [process.pid for process in known["processes"]]
         named = semaphores.own_names(pids)
         semaphores.remove_shown_names(self._at / SEMAPHORES)
-        others = files.needed_by(pids) | {path: [] for path in named.values()}
+        kernel = Processes(pids)
+        others = files.needed_by(pids, kernel.outer, kernel.logs) | {path: [] for path in named.values()}
         criu_files.relax(self.process_folder, others, named)
+        criu_files.mute(self.process_folder, kernel.outer.values())
+        threads = [thread for pid in pids for thread in tree.threads_of(pid)]
+        criu_files.call_again(self.process_folder, threads)
         criu_files.outlive_parent(self.process_folder, tree.threads_of(pids[0]))
         saved = files.save(others, self.process_folder)
         pages.remove_plain(self.process_folder)

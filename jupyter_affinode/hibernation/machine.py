@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .. import environment
 from . import criu
+from .seen import Seen, everything
 
 DRIVER = Path("/proc/driver/nvidia/version")
 GPUS = Path("/proc/driver/nvidia/gpus")
@@ -129,3 +133,36 @@ def objection_to_waking(origin: Origin) -> str | None:
     """Return why an image cannot be woken on this machine as it is now; None: nothing is in the way."""
     here = this_machine()
     return next((found for check in CHECKS if (found := check(origin, here))), None)
+
+
+def objection_to_ports(connection: dict[str, Any]) -> str | None:
+    """Return which port of a kernel's connection another program has taken, and what to do; None: it has none."""
+    if connection.get("transport", "tcp") != "tcp":
+        return None
+    ports = (number for name, number in sorted(connection.items()) if name.endswith("_port") and number)
+    return next(filter(None, (objection_to_port(connection["ip"], number) for number in ports)), None)
+
+
+def objection_to_port(ip: str, port: int) -> str | None:
+    """Return that another program listens at a port at which the kernel listened; None: the kernel can have it."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    with socket.socket(family) as tried:
+        tried.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as CRIU does; a keeper holds it in that way
+        try:
+            tried.bind((ip, port))
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                return f"this machine has no address {ip}, at which the kernel listened (port {port})"
+            if error.errno == errno.EADDRINUSE:
+                return (
+                    f"{_listener(port)} has port {port}, at which the kernel listened: end it, and try again"
+                )
+    return None
+
+
+def _listener(port: int) -> str:
+    inodes = {inode for inode, _, number in Seen(os.getpid()).listening if number == port}
+    holder = next((each for each in everything() if inodes.intersection(each.sockets)), None)
+    return "another program" if holder is None else f"`{holder.command}` (process {holder.pid})"

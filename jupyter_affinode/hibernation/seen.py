@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..keeping.processes import SESSION_FIELD, START_FIELD
 from ..printable import printable
@@ -20,10 +21,12 @@ SHIMS_DESCRIPTORS = 512
 # Mapped or open, and written with the process: they are in no file system that another program sees.
 NOT_ON_A_DISK = ("/memfd:", "/dev/zero", "/affinode-lot", "/anon_hugepage")
 SHIMS_PAGE = "/memfd:affinode-page"  # shim/src/state/status_page.c
+SYSTEM_V = "/SYSV"  # shared memory, in a list of what is mapped
 DELETED = " (deleted)"
 MAPPED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+) +(/.*)$", re.M)
 SOCKET = re.compile(r"socket:\[(\d+)\]")
-ESTABLISHED = "01"  # in /proc/net/tcp
+ESTABLISHED, LISTENING = "01", "0A"  # in /proc/net/tcp
+LOCK = re.compile(r"^lock:\s*\d+: (\w+)\s+\w+\s+(READ|WRITE) \S+ \S+ (\d+) (\d+|EOF)", re.M)
 STATE, PARENT, GROUP = 0, 1, 2  # of /proc/PID/stat, counted from behind the program's name
 COMMAND_MAX = 60  # characters of a command in a sentence
 
@@ -135,6 +138,23 @@ class Seen:
         return [(row[1], row[2], int(row[9])) for row in rows if len(row) > 9 and row[3] == ESTABLISHED]
 
     @cached_property
+    def listening(self) -> list[tuple[int, str, int]]:
+        """The TCP sockets of its network namespace that listen: inode, address, port."""
+        found = []
+        for name in ("net/tcp", "net/tcp6"):
+            for row in (line.split() for line in self._read(name).splitlines()[1:]):
+                if len(row) > 9 and row[3] == LISTENING:
+                    address, _, port = row[1].partition(":")
+                    words = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
+                    found.append((int(row[9]), str(ipaddress.ip_address(b"".join(words))), int(port, 16)))
+        return found
+
+    @property
+    def working_folder(self) -> str:
+        """Its working folder; "" of one that may not be looked at."""
+        return self._look(os.readlink, "cwd") or ""
+
+    @cached_property
     def mounts(self) -> set[str]:
         """The ids of the mounts that it sees."""
         return {line.split(" ", 1)[0] for line in self._read("mountinfo").splitlines()}
@@ -147,6 +167,17 @@ class Seen:
         """Return what Linux says of a descriptor under that name, as "mnt_id"."""
         found = re.search(rf"^{name}:\s*(\S+)", self._read(f"fdinfo/{number}"), re.M)
         return found[1] if found else None
+
+    def flags_of(self, number: int) -> int:
+        """Return the flags with which a descriptor was opened."""
+        return int(self.told_of(number, "flags") or "0", 8)
+
+    def locks_of(self, number: int) -> list[list[Any]]:
+        """Return its locks on a file: kind ("FLOCK"), access ("WRITE"), first and last byte, 0 for the file's end."""
+        found = LOCK.findall(self._read(f"fdinfo/{number}"))
+        return [
+            [kind, access, int(begin), 0 if end == "EOF" else int(end)] for kind, access, begin, end in found
+        ]
 
     def protocol_of(self, number: int) -> str:
         """Return the protocol of a socket, as "TCPv6"; "" if that is not to be seen."""
@@ -174,3 +205,8 @@ def everything() -> Iterator[Seen]:
     for name in os.listdir("/proc"):
         if name.isdecimal():
             yield Seen(int(name))
+
+
+def is_deleted(path: str) -> bool:
+    """Return whether a file that is open or mapped has lost its name, or that name another has now."""
+    return path.endswith(DELETED) and not path.startswith((*NOT_ON_A_DISK, SYSTEM_V))

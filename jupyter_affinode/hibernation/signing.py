@@ -27,7 +27,7 @@ def signature_of(told: dict[str, Any]) -> str:
 def _key() -> bytes:
     """Return the user's key, which is made at its first use. Raises OSError."""
     folder = environment.key_folder()
-    environment.make_folder(folder)
+    environment.make_folder(folder, "XDG_STATE_HOME")
     path = folder / KEY_NAME
     if not path.exists():
         _make(path)

@@ -32,9 +32,11 @@ LAUNCH = """
 import os, sys
 from jupyter_affinode.provisioning.preload import manage
 environ = dict(os.environ)
-command = [sys.executable, "-m", "ipykernel_launcher", "-f", sys.argv[1]]
+command = [*sys.argv[3:], "-f", sys.argv[1]]
 manage(environ, sys.argv[2], command, server=True, depth="context")
 environ["AFFINODE_KERNEL_ID"] = sys.argv[2]
+with open(sys.argv[1] + ".pid", "w") as file:
+    file.write(str(os.getpid()))
 os.execvpe(command[0], command, environ)
 """
 # A keeper that stops where a file says, until another file is there.
@@ -112,6 +114,8 @@ class LoneKernel:
             self.store, self.environment = beside.store, beside.environment
         self.uses_gpu = uses_gpu
         self.first_cells = cells
+        self.command = [sys.executable, "-m", "ipykernel_launcher"]
+        self.streams: dict[str, Any] = {}  # where its input and output lead to, instead of its log
         self.keeper: subprocess.Popen[Any] | None = None
         self.cells = 0
         self.pid = 0
@@ -146,17 +150,22 @@ class LoneKernel:
         write_connection_file(str(connection), transport="tcp", ip="127.0.0.1", key=b"key", **ports)
         with (self.folder / "kernel.log").open("ab") as log:
             self.machine.start(
-                "setsid", "--fork", sys.executable, "-c", LAUNCH, str(connection), self.id,
-                env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                "setsid", "--fork", sys.executable, "-c", LAUNCH, str(connection), self.id, *self.command,
+                env=self.environment,
+                **{"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, **self.streams},
             )  # fmt: skip
+        self.begin()
+        self.cells = 0
+        self.hand_over()
+
+    def begin(self) -> None:
+        """Run the first cells."""
         cells = (
             self.first_cells
             if self.uses_gpu
             else "import os\nkept, count = {}, 0\nprint(os.getpid(), id(kept), 0)"
         )
         self.pid, self.kept, self.checksum = map(int, self.run(cells).split())
-        self.cells = 0
-        self.hand_over()
 
     def record(self, **changes: Any) -> Record:
         """What its server would tell the keeper."""

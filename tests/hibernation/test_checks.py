@@ -19,8 +19,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from jupyter_affinode import environment
 from jupyter_affinode.hibernation import checks, criu, disk, files, store
 from jupyter_affinode.hibernation.checks import objection_to_rights, objection_to_writing
+from jupyter_affinode.hibernation.claims import Claims
 from jupyter_affinode.hibernation.hibernate import CannotHibernate
 from jupyter_affinode.hibernation.image import ImageRefused
 from jupyter_affinode.hibernation.seen import Seen
@@ -168,9 +170,6 @@ def test_a_deleted_file_must_be_small(tmp_path, code, size, is_refused):
 
 
 def test_a_unix_socket_to_another_program_is_named_and_the_controllers_is_not(tmp_path):
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        assert "by a Unix socket" in objection(pass_fds=[theirs.fileno()])
     for name, is_refused in (("other.sock", True), ("link.sock", False)):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
             listening.bind(str(tmp_path / name))
@@ -184,18 +183,54 @@ def test_a_unix_socket_to_another_program_is_named_and_the_controllers_is_not(tm
         assert not is_refused or name in said
 
 
-def test_a_terminal_that_another_program_has_is_named_and_one_of_its_own_is_not():
+def test_a_terminal_that_another_program_gave_it_is_not_its_own():
     master, slave = os.openpty()
     try:
-        said = objection(stdin=slave)
-        assert os.ttyname(slave) in said and "close it first" in said
+        with process(stdin=slave) as pid:
+            kernel = checks.Processes([pid])
+            assert checks.objection_to(kernel) is None
+            status = os.fstat(slave)
+            assert kernel.outer[pid, 0].external == f"tty[{status.st_rdev:x}:{status.st_dev:x}]"
     finally:
         os.close(master)
         os.close(slave)
     with process(OWN_TERMINAL) as pid:
         child = int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
-        assert objection_to_writing([pid, child]) is None
-        assert "has a terminal open" in (objection_to_writing([child]) or "")
+        kernel = checks.Processes([pid, child])
+        assert checks.objection_to(kernel) is None
+        assert not any(each.external for each in kernel.outer.values())
+
+
+@AS_ROOT
+@pytest.mark.parametrize(
+    ("mode", "said"), [("a", ""), ("r", "the file {} open, which this user may not open")]
+)
+def test_a_file_that_its_user_may_not_open_again_is_a_log_or_is_named(tmp_path, mode, said):
+    """As the log of a Hub that runs as root."""
+    log = tmp_path / "hub.log"
+    log.touch(mode=0o600)
+    code = f"log = open({str(log)!r}, {mode!r})\nos.setresuid(54321, 54321, 54321); made = libc.prctl(4, 1)"
+    with process(code) as pid:
+        os.seteuid(54321)
+        try:
+            kernel = checks.Processes([pid])
+            found = checks.objection_to(kernel, [checks._descriptors]) or ""
+            outer = [each.flags & os.O_ACCMODE for each in kernel.outer.values() if each.number > 2]
+        finally:
+            os.seteuid(0)
+    assert said.format(log) in found if said else found == ""
+    assert outer == ([os.O_WRONLY] if mode == "a" else [])
+
+
+def test_a_nameless_socket_is_its_output_only_if_an_older_program_has_its_other_end():
+    ours, theirs = socket.socketpair()
+    with ours, theirs, process(pass_fds=[theirs.fileno()]) as pid:
+        kernel = checks.Processes([pid])
+        assert checks.objection_to(kernel) is None
+        assert kernel.outer[pid, theirs.fileno()].external == f"unix[{os.fstat(theirs.fileno()).st_ino}]"
+        kernel = checks.Processes([pid])
+        kernel.all[0].__dict__["stat"] = ["S", *["0"] * 30]  # as if it had been there before
+        assert "by a Unix socket" in (checks.objection_to(kernel) or "")
 
 
 def test_a_debugger_is_named():
@@ -318,6 +353,13 @@ def test_a_folder_that_would_not_be_read_is_not_written_to(folder, tmp_path, how
         folder.symlink_to(tmp_path) if how == "link" else folder.write_text("")
     with pytest.raises(ImageRefused, match="chmod 700" if how == "open" else "is not a folder"):
         objection_to_size(image_of(folder, "one"), 0, Bounds(spare_bytes=0))
+
+
+def test_a_folder_that_others_may_write_to_is_called_by_its_setting(folder):
+    image = image_of(folder, "one")
+    folder.chmod(0o777)
+    with pytest.raises(environment.FolderRefused, match="Set hibernate_dir to use another place"):
+        Claims().take(image)
 
 
 def test_an_image_is_deleted_by_age_only_after_that_was_said_for_a_while():

@@ -68,7 +68,7 @@
 	X(NO_LOCK_FILE, "no lock file can be had for the GPU") \
 	X(NO_LOCK, "no lock can be had for the GPU") \
 	X(DIVIDED, "the GPU is divided (MIG)") \
-	X(TOO_SMALL, "the GPU is too small to be sure of the way back") \
+	X(TOO_SMALL, "the GPU is too small to be sure of the way back: it must have 2 GiB") \
 	X(WRAPPERS_USED_UP, "more driver entry points than there are wrappers") \
 	/* NVML, and the program that asks it.  */ \
 	X(NVML_WRAPPERS_USED_UP, "more entry points of NVML than there are wrappers") \

@@ -172,6 +172,8 @@ static bool call_waits(void)
 	return gate_calls_waiting() || atomic_load(&gate.dying);
 }
 
+_Static_assert(CONTEXT_BYTES + SPARE_BYTES == 2 * GIB, "REASON_TOO_SMALL says 2 GiB");
+
 enum affinode_status checkpoint_out(bool ends, char *why, size_t size)
 {
 	struct device *device = NULL;
