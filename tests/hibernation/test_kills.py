@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 from interrupted import begin_and_stop, see_that_all_is_well
 from lone_kernel import LoneKernel
+from stopping_criu import CRIU_THAT_STOPS
 from waiting import wait_until
 
 from jupyter_affinode.hibernation.hibernate import BACK, INTO_IMAGE
@@ -39,37 +40,6 @@ ROWS = [row(victim, step) for step in (*STEPS, *MIDST) for victim in VICTIMS] + 
 def is_a_sentence(text: str) -> bool:
     """Whether it is one that a person can read: no name of a class, no trace."""
     return bool(text) and not re.search(r"Traceback|Error\b|Exception|\bErrno", text)
-
-
-CRIU_THAT_STOPS = """
-import os, signal, subprocess, sys, time
-from pathlib import Path
-folder, action = Path(os.environ["STOPPING"]), sys.argv[1:]
-told = folder / "stop-criu"
-which = next((each for each in ("dump", "restore") if each in action), "")
-criu = subprocess.Popen([*CRIU, *action], close_fds=False)
-if which and told.exists() and told.read_text().split()[0] == which:
-    pid = told.read_text().split()[1]
-    def is_in_midst():
-        if which == "restore":
-            return os.path.exists(f"/proc/{pid}")
-        image = Path(action[action.index("-D") + 1])
-        return any(path.stat().st_size for path in image.glob("pages-*.img"))
-    while not is_in_midst() and criu.poll() is None:
-        pass
-    if criu.poll() is None:
-        os.kill(criu.pid, signal.SIGSTOP)
-    told.unlink()
-    (folder / "criu-pids").write_text(f"{criu.pid} {os.getpid()}")
-    (folder / "stopped").touch()
-    while not (folder / "go").exists():
-        time.sleep(0.002)
-    os.kill(criu.pid, signal.SIGCONT)
-status = criu.wait()
-if status < 0:
-    os.kill(os.getpid(), -status)
-sys.exit(status)
-"""
 
 
 @pytest.fixture

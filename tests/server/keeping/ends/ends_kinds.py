@@ -15,7 +15,7 @@ from live_server import JupyterServer
 from tab import Tab
 from waiting import until
 
-CHECK_S = 60.0
+CHECK_S = 90.0
 
 COUNTING = """
 import itertools, pathlib, time
@@ -56,7 +56,9 @@ class CountingTab(Tab):
     def seen(self, cell: str) -> str:
         """Return what the tab has of a cell, for a message."""
         kinds = [message["header"]["msg_type"] for message in self.outputs.get(cell, [])]
-        return f"has the reply {self.replies.get(cell)} and the output {self.text(cell)[-300:]!r} ({kinds[-5:]})"
+        return (
+            f"has the reply {self.replies.get(cell)} and the output {self.text(cell)[-300:]!r} ({kinds[-5:]})"
+        )
 
     def errors(self, cell: str) -> list[str]:
         """Return the names of the errors that a cell told of."""

@@ -38,7 +38,10 @@ ENDS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a user finds of a kernel. `lost`: matches the sentence that said so before; None: the kernel is kept."""
+    """What a user finds of a kernel. `lost`: matches the sentence that said so before; None: the kernel is kept.
+
+    In that, {kernel} is the kernel, by its id or its notebook.
+    """
 
     lost: str | None = None
     is_interrupted: bool = False  # the cell says that it was interrupted
@@ -48,7 +51,8 @@ OUTCOMES = {
     "kept": Outcome(),
     "interrupted": Outcome(is_interrupted=True),
     "shut": Outcome(lost=r"Shutting down \d+ kernels?"),  # Jupyter Server's own sentence
-    "on GPU": Outcome(lost=r"\bnot kept: it uses the GPU"),
+    "on GPU": Outcome(lost=r"{kernel}.* is not kept: it uses the GPU"),
+    "no image": Outcome(lost=r"{kernel}.* is not (?:hibernated|kept): no GPU memory that can be moved"),
 }
 
 # The words of OUTCOMES, one for each of MODES. "*": of each kind that has no line of its own.
@@ -56,7 +60,8 @@ TABLE = {
     ("server", "SIGTERM"): {
         "*": ("shut", "kept", "kept", "kept"),
         "cell": ("shut", "kept", "kept", "interrupted"),
-        "gpu_cell": ("shut", "on GPU", "kept", "interrupted"),
+        "context": ("shut", "on GPU", "kept", "no image"),
+        "gpu_cell": ("shut", "kept", "kept", "interrupted"),
         "input": ("shut", "kept", "kept", "interrupted"),
         "waking": ("shut", "kept", "kept", "interrupted"),
         "warm": ("kept", "kept", "kept", "kept"),
@@ -68,7 +73,8 @@ TABLE = {
     ("all at once", "SIGTERM"): {
         "*": ("shut", "kept", "kept", "kept"),
         "cell": ("shut", "kept", "kept", "interrupted"),
-        "gpu_cell": ("shut", "on GPU", "kept", "interrupted"),
+        "context": ("shut", "on GPU", "kept", "no image"),
+        "gpu_cell": ("shut", "kept", "kept", "interrupted"),
         "input": ("shut", "kept", "kept", "interrupted"),
         "waking": ("shut", "kept", "kept", "interrupted"),
         "warm": ("kept", "kept", "kept", "kept"),
@@ -93,7 +99,9 @@ def outcome_of_idle(mode: str, kind: str) -> Outcome:
     if kind == "warm":
         return OUTCOMES["kept"]
     has_gpu = kind in ("gpu", "gpu_cell")
-    return outcome("server", "SIGTERM", mode, "gpu" if has_gpu else "context" if kind == "context" else "plain")
+    return outcome(
+        "server", "SIGTERM", mode, "gpu" if has_gpu else "context" if kind == "context" else "plain"
+    )
 
 
 def runs() -> Iterator[tuple[str, str, str]]:
