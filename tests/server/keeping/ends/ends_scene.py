@@ -68,7 +68,7 @@ class Scene:
         """Have a part end, and note what is wrong of each kernel then."""
         await asyncio.to_thread(self.start_server)
         try:
-            await asyncio.gather(*(kind.start() for kind in self.kinds))
+            await self._start_kernels()
             await asyncio.gather(*(kind.begin() for kind in self.kinds))
             await self._end(part, how)
             is_servers_end = part in ("server", "all at once")
@@ -84,6 +84,16 @@ class Scene:
             for kind in self.kinds:
                 if hasattr(kind, "tab"):
                     await kind.tab.close()
+
+    async def _start_kernels(self) -> None:
+        """Start them, a few at a time: another program may get a port before the kernel that it is meant for."""
+        few = asyncio.Semaphore(2)
+
+        async def start(kind: Kind) -> None:
+            async with few:
+                await kind.start()
+
+        await asyncio.gather(*map(start, self.kinds))
 
     def _end_warm_kernels(self) -> None:
         self.kinds = [kind for kind in self.kinds if kind.name != "warm"]
