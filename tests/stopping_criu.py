@@ -1,6 +1,7 @@
 """A CRIU that stops in the midst of its work where the file `stop-criu` in $STOPPING says so.
 
-It says "dump PID" or "restore PID". The file begins with the command that it calls, `CRIU`. It stops until there is a file `go`.
+It says "dump PID" or "restore PID". The file begins with the command that it calls, `CRIU`; CRIU stops until there is a
+file `go`.
 """
 
 from __future__ import annotations
