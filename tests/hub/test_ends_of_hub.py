@@ -14,7 +14,7 @@ from live_server import exists
 from people import simulate_for_everyone
 from user_servers import SERVER, UserServer
 
-SHUT = r"Shutting down \d+ kernels?"  # Jupyter Server's own sentence
+SHUT = r"Cleaning up single-user servers|Shutting down \d+ kernels?"  # the sentences of Hub and server
 COUNTING = """
 import pathlib, time
 for number in range(1 << 30):
