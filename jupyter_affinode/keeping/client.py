@@ -15,7 +15,7 @@ from ..python_command import module_command
 from .at_hub import AtHub
 from .life_table import IS_OUT, State
 from .lines import ANSWER_S, Connection, HungUp, Refused, Unanswered
-from .messages import Undelivered
+from .messages import Held, Undelivered
 from .processes import ProcessName
 from .records import LINE_BYTES_MAX, SOCKET_NAME, VERSION, Owner, Record, from_json, to_json
 
@@ -152,6 +152,16 @@ class Keeper:
     def _tell_delivered(self, connection: Connection, told: dict[str, str]) -> None:
         connection.tell("delivered", **told)
 
+    def tell_held(self, kernel_id: str, held: Held) -> None:
+        """Have the keeper have what a tab sent to a kernel that is held back, for the server after this one."""
+        if self._connection is not None:
+            self._connection.tell("held", kernel=kernel_id, held=held.to_json())
+
+    def tell_passed(self, kernel_id: str) -> None:
+        """Say that what tabs have sent is passed on next, or is void."""
+        if self._connection is not None:
+            self._connection.tell("passed", kernel=kernel_id)
+
     async def offered(self, owner: Owner, store: str = "") -> tuple[list[Kept], list[Ended]]:
         """Return the kernels that such a server may `take`, and which have ended. `store`: a folder of images."""
         answer = await self._ask("offered", None, owner=asdict(owner), store=store)
@@ -160,10 +170,13 @@ class Keeper:
             [Ended(from_json(each["record"]), each["at"]) for each in answer["ended"]],
         )
 
-    async def take(self, kernel_id: str) -> tuple[Kept, Undelivered]:
-        """Have a kernel from now on; return where it is, and what its tabs have not got."""
+    async def take(self, kernel_id: str) -> tuple[Kept, Undelivered, list[Held]]:
+        """Have a kernel from now on; return where it is, what its tabs have not got, and what they sent while it was
+        held back.
+        """
         told = await self._ask("take", kernel=kernel_id)
-        return Kept.of(told["view"]), Undelivered.from_json(told["undelivered"])
+        held = [Held.from_json(each) for each in told["held"]]
+        return Kept.of(told["view"]), Undelivered.from_json(told["undelivered"]), held
 
     async def decline(self, kernel_id: str) -> None:
         """Say that this server does not take a kernel that was offered; nobody waits for it."""

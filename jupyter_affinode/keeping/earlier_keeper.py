@@ -17,7 +17,7 @@ from .at_hub import AtHub
 from .client import Ended, Keeper, KeeperEnded, KeeperRefused, KeeperUnavailable, Kept
 from .life_table import State
 from .lines import ANSWER_S, UNREAD_BYTES_MAX
-from .messages import Undelivered
+from .messages import Held, Undelivered
 from .records import LINE_BYTES_MAX, Owner, Record, from_json, to_json
 
 PROCESS, IMAGE = "process", "image"
@@ -99,12 +99,12 @@ class EarlierKeeper(Keeper):
         self._shown |= {kept.record.kernel_id: kept for kept in found}
         return found, [Ended(from_json(each["record"]), each["at"]) for each in answer["ended"]]
 
-    async def take(self, kernel_id: str) -> tuple[Kept, Undelivered]:
+    async def take(self, kernel_id: str) -> tuple[Kept, Undelivered, list[Held]]:
         """Have a kernel from now on."""
         kept = self._shown[kernel_id]
         if kept.is_out:
-            return kept, Undelivered()
-        return kept, Undelivered.from_json(await self._ask("take", kernel=kernel_id))
+            return kept, Undelivered(), []
+        return kept, Undelivered.from_json(await self._ask("take", kernel=kernel_id)), []
 
     async def decline(self, kernel_id: str) -> None:
         """Give a kernel back that this server could not take."""

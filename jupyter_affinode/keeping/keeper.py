@@ -183,6 +183,8 @@ class Keeper:
             "release": partial(self.release, server),
             "forget": partial(self.forget, server),
             "delivered": partial(self.delivered, server),
+            "held": partial(self.held_message, server),
+            "passed": partial(self.passed, server),
             "look": self.look_at,
             "list": self.list_all,
             "end": self.end,
@@ -216,6 +218,18 @@ class Keeper:
         life = self.lives.find(kernel)
         if life is not None and life.lease is server and life.kernel is not None:
             life.kernel.delivered(reader, channel, header.encode())
+
+    def held_message(self, server: Any, kernel: str, held: Answer) -> None:
+        """Have what a tab sent to a kernel that is held back, for the next server."""
+        life = self.lives.find(kernel)
+        if life is not None and life.lease is server:
+            life.hold(held)
+
+    def passed(self, server: Any, kernel: str) -> None:
+        """Forget what tabs have sent: their server is about to pass it on, or it is void."""
+        life = self.lives.find(kernel)
+        if life is not None and life.lease is server:
+            life.held.clear()
 
     def forget(self, server: Any, kernel: str) -> None:
         """Forget a kernel that its server has ended."""
@@ -270,7 +284,7 @@ class Keeper:
         if life.lease is not None and life.lease is not server:
             raise LookupError("another server has taken it")
         undelivered = await life.take(server)
-        return {"view": life.view(), "undelivered": undelivered.to_json()}
+        return {"view": life.view(), "undelivered": undelivered.to_json(), "held": life.held}
 
     def look_at(self, kernel: str) -> Answer:
         """Return where a kernel is."""
@@ -476,8 +490,10 @@ def main() -> int:
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr)
     folder = environment.user_folder()
     environment.make_folder(folder)
-    for number in (signal.SIGINT, signal.SIGHUP):  # what ends servers, and what a session's end sends
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what ends servers
+    signal.signal(
+        signal.SIGHUP, lambda *_: None
+    )  # at a session's end; what the keeper starts has the default
     descriptor = os.open(folder / LOCK_NAME, environment.LOCK_FLAGS, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -42,6 +42,7 @@ from .terms import write_terms
 SETTLES_S = 1.0  # from a cell's last message until the keeper has read it
 HEARD_S = 2.0  # until a woken kernel must have heard that the keeper listens
 RECONNECTED_S = 0.25  # other clients' sockets try again every tenth of a second
+HELD_BYTES_MAX = 16 << 20
 SERVER_ENDS_S = 0.1  # how often it is looked whether a server has ended that a keeper before knew
 SHOW_EVERY_S = 0.5  # how much of an image is written
 STOPPED = "it was stopped, and stays where it is"
@@ -103,6 +104,8 @@ class Life:
         self._gpu = GpuMemory()
         self._work: asyncio.Task[Any] | None = None
         self._is_stopped = False  # the work under way was cancelled
+        # What its tabs have sent while it is held back: its server has that, too, and may be killed.
+        self.held: list[dict[str, Any]] = []
         self._keeping: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None  # until its GPU memory is back
         self._ports: PortsHeld | None = None
@@ -320,6 +323,11 @@ class Life:
         self._become(Event.END)
 
     # ---- the server that has it
+
+    def hold(self, told: dict[str, Any]) -> None:
+        """Have what a tab sent, for the next server. What does not fit its server alone has."""
+        if sum(len(each["message"]) for each in (*self.held, told)) <= HELD_BYTES_MAX:
+            self.held.append(told)
 
     async def take(self, lease: Lease) -> Undelivered:
         """Have a server have it from now on.

@@ -47,6 +47,31 @@ class Undelivered:
         return cls(messages, told["dropped"], from_json(told["inputs"]))
 
 
+@dataclass(frozen=True)
+class Held:
+    """What a tab sent to a kernel that is held back, as its websocket had it."""
+
+    session: str  # the tab's
+    subprotocol: str | None
+    message: str | bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        is_text = isinstance(self.message, str)
+        told = self.message if isinstance(self.message, str) else base64.b64encode(self.message).decode()
+        return {"session": self.session, "subprotocol": self.subprotocol, "is_text": is_text, "message": told}
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Held:
+        """Return what `to_json` gave. Raises ValueError or LookupError."""
+        message = str(told["message"])
+        return cls(
+            str(told["session"]),
+            told["subprotocol"],
+            message if told["is_text"] else base64.b64decode(message),
+        )
+
+
 class Outbox:
     """The messages for one tab, oldest first. Where there is more output than fits, the oldest goes; answers stay."""
 

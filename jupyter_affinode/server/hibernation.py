@@ -18,10 +18,20 @@ from typing import Any
 
 from ..keeping.client import Keeper, KeeperRefused, KeeperUnavailable, Kept
 from ..keeping.life_table import IS_HELD_BACK, IS_MOVING, IS_OUT, State
-from ..keeping.messages import OUTPUT, QUESTION, Undelivered, header_of, parent_of, question_id, request_of
+from ..keeping.messages import (
+    OUTPUT,
+    QUESTION,
+    Held,
+    Undelivered,
+    header_of,
+    parent_of,
+    question_id,
+    request_of,
+)
 from ..keeping.processes import ProcessName
 from ..provisioning.provisioner import AffinodeProvisioner
 from ..time_of_day import clock_in_words
+from .replay import TabBefore
 
 HIBERNATED = "hibernated"  # as a residency
 SHOWN_AS = {
@@ -87,6 +97,7 @@ class Shown:
         if not self.is_held_back:
             return False
         self.held.clear()
+        self.owner.on_passed(self.kernel_id)
         with contextlib.suppress(KeeperUnavailable, KeeperRefused):
             keeper = await self.owner.keeper()
             await keeper.stop(self.kernel_id)
@@ -126,6 +137,9 @@ class Hibernation:
         self.wakes = True  # not any more where the server ends: what is in an image is safe there
         self.keeper: Callable[[], Awaitable[Keeper]] = _no_keeper  # raises KeeperUnavailable
         self.tell_keeper: Callable[[], Awaitable[None]] = _nothing  # has it know what this server has
+        # What the keeper has for the server after this one, of what tabs sent: one more message; none any more.
+        self.on_held: Callable[[str, Held], None] = lambda kernel_id, held: None
+        self.on_passed: Callable[[str], None] = lambda kernel_id: None
         # Called when a kernel's processes run again, with what an earlier server did not deliver.
         self.on_awake: Callable[[str, Undelivered], Awaitable[None]] = _nothing
 
@@ -175,8 +189,11 @@ class Hibernation:
                 shown, "is gone, and is started anew", shown.kept.refusal or "its process ended"
             )
             shown.held.clear()
-        elif not shown.is_held_back:
+        elif not shown.is_held_back and shown.held:
             held, shown.held = shown.held, []
+            self.on_passed(
+                kernel_id
+            )  # before, since a server that is killed in between would have it done twice
             for connection, message in held:
                 _pass_on(connection, message)
 
@@ -406,8 +423,22 @@ class Hibernation:
         if shown is None or not shown.is_held_back:
             return False
         shown.held.append((connection, message))
+        self.on_held(connection.kernel_id, Held(connection.session.session, connection.subprotocol, message))
         self.need(connection.kernel_id)
         return True
+
+    def hold_again(self, kernel_id: str, held: list[tuple[Any, Any]]) -> None:
+        """Have what tabs had sent to an earlier server, by what stands for these tabs; the kernel is woken for it."""
+        shown = self._shown.get(kernel_id)
+        if shown is None or not held:
+            return
+        if shown.is_held_back:
+            shown.held[:0] = held
+            self.need(kernel_id)
+            return
+        self.on_passed(kernel_id)
+        for tab, message in held:
+            tab.pass_on(message)
 
     def takes(self, connection: Any, stream: Any, frames: Sequence[bytes]) -> bool:
         """Take what no tab is to see, and return whether this is it.
@@ -467,6 +498,8 @@ class Hibernation:
     def _say_to_tabs(self, shown: Shown, what: str, why: str) -> None:
         """Say in the output of cells that wait what their kernel is, and why."""
         for connection, message in shown.held:
+            if isinstance(connection, TabBefore):
+                continue  # it is not attached yet
             header = _request_header(connection, message)
             if header.get("msg_type") == "execute_request" and not getattr(connection, "was_told", False):
                 connection.was_told = True
@@ -485,6 +518,8 @@ def _as_seen(kept: Kept) -> tuple[object, ...]:
 
 def _pass_on(connection: Any, message: Any) -> None:
     """Send a tab's message to its kernel, also if the tab was closed after it."""
+    if isinstance(connection, TabBefore):
+        return connection.pass_on(message)
     channels = connection.channels
     is_closed = not channels or any(stream.closed() for stream in channels.values())
     if is_closed:

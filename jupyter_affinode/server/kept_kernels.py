@@ -24,7 +24,7 @@ from ..environment import GRANT_FILE, GRANT_URL
 from ..keeping.at_hub import AtHub
 from ..keeping.client import Ended, Keeper, KeeperRefused, KeeperUnavailable, Kept, connected, is_there
 from ..keeping.life_table import HAS_PROCESS
-from ..keeping.messages import Undelivered
+from ..keeping.messages import Held, Undelivered
 from ..keeping.processes import lives, name_of
 from ..keeping.records import Owner, Record
 from ..keeping.surroundings import warnings_for, why_nothing_hibernates
@@ -35,7 +35,7 @@ from .adoption import Adoption
 from .controller_watch import NodeWatch, cancelled
 from .hibernation import Hibernation, Refused
 from .readers import Readers
-from .replay import Replay
+from .replay import Replay, TabBefore
 
 LOOK_EVERY_S = 2.0
 HAND_OVER_S = 8.0  # for all kernels: a Hub kills its servers 10 s after it asked them to end
@@ -152,6 +152,8 @@ class KeptKernels:
             self.hibernation.on_awake = self._replay.begin_expected
             self.hibernation.keeper = self._reached
             self.hibernation.tell_keeper = self._tell_keeper
+            self.hibernation.on_held = self._held
+            self.hibernation.on_passed = self._passed
         loop = self._app.io_loop.asyncio_loop
         if loop.is_running():
             self._adopting = loop.create_task(self._begin())
@@ -194,7 +196,7 @@ class KeptKernels:
             manager = await self._adoption.put_in(offered)
             if offered.life in HAS_PROCESS:
                 await self._replay.begin(kernel_id, manager, offered.record.readers)
-            kept, undelivered = await keeper.take(kernel_id)
+            kept, undelivered, held = await keeper.take(kernel_id)
         except Exception as error:  # an error about one kernel must not keep the server from starting
             is_usual = isinstance(error, (KeeperUnavailable, KeeperRefused, ProcessLookupError, NoSuchKernel))
             self._log.error("Kernel %s could not be adopted: %s", kernel_id, error, exc_info=not is_usual)
@@ -211,6 +213,9 @@ class KeptKernels:
         self._told[kernel_id] = kept.record
         self._unseen[kernel_id] = kept
         self.hibernation.show(kept)
+        self.hibernation.hold_again(
+            kernel_id, [(TabBefore(self._replay, kernel_id, each), each.message) for each in held]
+        )
         how = "is hibernated" if kept.is_out else "ran on without one"
         self._log.info("Kernel %s is this server's again: it %s.", kernel_id, how)
 
@@ -393,6 +398,14 @@ class KeptKernels:
     def _delivered(self, kernel_id: str, reader: str, channel: str, header: bytes) -> None:
         if self._keeper is not None and kernel_id in self._told:
             self._keeper.tell_delivered(kernel_id, reader, channel, header)
+
+    def _held(self, kernel_id: str, held: Held) -> None:
+        if self._keeper is not None:
+            self._keeper.tell_held(kernel_id, held)
+
+    def _passed(self, kernel_id: str) -> None:
+        if self._keeper is not None:
+            self._keeper.tell_passed(kernel_id)
 
     def _look(self) -> None:
         """Tell the keeper soon what has changed."""

@@ -15,8 +15,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ..keeping.messages import OUTPUT, Message, Outbox, Undelivered, header_of, parent_of, request_of
+from jupyter_server.services.kernels.connection.base import (
+    deserialize_binary_message,
+    deserialize_msg_from_ws_v1,
+)
 
+from ..keeping.messages import OUTPUT, Held, Message, Outbox, Undelivered, header_of, parent_of, request_of
+
+V1 = "v1.kernel.websocket.jupyter.org"  # a websocket's subprotocol
 SUBSCRIBED_S = 1.0
 AWAITED_S = 120.0  # for the other tabs, once one has attached
 CHANNELS = (OUTPUT, "shell", "control", "stdin")
@@ -62,6 +68,37 @@ class _Kernel:
     expiry: asyncio.TimerHandle | None = None
 
 
+class TabBefore:
+    """Stands for a tab of an earlier server, for what it sent then; its answers are for the tab when it attaches."""
+
+    def __init__(self, replay: Replay, kernel_id: str, held: Held):
+        """`held`: a message of its."""
+        self.kernel_id, self._subprotocol = kernel_id, held.subprotocol
+        self._replay, self._session = replay, held.session
+
+    def pass_on(self, message: str | bytes) -> None:
+        """Send a message to the kernel, by the tab's name."""
+        manager = self._replay.manager_of(self.kernel_id)
+        if self._subprotocol == V1:
+            channel, parts = deserialize_msg_from_ws_v1(message)
+            send = partial(manager.session.send_raw, msg_list=parts)
+        else:
+            told = deserialize_binary_message(message) if isinstance(message, bytes) else json.loads(message)
+            channel = told.pop("channel", None) or "shell"
+            send = partial(manager.session.send, msg_or_type=told)
+        if channel not in CHANNELS[1:]:
+            return
+        stream = self._replay.channel_of(self.kernel_id, self._session, channel)
+        if stream is not None:
+            send(stream)
+            return
+        # The tab has attached by now, or is closed for good. A second client of its name would take its answers.
+        stream = getattr(manager, f"connect_{channel}")()
+        send(stream)
+        stream.flush()
+        stream.close(linger=1000)
+
+
 class Replay:
     """Stands before a kernel manager's buffers while tabs of adopted kernels are awaited."""
 
@@ -84,6 +121,16 @@ class Replay:
         if kernel.tabs:
             self._kernels[kernel_id] = kernel
             await self._subscribed(kernel)
+
+    def manager_of(self, kernel_id: str) -> Any:
+        """Return a kernel's own manager."""
+        return self._all.get_kernel(kernel_id)
+
+    def channel_of(self, kernel_id: str, session: str, channel: str) -> Any | None:
+        """Return a channel of a tab that is awaited; None if it is not."""
+        kernel = self._kernels.get(kernel_id)
+        tab = None if kernel is None else kernel.tabs.get(session)
+        return None if tab is None else tab.channels.get(channel)
 
     def expect(self, kernel_id: str, sessions: Iterable[str]) -> None:
         """Await the tabs of a kernel on disk, once it runs: `begin_expected`."""
