@@ -590,10 +590,7 @@ class KeptKernels:
             return "none"
         try:
             told = await asyncio.wait_for(self._watch.client.kernel(kernel_id), ASK_S)
-            there = sum(gpu["resident_bytes"] + gpu["unmovable_bytes"] for gpu in told["gpus"])
-            if told["residency"] == "resident" and there <= SMALL_BYTES:
-                return "parked"  # its context alone, and small blocks, stay where it is parked, too
-            return str(told["residency"])
+            return "parked" if _has_nothing_to_park(told) else str(told["residency"])
         except ControllerRefused:
             return "none"  # the controller knows no such kernel
         except (ControllerUnavailable, asyncio.TimeoutError):
@@ -603,6 +600,14 @@ class KeptKernels:
         self._adoption.take_out(kernel_id)
         self.hibernation.forget(kernel_id)
         self._told.pop(kernel_id, None)
+
+
+def _has_nothing_to_park(told: dict[str, Any]) -> bool:
+    """Return whether a kernel has its context alone, and small blocks, on the GPU: these stay where it is parked, too."""
+    small = sum(gpu["unmovable_bytes"] for gpu in told["gpus"]) <= SMALL_BYTES
+    return (
+        told["residency"] == "resident" and small and not any(gpu["resident_bytes"] for gpu in told["gpus"])
+    )
 
 
 def at_hub() -> AtHub | None:

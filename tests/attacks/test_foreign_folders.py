@@ -177,7 +177,7 @@ def test_nothing_is_removed_below_a_folder_for_shared_memory_that_another_user_c
 ) -> None:
     project = make(shared / "project", ATTACKER)
     share = make(project / "share", 0, 0o1777)
-    left = make(make(share / f"affinode-{HONEST}", HONEST, 0o700) / "left", HONEST, 0o700)
+    left = make(make(share / f"affinode-{HONEST}-0123456789abcdef", HONEST, 0o700) / "left", HONEST, 0o700)
     (left / "pack").touch()
     remove_left(str(share))
     assert (left / "pack").exists()
@@ -196,6 +196,7 @@ LOOKS_ITSELF = {
     "hibernation/image.py": "files in a folder that is held",
     "hibernation/pages.py": "files in a folder that is held",
     "hibernation/signing.py": "a file in a folder that make_folder has verified, by its descriptor",
+    "keeping/terms.py": "a signed file, by its descriptor",
     "hibernation/files.py": "files that a kernel has open, wherever they are",
     "node/app.py": "root's folder, in which a user makes nothing",
     "node/leadership/handover.py": "users' locks, which are only looked at",

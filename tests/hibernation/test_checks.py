@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import logging
 import os
 import platform
 import shutil
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from textwrap import indent
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -27,7 +27,7 @@ from jupyter_affinode.hibernation.hibernate import CannotHibernate
 from jupyter_affinode.hibernation.image import ImageRefused
 from jupyter_affinode.hibernation.seen import Seen
 from jupyter_affinode.hibernation.store import Bounds, deletion_at, image_of, objection_to_size
-from jupyter_affinode.keeping.hibernated import HibernatedKernels
+from jupyter_affinode.keeping.life import Life
 
 ON_X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of system calls")
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="another user's process takes root")
@@ -448,7 +448,7 @@ def test_a_library_is_known_by_its_build_id_whenever_it_was_installed(tmp_path):
 )
 async def test_how_its_server_was_started_is_looked_at_first(changes, words, tmp_path):
     told = {"hibernate_dir": str(tmp_path), "connection": {"transport": "tcp"}, **changes}
-    kernel = SimpleNamespace(record=SimpleNamespace(**told))
+    life: Any = SimpleNamespace(record=SimpleNamespace(**told), kernel=None)
     with pytest.raises(CannotHibernate) as refused:
-        await HibernatedKernels(logging.getLogger("keeper")).hibernate(kernel)
+        Life._refuse_to_leave(life)
     assert words in str(refused.value)

@@ -206,7 +206,7 @@ async def test_a_keeper_that_was_started_under_a_server_does_not_take_its_kernel
     kernels, keeping_machine
 ):
     """They would end in time, or by a quota, while they are used."""
-    records = [kernels.start(most_kernels=1) for _ in range(3)]
+    records = [kernels.start(most_kernels=1, server=name_of(os.getpid())) for _ in range(3)]
     async with a_server(*records):
         await kill_keeper(keeping_machine)
         async with a_server(*records) as again:
