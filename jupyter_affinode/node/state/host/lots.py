@@ -417,21 +417,24 @@ class LotStock:
         """Return whether the process may have another lot.
 
         On a controller of all users, a process has no more than the GPU memory that NVML has shown for it, whatever
-        links and pages it makes, and a user no more than an equal part of the stock: where NVML shows no process's
-        memory, that is the bound. What comes back was touched in vain: so both have a few times as much in a minute.
+        links and pages it makes, and a user no more than an equal part of the stock. What comes back was touched in
+        vain: so both have a few times as much in a minute.
         """
-        if not self._is_shared:
+        if not self._is_shared or borrower.most_bytes is None:
             return True
         while self._lent_lately and time.monotonic() - self._lent_lately[0][0] > LENT_LATELY_S:
             self._lent_lately.popleft()
         holdings = [*self._holdings.values(), *self._left]
+        most = max(each.most_bytes for each in holdings if _is_same(each.borrower, borrower))
         part = self._part_bytes
-        bounds: list[tuple[int, int, Callable[[Borrower, Borrower], bool]]] = [
-            (part, max(LENT_LATELY_PARTS * part, LENT_LATELY_BYTES), _is_users)
+        bounds = [
+            (most, LENT_LATELY_PARTS * most, _is_same),
+            (
+                part,
+                max(LENT_LATELY_PARTS * part, LENT_LATELY_BYTES),
+                lambda one, other: one.user == other.user,
+            ),
         ]
-        if borrower.most_bytes is not None:
-            most = max(each.most_bytes for each in holdings if _is_same(each.borrower, borrower))
-            bounds.append((most, LENT_LATELY_PARTS * most, _is_same))
         for bound, lately_bound, is_theirs in bounds:
             held = sum(each.bytes for each in holdings if is_theirs(each.borrower, borrower))
             lately = sum(size for _, to, size in self._lent_lately if is_theirs(to, borrower))
@@ -583,11 +586,6 @@ class LotStock:
             kept_free = cgroup_reserve(limit.limit_bytes, self._reserve_bytes)
             left = min(left, limit.headroom_bytes - with_margin(kept_free))
         return left
-
-
-def _is_users(one: Borrower, other: Borrower) -> bool:
-    """Return whether two links are of one user."""
-    return one.user == other.user
 
 
 def _is_same(one: Borrower, other: Borrower) -> bool:

@@ -256,29 +256,6 @@ async def test_links_of_one_process_share_a_bound_and_users_the_stock(stock):
 
 
 @with_stock(is_shared=True)
-async def test_without_nvml_too_a_user_has_a_part_of_the_stock_and_a_few_times_as_much_in_a_minute(stock):
-    settings = replace(LOTS, lot_bytes=512 * MIB)
-
-    def link(key, pid, user):
-        return replace(borrower(key), pid=pid, user=user, most_bytes=None)
-
-    async def lent(each):
-        await filled(stock, settings, mapped=dict.fromkeys(range(99), 0), users=2)
-        given = stock.give(each, GIB)
-        return [number for number, _ in given], sum(lot.bytes for _, lot in given) // MIB
-
-    assert (await lent(link(1, 10, "a")))[1] == 256
-    assert (await lent(link(2, 11, "a")))[1] == 0, "the user has half of the stock"
-    total = 0
-    for _ in range(8):
-        numbers, size = await lent(link(5, 12, "b"))
-        total += size
-        for number in numbers:
-            stock.take_back(5, number)
-    assert total == 1024, "what it gave back may not have come back: in a minute it is lent a bound"
-
-
-@with_stock(is_shared=True)
 async def test_a_process_that_connects_again_keeps_its_lots_and_they_count(stock):
     await filled(stock)
     ((_, lot),) = stock.give(borrower(1), MIB)
