@@ -603,7 +603,7 @@ class KeptKernels:
 
 
 def _has_nothing_to_park(told: dict[str, Any]) -> bool:
-    """Return whether a kernel has its context alone, and small blocks, on the GPU: these stay where it is parked, too."""
+    """Return whether a kernel has on the GPU what stays there when it is parked: its context, and small blocks."""
     small = sum(gpu["unmovable_bytes"] for gpu in told["gpus"]) <= SMALL_BYTES
     return (
         told["residency"] == "resident" and small and not any(gpu["resident_bytes"] for gpu in told["gpus"])

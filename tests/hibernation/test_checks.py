@@ -358,7 +358,7 @@ def test_a_folder_that_would_not_be_read_is_not_written_to(folder, tmp_path, how
 def test_a_folder_that_others_may_write_to_is_called_by_its_setting(folder):
     image = image_of(folder, "one")
     folder.chmod(0o777)
-    with pytest.raises(environment.FolderRefused, match="Set hibernate_dir to use another place"):
+    with pytest.raises(environment.FolderRefused, match="others may enter"):
         Claims().take(image)
 
 
