@@ -23,6 +23,7 @@ class TerminalsHeld:
     def __init__(self, needed: Known):
         """Take those that are free."""
         self._held: list[int] = []
+        self.names: set[str] = set()  # of those that are held
         wanted = {path for path, was in needed.items() if was[:1] == [TERMINAL] and not os.path.exists(path)}
         passed: list[int] = []
         with contextlib.suppress(OSError):  # there are no more
@@ -30,12 +31,15 @@ class TerminalsHeld:
                 master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
                 name = f"/dev/pts/{_number_of(master)}"
                 (self._held if name in wanted else passed).append(master)
-                wanted.discard(name)
+                if name in wanted:
+                    self.names.add(name)
+                    wanted.remove(name)
         for master in passed:
             os.close(master)
 
     def free(self) -> None:
         """Let go of them, for the kernel."""
+        self.names.clear()
         while self._held:
             os.close(self._held.pop())
 

@@ -287,7 +287,8 @@ class Keeper:
         return {"view": life.view(), "undelivered": undelivered.to_json(), "held": life.held}
 
     def look_at(self, kernel: str) -> Answer:
-        """Return where a kernel is."""
+        """Return where a kernel is, also where its process has ended at this moment."""
+        self.lives.get(kernel).notice_end()
         return self.lives.get(kernel).view()
 
     async def list_all(self, store: str = "", all: bool = False) -> list[Answer]:

@@ -123,7 +123,19 @@ class KeptKernel:
 
     def runs(self, cells: Sequence[str]) -> None:
         """Take cells as running whose begin was not heard here, unless their end was."""
-        self.open_cells |= {*cells} - {*self._closed_cells}
+        if news := {*cells} - {*self._closed_cells} - self.open_cells:
+            self.open_cells |= news
+            self._tasks[object()] = self._loop.create_task(self._until_answered(news))
+
+    async def _until_answered(self, cells: set[str]) -> None:
+        """Take cells as ended once the kernel's shell answers: it may have said so before it was heard here."""
+        shell = self._connected("shell", zmq.DEALER)
+        try:
+            await shell.send_multipart(self._request("kernel_info_request", {}, question_id()))
+            await shell.recv_multipart()
+            self.open_cells -= cells
+        finally:
+            shell.close(linger=0)
 
     def delivered(self, session: str, channel: str, header: bytes) -> None:
         """Forget what a tab has got. One that no record named yet is news here, until the next record."""

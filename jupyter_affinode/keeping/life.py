@@ -31,7 +31,7 @@ from ..units import bytes_in_words
 from .at_controller import GpuMemory, tell_bytes, tell_forget
 from .at_hub import AtHub
 from .earlier_folder import folder_of, stand_in_for
-from .hibernated import Hibernated, PortsHeld
+from .hibernated import Hibernated, Reserved
 from .kept_kernel import CLOSED, KeptKernel
 from .life_table import HAS_PROCESS, IS_MOVING, IS_OUT, Event, State, Way, outcome
 from .messages import Undelivered
@@ -108,7 +108,7 @@ class Life:
         self.held: list[dict[str, Any]] = []
         self._keeping: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None  # until its GPU memory is back
-        self._ports: PortsHeld | None = None
+        self._reserved: Reserved | None = None
 
     # ---- what it is
 
@@ -165,7 +165,7 @@ class Life:
                 "quiet_s": time.time() - self.hibernated.since,
                 "bytes": self.hibernated.bytes,
                 "deleted_at": self.hibernated.announced_end(self.record.image_keep_s),
-                "objection": self.hibernated.objection,
+                "objection": self.hibernated.objection(self._reserved),
             }
         if self.state is State.ELSEWHERE:
             view["objection"] = self.refusal
@@ -644,8 +644,7 @@ class Life:
         self._means.claims.note_nowhere(self.image)
         self.hibernated = Hibernated.of(self.image, manifest)
         self.written_bytes = self.hibernated.bytes
-        self._free_ports()
-        self._ports = PortsHeld(self.record.connection)
+        self._reserve()
 
     async def _show_progress(self) -> None:
         while True:
@@ -662,13 +661,12 @@ class Life:
         image, began = self.image, asyncio.get_running_loop().time()
         try:
             self._prepare(image)
-            ports = self._ports or PortsHeld({})
-            with ports.lent():
+            with self._reserved.lent() if self._reserved is not None else contextlib.nullcontext():
                 process = await images.wake(image)
         except BaseException as error:
             self._stays_out(image, error)
             raise
-        self._free_ports()
+        self._free_reserved()
         self.record = replace(self.record, process=process)
         try:
             self._follow()
@@ -696,13 +694,14 @@ class Life:
         self._means.records.remove(self.id)
         if not image.folder.exists():
             self._means.log.error("kernel %s: %s", self.id, IMAGE_GONE)
-            self._free_ports()
+            self._free_reserved()
             self._means.claims.release(image)
             self.refusal = self.ended_why = IMAGE_GONE
             self._become(Event.FAILED, State.GONE)
             raise CannotWake(IMAGE_GONE) from None
         if image.is_whole:
             self._means.claims.note_nowhere(image)
+        self._reserve()
         if isinstance(error, (CannotWake, asyncio.CancelledError)):
             self._refused(str(error) or STOPPED, "could not be woken")
         self._become(Event.FAILED, State.IN_IMAGE)
@@ -766,6 +765,11 @@ class Life:
 
     # ---- its process ends
 
+    def notice_end(self) -> None:
+        """Take the end of its process, if that has ended and this was not heard of yet."""
+        if self.kernel is not None and not self.kernel.is_alive:
+            self._process_ended(self.kernel)
+
     def _process_ended(self, kernel: KeptKernel) -> None:
         if kernel is not self.kernel or outcome(self.state, Event.DIED) is Way.SAME:
             return  # the work under way finds out
@@ -805,17 +809,23 @@ class Life:
 
     # ---- the end of its image
 
-    def _free_ports(self) -> None:
-        if self._ports is not None:
-            self._ports.free()
-            self._ports = None
+    def _reserve(self) -> None:
+        """Have no other program get what the kernel gets back by its number."""
+        self._free_reserved()
+        if self.hibernated is not None:
+            self._reserved = Reserved(self.record.connection, self.hibernated.manifest.needed)
+
+    def _free_reserved(self) -> None:
+        if self._reserved is not None:
+            self._reserved.free()
+            self._reserved = None
 
     def _give_up_image(self) -> None:
         """Delete its image; what a process has open of it stays for that."""
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        self._free_ports()
+        self._free_reserved()
         is_out, image = self.is_out, self.image
         image.give_up()
         self._means.claims.release(image)

@@ -386,7 +386,7 @@ def _lasting_output() -> dict[str, Any]:
             mode = os.fstat(number).st_mode
         except OSError:
             continue
-        if stat.S_ISFIFO(mode) or os.isatty(number):
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(number):
             lasting[name] = subprocess.DEVNULL
     return lasting
 

@@ -28,7 +28,7 @@ from ..keeping.messages import (
     question_id,
     request_of,
 )
-from ..keeping.processes import ProcessName
+from ..keeping.processes import ProcessName, lives
 from ..provisioning.provisioner import AffinodeProvisioner
 from ..time_of_day import clock_in_words
 from .replay import TabBefore
@@ -90,7 +90,9 @@ class Shown:
             return False
         except KeeperUnavailable:
             pass
-        return self.state in IS_OUT or self.state in (State.LEAVING, State.FOUND)
+        if self.state in IS_OUT or self.state in (State.LEAVING, State.FOUND):
+            return True
+        return self.state is not State.GONE and lives(self.kept.record.process)  # it was woken at this moment
 
     async def end(self) -> bool:
         """Delete its image, if it lives on disk, since it is shut down or started anew: what was sent to it is void."""

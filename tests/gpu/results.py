@@ -43,6 +43,7 @@ TITLES = {
     "kept_kernels": "A kernel outlives its server",
     "hibernation": "A kernel hibernates to disk and is woken",
     "hibernation_cycles": "Programs that hibernate again and again",
+    "nothing_to_move": "Kernels hibernate that have nothing to move",
     "weights_in_memory": "Parked kernels have the same weights once in host memory",
     "hibernation_carried": "A kernel that hibernates on one machine and is woken on another",
     "warm_kernels": "A new notebook takes a kernel that is ready",

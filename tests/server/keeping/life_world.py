@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from jupyter_affinode.hibernation.hibernate import CannotHibernate, CannotWake, Recovered
@@ -81,7 +82,7 @@ class Image:
 class Known:
     """What is known of an image."""
 
-    since, bytes, has_cuda, objection = 0.0, 7, True, None
+    since, bytes, has_cuda = 0.0, 7, True
     undelivered = Undelivered()
 
     def __init__(self, image: Image):
@@ -90,6 +91,13 @@ class Known:
     @classmethod
     def of(cls, image: Image, manifest: object) -> Known:
         return cls(image)
+
+    @property
+    def manifest(self) -> Any:
+        return SimpleNamespace(needed={})
+
+    def objection(self, reserved: object) -> None:
+        return None
 
     def announced_end(self, keep_s: float) -> None:
         return None

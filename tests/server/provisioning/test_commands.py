@@ -235,9 +235,9 @@ def test_what_another_mount_covers_is_not_there(words):
     "words",
     [
         f"bwrap --tmpfs / --ro-bind {PACKAGE} {PACKAGE}",
-        "bwrap --dev-bind / / --tmpfs /tmp --proc /proc --dev /dev --unshare-pid --setenv A --tmpfs",
+        "bwrap --dev-bind / / --tmpfs /srv --proc /proc --dev /dev --unshare-pid --setenv A --tmpfs",
         f"bwrap --dev-bind / / --tmpfs {PACKAGE.parent} --ro-bind {PACKAGE} {PACKAGE}",
-        f"docker run --tmpfs {PACKAGE.parent} -v {PACKAGE}:{PACKAGE}:ro --tmpfs /tmp -e LD_PRELOAD image",
+        f"docker run --tmpfs {PACKAGE.parent} -v {PACKAGE}:{PACKAGE}:ro --tmpfs /srv -e LD_PRELOAD image",
         f"podman run -v {PACKAGE}/:{PACKAGE} -v data:/data -e LD_PRELOAD image",
         f"apptainer exec --scratch /scratch --bind {PACKAGE}:{PACKAGE}:ro -H /srv:/home/me image.sif",
     ],
