@@ -27,6 +27,7 @@ def sharing_scene(gpu_machine, share_dir):
         yield made
 
 
+@pytest.mark.long
 def test_a_user_shares_host_memory_although_another_took_the_name_of_the_folder(
     sharing_scene, share_dir, wait_until
 ):

@@ -66,6 +66,7 @@ def small(gpu_machine_with_criu: Machine) -> Iterator[LoneKernel]:
         yield kernel
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", LEFT)
 def test_a_program_that_a_cell_left_is_named_before_the_kernel_leaves(small, how):
     with left_by(small, LEFT[how]) as pid:

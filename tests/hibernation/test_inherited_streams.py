@@ -61,6 +61,7 @@ def sockets() -> Iterator[dict[str, Any]]:
 KINDS = {"a pipe": pipe, "a terminal": terminal, "sockets": sockets}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("holds_output", [pytest.param(True, marks=pytest.mark.long), False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_another_program_gave_a_kernel_leads_nowhere_after_a_wake(

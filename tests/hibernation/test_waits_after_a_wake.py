@@ -59,6 +59,7 @@ print(sorted(cut_short))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="registers of x86-64")
 def test_a_wake_cuts_no_wait_short(gpu_machine_with_criu: Machine) -> None:
     with LoneKernel(gpu_machine_with_criu, uses_gpu=False) as kernel:

@@ -38,9 +38,6 @@ async def renewed(server: JupyterServer, killed: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.xfail(
-    raises=NotInTime, reason="its sockets stay without the identities that the new keeper took"
-)
 async def test_a_server_that_was_stopped_while_its_keeper_was_renewed_answers_its_tabs(server):
     """As one that is stalled by other work. The new keeper has taken its kernels as kept meanwhile."""
     kernel = server.start_kernel(path="work.ipynb")
@@ -59,7 +56,6 @@ async def test_a_server_that_was_stopped_while_its_keeper_was_renewed_answers_it
 
 
 @pytest.mark.long
-@pytest.mark.xfail(raises=NotInTime, reason="it takes the identities of their sockets while it ends")
 async def test_a_keeper_that_is_asked_to_end_takes_no_answer_from_the_tabs_of_servers_that_live(server):
     kernel = server.start_kernel(path="work.ipynb")
     kernel.close()
@@ -75,9 +71,6 @@ async def test_a_keeper_that_is_asked_to_end_takes_no_answer_from_the_tabs_of_se
 
 
 @pytest.mark.long
-@pytest.mark.xfail(
-    raises=AssertionError, reason="the new keeper heard nothing of the cell, and says that it is idle"
-)
 async def test_a_cell_that_runs_while_the_keeper_is_renewed_is_known_to_the_next_server(server):
     """Else Jupyter Server asks the kernel something when a tab attaches, and drops what the cell prints meanwhile."""
     kernel = server.start_kernel(path="work.ipynb")

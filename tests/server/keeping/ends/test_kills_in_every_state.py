@@ -38,6 +38,7 @@ def rows() -> Iterator[object]:
             yield pytest.param(victim, state, id=name, marks=marks)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("victim", "state"), list(rows()))
 def test_a_kill_in_any_state_loses_nothing_and_the_tabs_cell_is_answered_once(
