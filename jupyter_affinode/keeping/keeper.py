@@ -259,8 +259,7 @@ class Keeper:
         """
         life = self.lives.get(kernel)
         if life.lease is not None and life.lease is server:
-            if life.kernel is not None:
-                life.kernel.put_before(Undelivered.from_json(undelivered))
+            life.put_before(Undelivered.from_json(undelivered))
             await life.lost(life.lease)
         return self.oversight.hold_to_quota()
 

@@ -340,6 +340,14 @@ class Life:
         self._means.changed(self)
         return self.kernel.take() if self.kernel is not None else Undelivered()
 
+    def put_before(self, undelivered: Undelivered) -> None:
+        """Take what its server got and did not deliver, also where it lives on disk."""
+        if self.kernel is not None:
+            self.kernel.put_before(undelivered)
+        elif self.hibernated is not None:
+            more = self.hibernated.undelivered.with_more(undelivered)
+            self.hibernated = replace(self.hibernated, undelivered=more)
+
     async def lost(self, lease: Lease) -> None:
         """Have no server any more: its own has ended, or given it back."""
         if self.lease is not lease:

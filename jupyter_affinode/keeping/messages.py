@@ -46,6 +46,16 @@ class Undelivered:
         messages = {session: from_json(messages) for session, messages in told["messages"].items()}
         return cls(messages, told["dropped"], from_json(told["inputs"]))
 
+    def with_more(self, other: Undelivered) -> Undelivered:
+        """Return this with what another client of the kernel got, each message once."""
+        messages = {}
+        for session in self.messages.keys() | other.messages.keys():
+            outbox = Outbox()
+            for each in (self, other):
+                outbox.put_before(each.messages.get(session, []))
+            messages[session] = outbox.all()
+        return Undelivered(messages, {**other.dropped, **self.dropped}, [*other.inputs, *self.inputs])
+
 
 @dataclass(frozen=True)
 class Held:

@@ -340,7 +340,7 @@ class Hibernation:
         except KeeperUnavailable as error:
             with contextlib.suppress(KeeperUnavailable):
                 await self.keeper()  # the next one finds out where it is
-            await self.settled(kernel_id)
+            await self._until_still(kernel_id)
             shown = self._shown.get(kernel_id)
             if shown is None or shown.state not in wanted:
                 raise Refused(str(error)) from None
@@ -349,7 +349,14 @@ class Hibernation:
             shown.refusal = None
 
     async def settled(self, kernel_id: str) -> None:
-        """Wait until a kernel is on its way no more."""
+        """Wait until a kernel is on its way no more, also one that the keeper was asked to wake."""
+        await self._until_still(kernel_id)
+        shown = self._shown.get(kernel_id)
+        while shown is not None and shown.waking is not None and not shown.waking.done():
+            await asyncio.wait([shown.waking])
+            await self._until_still(kernel_id)
+
+    async def _until_still(self, kernel_id: str) -> None:
         while (shown := self._shown.get(kernel_id)) is not None and shown.state in IS_MOVING:
             await self._news.wait()
 

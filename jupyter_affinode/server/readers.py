@@ -77,6 +77,10 @@ class Readers:
         """
         end = asyncio.get_running_loop().time() + CLOSED_S
         connections = [connection for kernel_id in self._open for connection in self.connections(kernel_id)]
+        # Jupyter reads what a tab has sent only once the tab's connection to the kernel is made.
+        while any(each.is_connecting for each in connections) and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.01)
+        end = asyncio.get_running_loop().time() + CLOSED_S
         for connection in connections:
             connection.is_closing = True
             for stream in connection.channels.values():
@@ -111,6 +115,7 @@ def _followed(base: Any, readers: Readers) -> type:
     """Return the server's class of connections with what `readers` is to know, and what a hibernated kernel needs."""
 
     class Followed(base):  # type: ignore[misc]
+        is_connecting = False
         is_closing = False  # this server has begun to end the connection
         has_ended = False
 
@@ -131,7 +136,14 @@ def _followed(base: Any, readers: Readers) -> type:
 
         def connect(self) -> Any:
             readers.opened(self)
-            return super().connect()
+            connecting = super().connect()
+            if hasattr(connecting, "add_done_callback"):
+                self.is_connecting = True
+                connecting.add_done_callback(self.is_made)
+            return connecting
+
+        def is_made(self, connecting: Any) -> None:
+            self.is_connecting = False
 
         def disconnect(self) -> None:
             if self.has_ended:

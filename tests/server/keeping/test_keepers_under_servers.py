@@ -9,7 +9,7 @@ import pytest
 from keepers import keepers, the_keeper
 from live_server import ENDLESS, JupyterServer
 from tab import Tab
-from waiting import NotInTime, until
+from waiting import until
 
 from jupyter_affinode import environment
 
@@ -63,8 +63,9 @@ async def test_a_keeper_that_is_asked_to_end_takes_no_answer_from_the_tabs_of_se
     await answers(server, tab)
     keeper = the_keeper(server.machine)
     os.kill(keeper, signal.SIGTERM)
-    await renewed(server, keeper)
+    assert server.machine.affinode("kept", "--json").returncode == 0
     await answers(server, tab)
+    assert keepers(server.machine) == [keeper], "it stays as long as it has a server"
     log = (server.machine.folder / "own" / "keeper.log").read_text()
     assert "is kept: its server is gone" not in log and "Traceback" not in log, log
     await tab.close()
