@@ -557,6 +557,8 @@ class KeptKernels:
         buffer = self._manager._kernel_buffers.get(kernel_id)
         if buffer:
             undelivered.messages[buffer["session_key"].partition(":")[2]] = buffer["buffer"]
+        for session, messages in self._readers.late(kernel_id).items():
+            undelivered.messages[session] = [*messages, *undelivered.messages.get(session, [])]
         return undelivered
 
     async def _staying(self, records: dict[str, Record]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from tornado import web
 from tornado.iostream import StreamClosedError
 
-from ..keeping.messages import header_of
+from ..keeping.messages import Message, header_of
 from .hibernation import Hibernation, Refused
 
 SETTING = "kernel_websocket_connection_class"
@@ -32,6 +32,9 @@ class Readers:
         self.hibernation: Hibernation | None = None  # where kernels of this server hibernate
         # By kernel, the client sessions of tabs and their connections, the newest last; None: it is closed.
         self._open: dict[str, dict[str, Any]] = {}
+        self._late: dict[
+            tuple[str, str], list[Message]
+        ] = {}  # what came for a tab while its connection was ended
 
     def watch(self, settings: dict[str, Any]) -> None:
         """Have all connections from now on be followed. Called with the settings of the server's application."""
@@ -89,13 +92,22 @@ class Readers:
         while not all(each.has_ended for each in connections) and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.01)
 
+    def came_late(self, connection: Any, stream: Any, frames: Sequence[bytes]) -> None:
+        """Put a message aside for the next server: the tab would not read it."""
+        name = connection.kernel_id, connection.session.session
+        self._late.setdefault(name, []).append((_channel_of(stream), frames))
+
+    def late(self, kernel_id: str) -> dict[str, list[Message]]:
+        """Return, once, what came for a kernel's tabs while their connections were ended."""
+        return {session: self._late.pop((of, session)) for of, session in list(self._late) if of == kernel_id}
+
     def passed_on(self, connection: Any, stream: Any, frames: Sequence[bytes]) -> None:
         """Tell of a message to a tab, once it is out of this process's hands."""
         session = connection.session.session
         header = header_of(frames)
         if not header:
             return
-        channel = stream if isinstance(stream, str) else getattr(stream, "channel", "")
+        channel = _channel_of(stream)
         tell = partial(self._delivered, connection.kernel_id, session, channel, header)
         to_tab = getattr(getattr(connection.websocket_handler, "ws_connection", None), "stream", None)
         if to_tab is None:
@@ -109,6 +121,10 @@ class Readers:
             tell()
         else:
             written.add_done_callback(lambda done: done.cancelled() or done.exception() or tell())
+
+
+def _channel_of(stream: Any) -> str:
+    return stream if isinstance(stream, str) else getattr(stream, "channel", "")
 
 
 def _followed(base: Any, readers: Readers) -> type:
@@ -154,6 +170,9 @@ def _followed(base: Any, readers: Readers) -> type:
 
         def handle_outgoing_message(self, stream: Any, outgoing_msg: Any) -> None:
             if readers.hibernation is not None and readers.hibernation.takes(self, stream, outgoing_msg):
+                return
+            if self.is_closing:
+                readers.came_late(self, stream, outgoing_msg)
                 return
             super().handle_outgoing_message(stream, outgoing_msg)
             readers.passed_on(self, stream, outgoing_msg)
