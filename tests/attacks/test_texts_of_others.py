@@ -62,6 +62,7 @@ class Followed:
         self._connection.close()
 
 
+@pytest.mark.long
 def test_no_answer_and_no_event_has_another_users_words(talking_scene, wait_until):
     scene, log = talking_scene, talking_scene.machine.controller_log
     with contextlib.closing(Followed(scene.honest)) as events:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from live_machine import Machine
 from lone_kernel import LoneKernel, Refused
-from waiting import wait_until
+from waiting import until, wait_until
 
 from jupyter_affinode.hibernation import tree
 from jupyter_affinode.hibernation.checks import objection_to_writing
@@ -134,6 +134,7 @@ async def test_a_number_that_anothers_session_has_is_told_at_the_wake():
             assert f"end it (`kill {left.pid}`)" in said
         finally:
             os.kill(left.pid, signal.SIGKILL)
+        await until(lambda: not [each for each in everything() if each.session == number])  # it is reaped
         assert await tree.free([number]) is None
 
 

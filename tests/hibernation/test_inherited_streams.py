@@ -84,6 +84,7 @@ def test_what_another_program_gave_a_kernel_leads_nowhere_after_a_wake(
         kernel.run(WRITE)
 
 
+@pytest.mark.long
 def test_a_log_that_is_deleted_keeps_no_kernel_asleep(gpu_machine_with_criu: Machine) -> None:
     """As a batch job's output. Deleted before it is /dev/null, deleted while the kernel is away it is made anew."""
     kernel = LoneKernel(gpu_machine_with_criu, uses_gpu=False)

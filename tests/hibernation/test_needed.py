@@ -82,6 +82,7 @@ def other_kind(path: Path) -> Iterator[None]:
         path.unlink()
 
 
+@pytest.mark.long
 def test_what_another_program_took_is_told_before_a_wake_begins(gpu_machine_with_criu: Machine) -> None:
     with LoneKernel(gpu_machine_with_criu, uses_gpu=False) as kernel:
         name, port = kernel.run(HAS).split()

@@ -74,7 +74,7 @@ def look():
 @pytest.mark.parametrize(
     "has",
     [
-        pytest.param(SMALL_BLOCKS, id="small blocks"),
+        pytest.param(SMALL_BLOCKS, id="small blocks", marks=pytest.mark.long),
         pytest.param(PRIMARY_ALONE, id="a primary context alone", marks=pytest.mark.long),
         pytest.param(INIT_ALONE, id="no context", marks=pytest.mark.long),
         pytest.param(OWN_CONTEXT, id="a context of its own", marks=pytest.mark.long),

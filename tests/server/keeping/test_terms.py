@@ -49,6 +49,7 @@ def sessions(server: JupyterServer) -> dict[str, str]:
     return {each["path"]: each["kernel"]["id"] for each in server.request("GET", "/api/sessions")[1]}
 
 
+@pytest.mark.long
 def test_how_long_an_image_stays_and_its_notebooks_new_name_are_those_of_now(unstarted):
     """An image that was made for a month stays for ever where its server says so later, and the reverse."""
     server = unstarted.start(KEEP)

@@ -99,6 +99,7 @@ def test_a_kernel_lives_through_signals_to_all_processes_and_its_children_do_not
     assert kernel.run("print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))") == "set()\n"
 
 
+@pytest.mark.long
 def test_a_pool_that_is_ended_at_once_ends(start):
     """The signal comes while the child is not set up yet, and Python forgets it."""
     kernel = start()
