@@ -22,7 +22,6 @@ VICTIMS = ("keeper", "server", "controller", "kernel", "criu")
 WITHOUT_PROCESS = {"in its image", "wake: check", "wake: note", "wake: restore"}
 # Where the kernel's own process is killed, and no image counts.
 WITHOUT_IMAGE = {"running", *LEAVING} - {"hibernate: end"}
-IN_CI = {("server", "provisional")}
 
 
 def rows() -> Iterator[object]:
@@ -34,8 +33,7 @@ def rows() -> Iterator[object]:
             if victim == "kernel" and state in WITHOUT_PROCESS:
                 continue
             name = f"{victim}-{state.replace(': ', '-').replace(' ', '-')}"
-            marks = [] if (victim, state) in IN_CI else [pytest.mark.long]
-            yield pytest.param(victim, state, id=name, marks=marks)
+            yield pytest.param(victim, state, id=name)
 
 
 @pytest.mark.long
